@@ -103,7 +103,7 @@ def expected_error(
         kind=kind,
         not_covered=tuple(sorted(missing - counted)),
         not_counted=tuple(NOT_COUNTED[family] for family in sorted(counted)),
-        least_growth=CONVOLUTIONS_GREW_BY if CONVOLUTIONS in counted else 0.0,
+        least_growth=CONVOLUTIONS_GREW_BY if trains and CONVOLUTIONS in counted else 0.0,
         like_card=is_like_recorded(card),
         uncounted_bytes=sum(sizes) if sizes else None,
         estimates_all=len(sizes) == len(estimates),

@@ -165,7 +165,7 @@ class AllocationRecorder:
         self._allocate_results(treatment, args, kwargs, out)
         self._rule = treatment.rule
         if treatment.rule != NO_RULE and RULES[treatment.rule].standing is Standing.MISSING and is_on_device(out):
-            self._add_missing(treatment.rule, args, out)
+            self._add_missing(treatment.rule, self._call(args, kwargs, out))
         if treatment.gives_new or treatment.writes:
             self.totals.add(treatment, args, kwargs, out, shapes)
             if treatment.name in COPIES:
@@ -191,8 +191,7 @@ class AllocationRecorder:
                     self.resized(tensor.untyped_storage(), treatment.name)
 
     def _allocate_by_rule(self, treatment: Treatment, args: Any, kwargs: Any, out: Any) -> None:
-        call = OperatorCall(args, kwargs, out, self.card, self.release)
-        sizes = () if treatment.temporaries is None else treatment.temporaries(call)
+        sizes = () if treatment.temporaries is None else treatment.temporaries(self._call(args, kwargs, out))
         lt = self.workspaces.sizes.lt if treatment.name == "addmm" and uses_lt(args, kwargs) else 0
         keeps_lt = self.release >= LT_KEPT_SINCE
         self._allocate_temporaries(sizes if keeps_lt else (*sizes, lt), treatment)
@@ -204,8 +203,11 @@ class AllocationRecorder:
         with self.by_rule(treatment.rule):
             self._allocate_by_rule(treatment, args, kwargs, out)
 
-    def _add_missing(self, rule: int, args: Any, out: Any) -> None:
-        figures = RULES[rule].missing_bytes(args, out)
+    def _call(self, args: Any, kwargs: Any, out: Any) -> OperatorCall:
+        return OperatorCall(args, kwargs, out, self.card, self.release)
+
+    def _add_missing(self, rule: int, call: OperatorCall) -> None:
+        figures = RULES[rule].missing_bytes(call)
         if None not in figures:
             previous = self.missing.get(rule, (0, 0))
             figures = max(previous[0] or 0, figures[0] or 0), max(previous[1] or 0, figures[1] or 0)

@@ -24,7 +24,7 @@ from memviz.predictor.decompositions import WRITES_INTO_ZEROS, add_in_place, see
 from memviz.predictor.host import MOVES, may_say_of_unknown
 from memviz.predictor.known_values import may_return_indices
 from memviz.predictor.shapes import SHAPE_RULES, ResultCache, ShapeKey, tensors_of
-from memviz.predictor.workspaces import Temporaries
+from memviz.predictor.workspaces import OperatorCall, Temporaries
 
 # Rules for the memory of operators, by family: what they take, and the evidence for it.
 #
@@ -52,8 +52,8 @@ class Counted(StrEnum):
 
 Operators = Mapping[str, Temporaries | None]
 """Names without overloads; None for operators without temporaries."""
-MissingBytes = Callable[[Any, Any], tuple[int | None, int | None]]
-"""From arguments and result, the bytes of one call besides its result: a likely figure, and an upper one."""
+MissingBytes = Callable[[OperatorCall], tuple[int | None, int | None]]
+"""The bytes of one call besides its result that are not counted: a likely figure, and an upper one."""
 
 
 def _operators(*names: str, temporaries: Temporaries | None = None) -> Operators:
@@ -77,7 +77,7 @@ class PredictorRule:
     """Memory that a prediction with these operators lacks, which makes it a lower bound."""
     note: str = ""
     """Sentence about it for the notes of a run."""
-    missing_bytes: MissingBytes = lambda args, out: (None, None)
+    missing_bytes: MissingBytes = lambda call: (None, None)
 
     def standing_on(self, card: KnownCard) -> Standing:
         first, last = self.proved_on
@@ -88,26 +88,31 @@ class PredictorRule:
 _INDEX = 8
 
 
-def _sorted_copies(args: Any, out: Any) -> tuple[int | None, int | None]:
-    if not isinstance(args[0], Tensor):
+def _sorted_copies(call: OperatorCall) -> tuple[int | None, int | None]:
+    tensor = call.args[0]
+    if not isinstance(tensor, Tensor):
         return None, None
-    copies = args[0].numel() * (args[0].element_size() + _INDEX)
+    copies = tensor.numel() * (tensor.element_size() + _INDEX)
     return copies, 2 * copies
 
 
-def _convolution_workspace(args: Any, out: Any) -> tuple[int, int]:
-    """Return the likely bytes, copies in channels last as tensor cores read them, and the most, with an unfolded image.
+def _more_of_convolutions(call: OperatorCall) -> tuple[int, int]:
+    """Return the likely bytes and the most, besides what is counted.
 
-    Unfolded, an image has a window of its channels for each pixel of the other. With a stride that is the coarser
-    one; if its gradient is not computed, or windows do not overlap, only the finer one has windows.
+    Where nothing is counted, copies in channels last are likely. At most, an image is unfolded: it has a window of its
+    channels for each pixel of the other. With a stride that is the coarser one; if its gradient is not computed, or
+    windows do not overlap, only the finer one has windows. A forward whose copies are counted took less on an H100.
     """
+    args, out = call.args, call.out
     tensors = [tensor for tensor in args[:3] if isinstance(tensor, Tensor) and tensor.dim() > 2]
     large = [tensor for tensor in (*tensors, *tensors_of(out)) if tensor.dim() > 2]
     if len(tensors) < 2:
         return 0, 0
-    backward = len(tensors) == 3
+    backward, counted = len(tensors) == 3, taken.convolves_on_tensor_cores(call)
+    if counted and not backward:
+        return 0, 2 * call.card.multiprocessors * _BYTES_OF_A_MULTIPROCESSOR
     weight = tensors[-1]
-    likely = 0 if _lies_channels_last(tensors[0]) else sum(tensor.nbytes for tensor in large)
+    likely = 0 if counted or _lies_channels_last(tensors[0]) else sum(tensor.nbytes for tensor in large)
     images = tensors[:2] if backward else [tensors[0], *tensors_of(out)]
     if len(images) < 2:
         return likely, likely
@@ -118,6 +123,10 @@ def _convolution_workspace(args: Any, out: Any) -> tuple[int, int]:
     window = weight[0, 0].numel()
     unfolded = places * channels * window * weight.element_size() if window > 1 else 0
     return likely, likely + unfolded
+
+
+_BYTES_OF_A_MULTIPROCESSOR = 64 << 10
+"""What a kernel that splits its sums keeps for each; up to two of these were seen beside the copies."""
 
 
 def _pixels(image: Tensor) -> int:
@@ -340,6 +349,12 @@ _READ = (
         {"_to_copy": taken.copy_to_new, "copy_": taken.copy_to_existing, "_foreach_copy_": taken.copy_lists},
     ),
     PredictorRule(
+        "images enlarged by repeating pixels",
+        Standing.READ,
+        "UpSampleNearest2d.cu",
+        {"upsample_nearest2d": taken.enlarging_copies},
+    ),
+    PredictorRule(
         "CTC losses",
         Standing.READ,
         "LossCTC.cu",
@@ -378,18 +393,18 @@ _ESTIMATED = (
 )
 _MISSING = (
     PredictorRule(
-        "cuDNN's convolutions",
+        "cuDNN's convolutions beyond their copies",
         Standing.MISSING,
         "cuDNN chooses a workspace as it runs",
         {
-            **_operators("convolution", "convolution_backward", temporaries=taken.convolution_copies),
+            **_operators("convolution", "convolution_backward", temporaries=taken.convolution_buffers),
             **_operators("cudnn_convolution", "cudnn_convolution_transpose"),
         },
         family=CONVOLUTIONS,
-        not_counted="cuDNN workspaces",
-        note="cuDNN takes a workspace for each convolution, chosen as it runs; it is not predicted, so peaks of "
-        "convolutional models are lower bounds.",
-        missing_bytes=_convolution_workspace,
+        not_counted="some of cuDNN's workspaces",
+        note="cuDNN takes a workspace for each convolution, chosen as it runs. Counted are its copies for tensor cores, as "
+        "measured on an H100; what it takes besides, most in training, is not.",
+        missing_bytes=_more_of_convolutions,
     ),
     PredictorRule(
         "cuDNN's batch norm",

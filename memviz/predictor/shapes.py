@@ -243,12 +243,18 @@ def convolution_shape(func: Any, args: Any, kwargs: Any) -> Any:
 
 def convolution_layout(tensor: Tensor, weight: Tensor) -> torch.memory_format:
     """Return the layout of a convolution; 1-D and float64 convolutions have no channels-last kernels."""
-    from torch._prims_common import suggest_memory_format
-
     if tensor.dim() not in (4, 5) or torch.float64 in (tensor.dtype, weight.dtype):
         return torch.contiguous_format
+    layout = image_layout(tensor)
+    return image_layout(weight) if layout is torch.contiguous_format else layout
+
+
+def image_layout(tensor: Tensor) -> torch.memory_format:
+    """Return the layout that a tensor counts as; where both would be true, strides of dimensions of size 1 decide."""
+    from torch._prims_common import suggest_memory_format
+
     layout: torch.memory_format = suggest_memory_format(tensor)
-    return suggest_memory_format(weight) if layout is torch.contiguous_format else layout
+    return layout
 
 
 ShapeRule = Callable[[Any, Any, Any], Any]
@@ -280,19 +286,44 @@ def _one_to_one(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _broadcast(func: Any, args: Any, kwargs: Any) -> Any:
-    """Two tensors, one of which has the result's shape."""
+    """Two tensors, one of which has the result's shape, or a tensor and a number."""
     one, other = args[0], args[1]
-    if len(args) > 2 or not isinstance(other, Tensor):
+    if len(args) > 2:
         return NotImplemented
-    if other.dim() == 0 and not other.is_complex() and _is_plain(one) and one.dim():
-        return _new(one.shape, one.dtype)
-    if one.dim() == 0 and not one.is_complex() and _is_plain(other) and other.dim():
-        return _new(other.shape, other.dtype)
+    if not isinstance(other, Tensor):
+        return _with_number(func, args, kwargs)
+    if not one.dim() or not other.dim():
+        # Of what has no dimension only the number matters.
+        tensor, number = (other, one) if not one.dim() else (one, other)
+        return NotImplemented if number.is_complex() else _with_number(func, (tensor,), {})
     if not (_is_plain(one) and _is_plain(other)) or one.dtype != other.dtype or not one.dim() or not other.dim():
         return NotImplemented
     if one.shape == other.shape or _stretches(other.shape, one.shape):
         return _new(one.shape, one.dtype)
     return _new(other.shape, other.dtype) if _stretches(one.shape, other.shape) else NotImplemented
+
+
+def _with_number(func: Any, args: Any, kwargs: Any) -> Any:
+    """A tensor and a number."""
+    tensor = args[0]
+    if any(isinstance(arg, Tensor | complex) for arg in args[1:]) or not tensor.is_floating_point():
+        return NotImplemented
+    return _as_it_is(tensor) if type(tensor) in PLAIN_TENSORS and tensor.is_meta and tensor.dim() else NotImplemented
+
+
+def _as_it_is(tensor: Tensor) -> Any:
+    """Return the result of a tensor and a number.
+
+    It takes over where dimensions of size 1 stand among the strides, on which it depends whether it counts as channels
+    last. torch's own rule for shapes does not.
+    """
+    shape, strides = tensor.shape, tensor.stride()
+    if 1 not in shape or 0 in strides:
+        return _new(shape, tensor.dtype) if tensor.is_contiguous() else NotImplemented
+    result, step = [0] * len(shape), 1
+    for at in sorted(range(len(shape)), key=lambda at: (strides[at], shape[at], -at)):
+        result[at], step = step, step * shape[at]
+    return torch.empty_strided(shape, result, dtype=tensor.dtype, device=_META)
 
 
 def _stretches(small: Sequence[int], large: Sequence[int]) -> bool:
@@ -404,7 +435,7 @@ _ONE_TO_ONE = (
     *(aten.gelu.default, aten.gelu_backward.default, aten.relu.default, aten.threshold_backward.default),
     *(aten.neg.default, aten.rsqrt.default, aten.sqrt.default, aten.exp.default, aten.tanh.default),
     *(aten.sigmoid.default, aten.sin.default, aten.cos.default),
-    *(aten.pow.Tensor_Scalar, aten.mul.Scalar, aten.div.Scalar, aten.add.Scalar),
+    aten.pow.Tensor_Scalar,
 )
 _FOREACH_IN_PLACE = (
     *(aten._foreach_add_.List, aten._foreach_add_.Scalar, aten._foreach_mul_.Scalar, aten._foreach_lerp_.Scalar),
@@ -413,6 +444,7 @@ _FOREACH_IN_PLACE = (
 _FUSED = [getattr(aten, name) for name in ("_fused_sgd_", "_fused_adagrad_") if hasattr(aten, name)]
 SHAPE_RULES: dict[Any, ShapeRule] = {
     **dict.fromkeys(_ONE_TO_ONE, _one_to_one),
+    **dict.fromkeys((aten.mul.Scalar, aten.div.Scalar, aten.add.Scalar), _with_number),
     **{getattr(aten, name).Tensor: _broadcast for name in ("add", "sub", "mul", "div")},
     aten.sum.dim_IntList: _reduced,
     aten.mean.dim: _reduced,

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from memviz.predictor.cards import KnownCard
-from memviz.predictor.shapes import convolution_layout
+from memviz.predictor.shapes import convolution_layout, image_layout
 
 _broadcast_shapes: Any = torch.broadcast_shapes
 _HALVES = (torch.float16, torch.bfloat16)
@@ -299,11 +299,70 @@ def _suits_cublas(matrix: Tensor) -> bool:
 # Kernels that walk memory from end to end, or channel by channel.
 
 
+def convolution_buffers(call: OperatorCall) -> Sizes:
+    """Copies to the layout of the convolution, then each kernel's workspace (measured on an H100)."""
+    yield from convolution_copies(call)
+    if convolves_on_tensor_cores(call):
+        yield from ((size,) for size in _convolution_workspaces(call) if size)
+
+
 def convolution_copies(call: OperatorCall) -> Sizes:
     """Tensors are copied to the layout of a convolution, in a backward the gradient too (read)."""
-    tensors = [arg for arg in call.args[:3] if isinstance(arg, Tensor) and arg.dim() > 2]
+    tensors = _images_and_weight(call)
     layout = convolution_layout(*tensors[-2:])
     return [tensor.nbytes for tensor in tensors if not tensor.is_contiguous(memory_format=layout)]
+
+
+def _images_and_weight(call: OperatorCall) -> list[Tensor]:
+    """Input and weight of a convolution; before them, in a backward, the gradient of the result."""
+    return [arg for arg in call.args[:3] if isinstance(arg, Tensor) and arg.dim() > 2]
+
+
+_CONVOLUTIONS_MEASURED_SINCE = (8, 0)
+_CHANNELS_AT_ONCE = {torch.float32: 4, torch.float16: 8, torch.bfloat16: 8}
+"""Channels are padded to a multiple of this where cuDNN copies a tensor for tensor cores."""
+
+
+def convolves_on_tensor_cores(call: OperatorCall) -> bool:
+    """True where cuDNN copies contiguous tensors to channels last, as tensor cores want them."""
+    tensors = _images_and_weight(call)
+    if len(tensors) < 2 or call.card.is_amd or call.card.capability < _CONVOLUTIONS_MEASURED_SINCE:
+        return False
+    dtype, is_backward = tensors[-1].dtype, len(tensors) == 3
+    groups = call.args[9 if is_backward else 8]
+    takes = dtype in _HALVES or dtype == torch.float32 and torch.backends.cudnn.allow_tf32
+    return takes and groups == 1 and convolution_layout(*tensors[-2:]) is torch.contiguous_format
+
+
+def _convolution_workspaces(call: OperatorCall) -> Iterator[int]:
+    """Yield the bytes of each kernel: a forward has one, a backward one for each gradient.
+
+    They hold both images and the weight. With windows of one pixel, a convolution without stride takes nothing, and
+    one with stride the images alone.
+    """
+    *_, image, weight = tensors = _images_and_weight(call)
+    is_backward = len(tensors) == 3
+    strides, other = call.args[4 if is_backward else 3], tensors[0] if is_backward else call.out
+    copied = [image, other]
+    if weight[0, 0].numel() > 1:
+        copied.append(weight)
+    elif max(strides) == 1:
+        return
+    size = sum(map(_bytes_for_tensor_cores, copied))
+    yield from (size for wanted in (call.args[10][:2] if is_backward else [True]) if wanted)
+
+
+def _bytes_for_tensor_cores(tensor: Tensor) -> int:
+    unit = _CHANNELS_AT_ONCE[tensor.dtype]
+    first, channels = tensor.shape[:2]
+    return first * _round_up(channels, unit) * tensor[0, 0].numel() * tensor.element_size()
+
+
+def enlarging_copies(call: OperatorCall) -> Sizes:
+    """Images whose pixels are repeated are copied in one piece, unless they count as channels last (read)."""
+    image = call.args[0]
+    if image_layout(image) is torch.contiguous_format:
+        yield from (each.nbytes for each in (image, call.out) if not each.is_contiguous())
 
 
 def contiguous_copies(call: OperatorCall) -> Sizes:

@@ -72,6 +72,22 @@ def test_one_to_one(tensor: torch.Tensor) -> None:
     same(aten.pow.Tensor_Scalar, tensor, 2)
 
 
+@given(st.permutations(range(4)), st.lists(st.integers(1, 3), min_size=4, max_size=4), st.data())
+def test_a_number_leaves_dimensions_of_one_element_where_they_stand(
+    order: list[int], shape: list[int], data: st.DataObject
+) -> None:
+    """It depends on them whether a tensor counts as channels last."""
+    strides, step = [0] * 4, 1
+    for at in order:
+        strides[at], step = step, step * shape[at]
+    odd = [data.draw(st.integers(1, 30)) if size == 1 else stride for size, stride in zip(shape, strides, strict=True)]
+    real, ours = torch.empty_strided(shape, odd), torch.empty_strided(shape, odd, device="meta")
+    for func, number in ((aten.mul.Tensor, 2.0), (aten.div.Tensor, torch.tensor(2.0)), (aten.add.Scalar, 1)):
+        result = SHAPE_RULES[func](func, (ours, number), {})
+        result = func(ours, number) if result is NotImplemented else result
+        assert result.stride() == func(real, number).stride()
+
+
 @given(tensors(), st.data())
 def test_reductions(tensor: torch.Tensor, data: st.DataObject) -> None:
     if tensor.dim():
