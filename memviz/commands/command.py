@@ -129,6 +129,7 @@ def request_of(args: argparse.Namespace, **more: Any) -> Request:
         optimizations=tuple(map(parse_name_and_knobs, args.optimizations)),
         card=card_text(args.card, args.memory) or DEFAULT_CARD,
         optimizer=args.optimizer,
+        platform=args.platform,
         parallel={**({"gpus": str(args.gpus)} if args.gpus > 1 else {}), **axes},
         **more,
     )

@@ -16,6 +16,7 @@ from memviz.commands.command import (
     add_memory,
     add_optimizer,
     add_parallel,
+    add_platform,
     positive,
     print_json,
     print_table,
@@ -44,6 +45,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("workload", help="a name from `run --list`, a config.json, or FILE.py:function")
     parser.add_argument("--card", help="the card it is to fit on, by a part of its name (default: RTX 4090)")
     add_memory(parser)
+    add_platform(parser)
     add_knobs(parser, "an optimization that is on in every configuration; --keep is relative to it")
     parser.add_argument(
         "--keep", choices=_KEEPS, default="outputs",

@@ -98,7 +98,6 @@ def _request(args: argparse.Namespace) -> Request:
         keep_output=args.keep_output,
         numerics=not args.no_numerics,
         torch=args.torch,
-        platform=args.platform,
     )
 
 

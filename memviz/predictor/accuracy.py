@@ -177,12 +177,21 @@ def _unproven_text(one: Unproven) -> str:
     return f"{one.rule} ({one.standing}: {bytes_text(one.bytes)}, {at_peak})"
 
 
-def fit_on(trace: Trace, card: KnownCard, peak_reserved_bytes: int, error: ExpectedError | None = None) -> Fit:
+def fit_on(
+    trace: Trace,
+    card: KnownCard,
+    peak_reserved_bytes: int,
+    error: ExpectedError | None = None,
+    *,
+    platform: Platform = "linux",
+) -> Fit:
     """Replay the run's requests on the card with the memory that a process gets there.
 
     `peak_reserved_bytes` is what the run reserves without a limit.
     """
-    return fit_of_replay(Replayer(trace, trace.devices[0]), None, card, peak_reserved_bytes, error)
+    replayer = Replayer(trace, trace.devices[0])
+    replayer.platform = platform
+    return fit_of_replay(replayer, None, card, peak_reserved_bytes, error)
 
 
 def fit_of_replay(

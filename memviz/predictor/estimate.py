@@ -92,7 +92,9 @@ class Estimate:
             raise UsageError('No card was named. Ask of one, as in fits("A100 80GB"), or predict with card=.')
         chosen = self.card if card is None else card_named(card) if isinstance(card, str) else card
         if chosen.name not in self._fit:
-            self._fit[chosen.name] = fit_on(self.trace, chosen, self.peak_reserved, self.expected_error)
+            self._fit[chosen.name] = fit_on(
+                self.trace, chosen, self.peak_reserved, self.expected_error, platform=self.platform
+            )
         return self._fit[chosen.name]
 
     def fit_word(self, card: str | KnownCard | None = None) -> FitWord:

@@ -76,6 +76,11 @@ def test_the_cheapest_way_that_fits_and_its_command_says_the_same(
     assert run["run"]["fit"]["peak_reserved_bytes"] == chosen["peak_reserved_bytes"]
 
 
+def test_a_search_predicts_for_the_platform_that_was_named(fit: Asked) -> None:
+    command = shlex.split(fit(*EASY, "--tries", "1", "--platform", "windows")["chosen"]["command"])
+    assert command[command.index("--platform") + 1] == "windows"
+
+
 def test_the_largest_batch_runs_and_the_next_does_not(fit: Asked, capsys: pytest.CaptureFixture[str]) -> None:
     answer = fit(*EASY, "--largest", "batch")
     assert answer["chosen"]["optimizations"] == []
