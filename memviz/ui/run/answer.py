@@ -30,7 +30,16 @@ from memviz.runner.run import load_run
 from memviz.trace.load import load_trace
 from memviz.trace.model import Trace
 from memviz.ui.payloads.timelines import LinkedTrace, linked_values
-from memviz.ui.run.form import BASELINE, FormFields, RunRequests, field_of_refusal, form_fields_of, requests_of
+from memviz.ui.run.form import (
+    BASELINE,
+    FormFields,
+    RunLink,
+    RunRequests,
+    field_of_refusal,
+    form_fields_of,
+    requests_of,
+    search_order,
+)
 from memviz.ui.run.form_html import PriceList
 from memviz.ui.run.predictions import Predictions, changes, request_key
 from memviz.ui.run.published_examples import PublishedTables
@@ -77,9 +86,6 @@ _LOOKS_AHEAD_SECONDS = 4.0
 _LOOK_SECONDS = 0.5
 
 
-MOST_PINNED = 8
-
-
 def refused(requests: RunRequests, variant: Variant | None) -> RunRequests:
     """Add the reason for which a run was refused as a fault of its field."""
     if variant is None or variant.what != "refused":
@@ -111,8 +117,8 @@ class RunState:
     """Version of the form."""
     finding: str = ""
     """The kind of a finding that led here, until the form says what helps against it."""
-    is_linked: bool = False
-    """The fields are those of a link, which is to be answered."""
+    link: RunLink | None = None
+    """Where the fields are from, if it is a link, which is to be answered."""
     stands_in: bool = False
     """The model of the form stands in for that of a recording, until the form is changed."""
 
@@ -262,10 +268,26 @@ class RunAnswers:
         self.predictions.keep(variant)
         return "" if kept is None else _store_run(kept, variant)
 
-    def is_answer(self, order: OrderStatus, fields: Mapping[str, Any]) -> bool:
-        """Return whether an order has the runs that the form describes."""
-        has = {request_key(variant.request) for variant in order.variants}
-        return all(request_key(request) in has for request in self.parse(fields)[1].requests)
+    def pinned_of(self, link: RunLink) -> tuple[tuple[Request, str], ...]:
+        """Return the variants that a link pins, without those that this page cannot run."""
+        pins = []
+        for label, fields in link.pins:
+            form, requests = self.parse(fields)
+            if requests.count and not requests.faults and form.workload == fields.get("workload"):
+                pins.append((replace(requests.requests[-1], label=""), label))
+        return tuple(pins)
+
+    def resumed(self, state: RunState, visitor: str) -> RunState:
+        """Return the state with what this visitor's browser had on the page; of a link only what answers it."""
+        order, search = self.scheduler.newest_of(visitor), self.searches.newest_of(visitor)
+        if link := state.link:
+            state = replace(state, pinned=self.pinned_of(link))
+            _, requests = self.parse(state.fields)
+            wanted = self.with_pinned(requests, state.pinned).requests
+            has = [] if order is None or link.is_search else [variant.request for variant in order.variants]
+            order = order if has and set(map(request_key, has)) == set(map(request_key, wanted)) else None
+            search = search if search and link.is_search and search.order == _order_of(state, requests) else None
+        return replace(state, drawn=1, order=order.id if order else "", search=search.id if search else "")
 
     def begin_turn(self, visitor: str, turn: int = 0) -> Callable[[], bool]:
         """Leave what this visitor has under way; return a function that is true until a later turn begins.
@@ -462,6 +484,12 @@ class RunAnswers:
         stored = self.kept(visitor).get(id)
         trace, _ = load_run(stored.path)
         return open_once(self.store, session.without_refused(), _with_name(trace, stored.name))
+
+
+def _order_of(state: RunState, requests: RunRequests) -> SearchOrder | None:
+    with suppress(UsageError):
+        return search_order(state.fields, requests)
+    return None
 
 
 def _request_of(search: SearchStatus, point: Mapping[str, Any]) -> Request:

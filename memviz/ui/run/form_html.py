@@ -171,7 +171,7 @@ def form_value(
         "html": form_html(form, listing, prices),
         "faults": dict(requests.faults),
         "parts": {
-            "parallel": parallel_label(active_parallel(form.parallel, form.on)),
+            "parallel": parallel_label(active_parallel(form.parallel)),
             "buttons": joined(_messages(requests, status), buttons_html(form, requests, listing)),
             **{f"chip:{row['name']}": _chip_text(row, form) for row in listing["optimizations"]},
             **_price_parts(form, listing, prices),
