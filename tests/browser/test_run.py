@@ -147,6 +147,8 @@ def test_a_switch_answers_by_itself_with_timelines_prices_and_an_output_check(ta
     tab.get_by_role("button", name="Compare both").click()
     scores = tab.locator("#compare-top .mv-scores")
     expect(scores).to_contain_text("TFLOP")
+    expect(scores).to_contain_text("bitwise equal")
+    expect(scores).not_to_contain_text("not in file")
 
 
 def test_the_last_change_wins_and_what_is_wrong_is_marked_where_it_is(tab: Any) -> None:

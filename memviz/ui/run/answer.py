@@ -26,7 +26,7 @@ from memviz.runner.jobs.worker_process import listing
 from memviz.runner.jobs.zero_gpu import LENT_DEVICE, is_zero_gpu
 from memviz.runner.parallel.parallelism import file_of_rank
 from memviz.runner.request import Request
-from memviz.runner.run import load_run
+from memviz.runner.run import Run, load_run, with_run
 from memviz.trace.load import load_trace
 from memviz.trace.model import Trace
 from memviz.ui.payloads.timelines import LinkedTrace, linked_values
@@ -322,7 +322,7 @@ class RunAnswers:
 
     def keep_variant(self, status: OrderStatus, number: int, visitor: str) -> str:
         """Copy a prediction among the kept runs; return what went wrong."""
-        variant = status.variants[number]
+        (variant,) = self.predictions.with_checks([status.variants[number]])
         return _store_run(self.kept(visitor), variant) if visitor else ""
 
     def search(self, order: SearchOrder, visitor: str) -> SearchStatus:
@@ -450,14 +450,12 @@ class RunAnswers:
         status = self.status(order)
         if status is None:
             return session
-        if numbers is None:
-            chosen = [variant for variant in status.variants if variant.run is not None]
-        else:
-            chosen = [variant for at, variant in enumerate(status.variants) if at in numbers]
+        variants = self.predictions.with_checks(status.variants)
+        chosen = [one for at, one in enumerate(variants) if (one.run if numbers is None else at in numbers)]
         session, keys = session.without_refused(), []
         for pictured in [variant for variant in chosen if variant.file is not None][:MOST_COMPARED]:
             assert pictured.file is not None
-            session, is_open = self._read(session, pictured.file, pictured.label)
+            session, is_open = self._read(session, pictured.file, pictured.label, pictured.run)
             keys += [session.chosen] if is_open else []
         return replace(session, compared=tuple(keys)) if numbers is None and len(keys) > 1 else session
 
@@ -472,17 +470,18 @@ class RunAnswers:
         path = file_of_rank(variant.file, rank, variant.run.rank)
         return self._read(session.without_refused(), path, f"{variant.label}, rank {rank}")[0]
 
-    def _read(self, session: Session, path: Path, name: str) -> tuple[Session, bool]:
-        """Files of runs go after some hours; what was kept is still there."""
+    def _read(self, session: Session, path: Path, name: str, run: Run | None = None) -> tuple[Session, bool]:
+        """`run` has the output check that was made since. Files of runs go after some hours; what was kept stays."""
         try:
-            return open_once(self.store, session, _with_name(load_trace(path), name)), True
+            trace = load_trace(path)
+            return open_once(self.store, session, _with_name(with_run(trace, run) if run else trace, name)), True
         except (OSError, TraceError):
             return session.with_refused(Refused(name, "The file of this run is gone. Run it again.")), False
 
     def reopened(self, session: Session, visitor: str, id: str) -> Session:
         """UsageError where it is gone."""
         stored = self.kept(visitor).get(id)
-        trace, _ = load_run(stored.path)
+        trace = with_run(load_run(stored.path)[0], stored.run)
         return open_once(self.store, session.without_refused(), _with_name(trace, stored.name))
 
 
