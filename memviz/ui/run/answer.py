@@ -58,7 +58,7 @@ class RunLimits:
     """Limit of this machine's memory for each variant; without it a default that suits the machine."""
     patience_seconds: float = 120.0
     """How long an order that no page follows continues: a reloaded page resumes it."""
-    price_seconds: float = 40.0
+    price_seconds: float = 120.0
     """Time limit of a prediction that is made for a price, and of an output check."""
     waiting: int = 32
     """Visitors at once."""
@@ -67,7 +67,7 @@ class RunLimits:
 
 
 AT_HOME = RunLimits()
-ON_A_SPACE = RunLimits(variants=12, seconds=240.0, price_seconds=10.0, waiting=24, patience_seconds=30.0, searches=2)
+ON_A_SPACE = RunLimits(variants=12, seconds=240.0, price_seconds=30.0, waiting=24, patience_seconds=30.0, searches=2)
 
 
 def run_limits(environment: Mapping[str, str] = os.environ) -> RunLimits:

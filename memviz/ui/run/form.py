@@ -135,11 +135,11 @@ def parallel_label(texts: Mapping[str, str]) -> str:
 
 
 SEARCH_KEEPS = (
-    ("outputs", "outputs, to rounding"),
+    ("outputs", "outputs, up to rounding"),
     ("training", "the model; optimizer and number format may change"),
     ("nothing", "nothing; weights may be stored in fewer bits"),
 )
-SEARCH_LARGEST = (("", "nothing more"), ("batch", "the largest batch that fits"), ("sequence", "the longest sequence"))
+SEARCH_LARGEST = (("", "nothing else"), ("batch", "the largest batch that fits"), ("sequence", "the longest sequence"))
 MOST_LIVE = 8
 """More variants than these are not predicted by themselves."""
 MOST_VARIANTS = 32

@@ -11,6 +11,7 @@ from urllib.parse import parse_qsl
 import pytest
 
 from memviz.runner.jobs.limits import most_bytes
+from memviz.runner.listing import listing
 from memviz.ui.run.answer import AT_HOME, ON_A_SPACE, run_limits
 from memviz.ui.run.form import (
     FIRST_MEMORY,
@@ -25,7 +26,7 @@ from memviz.ui.run.form import (
     requests_of,
     without_effect,
 )
-from memviz.ui.run.form_html import NO_DEVICE, buttons_html, form_html, form_value, refused_html
+from memviz.ui.run.form_html import NO_DEVICE, TERMS, buttons_html, form_html, form_value, refused_html
 from memviz.ui.run.predictions import request_key
 from memviz.ui.run.published_examples import story_fields
 from tests.ui.page import elements, words
@@ -425,3 +426,13 @@ def test_a_link_is_bounded_and_what_is_no_form_in_it_is_left_out() -> None:
         assert read_link({**form, "pins": pins}) == replace(link, pins=())
     for run in ("", "[]", "[" * 5000, '{"w:batch":[]}', json.dumps({"w:note": "n" * 9000})):
         assert read_link({"tab": "run", "run": run}) is None
+
+
+def test_terms_are_of_knobs_that_there_are() -> None:
+    listed = listing()
+    rows = [("w", row) for row in listed["workloads"]]
+    rows += [(f"o:{row['name']}", row) for row in listed["optimizations"]]
+    knobs = [(prefix, knob) for prefix, row in rows for knob in row["knobs"]]
+    names = {name for prefix, knob in knobs for name in (knob["name"], f"{prefix}:{knob['name']}")}
+    names |= {f"{prefix}:{knob['name']}={value}" for prefix, knob in knobs for value in knob["choices"]}
+    assert set(TERMS) - names == set()
