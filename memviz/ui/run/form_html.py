@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from memviz.predictor.cards import short_name
@@ -130,55 +132,8 @@ _CLAIMS = {
 }
 _SET_BY_THE_WORKLOAD = ("micro_batches",)
 """Knobs of optimizations whose own default would be shown while the workload's number runs."""
-TERMS = {
-    "o:allocator_settings:conf": "PYTORCH_CUDA_ALLOC_CONF",
-    "o:attention_backend:backend": "Kernel",
-    "o:attention_backend:strict": "No fallback",
-    "o:lora:rank": "Rank (r)",
-    "o:chunked_cross_entropy:tokens": "Tokens per chunk",
-    "o:chunked_feed_forward:tokens": "Tokens per chunk",
-    "o:split_feed_forward:splits": "Slices",
-    "o:kv_cache:kind": "Cache type",
-    "o:kv_cache:length": "Max length, static",
-    "o:kv_cache:window": "Sliding window",
-    "o:kv_cache:by": "Quantized by",
-    "o:weight_quantization:group": "Group size",
-    "o:weight_quantization:keep": "Keep original on CPU",
-    "o:weight_quantization:codes": "8-bit format",
-    "o:weight_quantization:codes=whole": "int8",
-    "o:layerwise_casting:compute=own": "of the model",
-    "o:layerwise_casting:storage": "Storage dtype",
-    "o:layerwise_casting:compute": "Compute dtype",
-    "o:weight_offload:group": "Blocks per group",
-    "o:checkpointing:every": "Every k-th block",
-    "o:checkpointing:invert": "All but every k-th",
-    "o:checkpointing:skip": "Skip blocks",
-    "o:checkpointing:keep": "Save, not recompute",
-    "o:checkpointing:offload": "Offload inputs to CPU",
-    "o:gradient_accumulation:pieces": "Micro-batches",
-    "o:flat_gradients:how": "Summed in",
-    "o:flat_gradients:joined": "Gather the last too",
-    "o:flat_gradients:fill_grad": "Write p.grad",
-    "o:eight_bit_states:least": "Min elements",
-    "accum_dtype": "Accumulation dtype",
-    "ahead": "Prefetch (CUDA stream)",
-    "by": "Implementation",
-    "cache": "KV cache",
-    "denoising": "Denoising steps",
-    "guided": "Classifier-free guidance",
-    "initial": "Weight init",
-    "inner": "Feed-forward width",
-    "least_mib": "Min tensor size, MiB",
-    "most_gib": "Pinned memory limit, GiB",
-    "micro_batches": "Micro-batches",
-    "mult": "Expansion factor",
-    "narrow": "Width divisor",
-    "only": "Only names (regex)",
-    "parts": "Tensor parallel size",
-    "recompute": "Recompute in backward",
-    "skip": "Skip names (regex)",
-}
-"""The field's terms for knobs and values, where their own name is not one."""
+# Labels of knobs and values: the field's terms, where their own name is not one.
+TERMS: Mapping[str, str] = json.loads(Path(__file__).with_name("terms.json").read_text(encoding="utf-8"))
 NO_DEVICE = "No CUDA device here: nothing can be measured."
 GROUPS: Mapping[str, Sequence[str]] = {
     "Activations": (
