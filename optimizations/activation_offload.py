@@ -33,10 +33,10 @@ class ActivationOffload:
     """`undo = ActivationOffload().apply(model)`; `host_bytes(model)` says what waits on the host now and at most."""
 
     least_mib: float = field(
-        default=1.0, metadata={"help": "smaller tensors stay on the device", "unit": "MiB", "least": 0, "reduced": 0.0}
+        default=1.0, metadata={"help": "smaller tensors stay on the GPU", "unit": "MiB", "least": 0, "reduced": 0.0}
     )
     most_gib: float = field(
-        default=0.0, metadata={"help": "pinned on the host at most; 0 is no bound", "unit": "GiB", "least": 0}
+        default=0.0, metadata={"help": "most pinned CPU memory; 0 is no limit", "unit": "GiB", "least": 0}
     )
     from_host: bool = field(
         default=False,

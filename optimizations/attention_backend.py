@@ -56,7 +56,7 @@ class AttentionBackend:
     )
     strict: bool = field(
         default=True,
-        metadata={"help": "fail where the kernel cannot serve a call; otherwise efficient and then math stand in"},
+        metadata={"help": "fail where the kernel does not support a call, instead of using efficient or math"},
     )
 
     name: ClassVar[str] = "attention_backend"

@@ -44,17 +44,17 @@ class Checkpointing:
     every: int = _knob(
         1, "checkpoint every k-th block, counted from the first; 1 is all of them, 0 none", says="every {nth} block"
     )
-    invert: bool = _knob(False, "the other way round: checkpoint all but every k-th block")
+    invert: bool = _knob(False, "checkpoint all blocks except every k-th")
     skip: str = _knob("", "numbers of blocks that are never checkpointed, as in 0,3,20-27; 0 is the first")
-    keep: str = _knob("nothing", "results kept in a checkpointed block, not computed again", choices=_KEEPS)
-    offload: bool = _knob(False, "inputs of checkpointed blocks wait in host memory instead of on the device")
+    keep: str = _knob("nothing", "results that a checkpointed block saves instead of recomputing", choices=_KEEPS)
+    offload: bool = _knob(False, "keep inputs of checkpointed blocks in CPU memory until backward")
     function: Callable[..., Any] | None = _knob(
         None,
         "your own way for chosen blocks: function(number, block, *args, **kwargs), or function(block, *args)",
         python_only=True,
     )
     implementation: str = _knob(
-        "memviz", "this file, or the switch that models of transformers and diffusers have", choices=_IMPLEMENTATIONS
+        "memviz", "this file's code, or the switch of transformers' and diffusers' models", choices=_IMPLEMENTATIONS
     )
 
     name: ClassVar[str] = "checkpointing"

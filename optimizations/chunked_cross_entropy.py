@@ -48,13 +48,13 @@ class ChunkedCrossEntropy:
     tokens: int = field(
         default=_TOKENS,
         metadata={
-            "help": "tokens whose logits exist at once",
+            "help": "tokens per chunk: their logits exist at once",
             "least": 1,
             "says": "logits of {} tokens at once",
             "counted_in": "rows",
         },
     )
-    by: str = field(default="torch", metadata={"help": "whose kernels: PyTorch's, or a library's", "choices": _BY})
+    by: str = field(default="torch", metadata={"help": "the kernels: PyTorch's, or Liger's", "choices": _BY})
     accum_dtype: str = field(
         default="weight",
         metadata={

@@ -38,16 +38,16 @@ class ChunkedFeedForward:
     tokens: int = field(
         default=1024,
         metadata={
-            "help": "tokens that go through at once",
+            "help": "tokens per chunk",
             "least": 1,
             "says": "feed-forwards of {} tokens",
             "counted_in": "rows",
         },
     )
     recompute: bool = field(
-        default=True, metadata={"help": "in training, compute each piece again for backward and keep its input only"}
+        default=True, metadata={"help": "in training, recompute each chunk in backward and save only its input"}
     )
-    only: str = field(default="", metadata={"help": "only modules whose name this pattern is found in"})
+    only: str = field(default="", metadata={"help": "regex of names of modules; empty: all"})
 
     name: ClassVar[str] = "chunked_feed_forward"
     title: ClassVar[str] = "Chunked feed-forward"

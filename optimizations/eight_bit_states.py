@@ -48,8 +48,8 @@ _WIDE = ("row_var", "col_var")
 class EightBitStates:
     """`undo = EightBitStates().apply(model)`, then train as before."""
 
-    least: int = field(default=4096, metadata={"help": "states of fewer numbers stay as they are", "least": 1})
-    by: str = field(default="torch", metadata={"help": "what packs and steps: this file, or a library", "choices": _BY})
+    least: int = field(default=4096, metadata={"help": "states with fewer elements stay in their dtype", "least": 1})
+    by: str = field(default="torch", metadata={"help": "the code: this file's, or bitsandbytes'", "choices": _BY})
 
     name: ClassVar[str] = "eight_bit_states"
     title: ClassVar[str] = "8-bit optimizer"

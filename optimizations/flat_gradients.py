@@ -47,13 +47,11 @@ class FlatGradients:
     """`FlatGradients(micro_batches=4).apply(model)`, then four times forward and backward, then the optimizer."""
 
     how: str = _knob(
-        "flat", "where micro-batches are added up; the other two are for comparison", choices=_WAYS, says="gradients {}"
+        "flat", "how micro-batches are summed; others are for comparison", choices=_WAYS, says="gradients {}"
     )
     micro_batches: int = _knob(4, "backward passes that make one step")
-    joined: bool = _knob(True, "join the last micro-batch's own gradients too, as a flat parameter does")
-    fill_grad: bool = _knob(
-        True, "put the complete sum into p.grad in the parameter's dtype, for any optimizer to find"
-    )
+    joined: bool = _knob(True, "gather the last micro-batch's own gradients too, as a flat parameter does")
+    fill_grad: bool = _knob(True, "write the sum to p.grad, in the parameter's dtype, for any optimizer")
 
     name: ClassVar[str] = "flat_gradients"
     title: ClassVar[str] = "Flat fp32 gradients"

@@ -44,7 +44,7 @@ class GradientAccumulation:
 
     pieces: int = field(
         default=2,
-        metadata={"help": "parts that a batch is taken in, one after the other", "least": 2, "says": "{} pieces"},
+        metadata={"help": "micro-batches that a batch is split into", "least": 2, "says": "{} micro-batches"},
     )
 
     name: ClassVar[str] = "gradient_accumulation"

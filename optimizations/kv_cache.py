@@ -41,7 +41,7 @@ class KvCache:
 
     kind: str = field(
         default="quantized",
-        metadata={"help": "how keys and values are kept", "choices": _KINDS, "says": "{} cache", "always": True},
+        metadata={"help": "the cache's class", "choices": _KINDS, "says": "{} cache", "always": True},
     )
     length: int = field(
         default=8192, metadata={"help": "tokens that a static cache has room for", "least": 1, "counted_in": "sequence"}
@@ -49,7 +49,7 @@ class KvCache:
     window: int = field(
         default=1024, metadata={"help": "tokens that a sliding cache keeps", "least": 2, "counted_in": "sequence"}
     )
-    by: str = field(default="fp8", metadata={"help": "what quantizes: transformers, or a library", "choices": _BY})
+    by: str = field(default="fp8", metadata={"help": "the quantizer: fp8 of this file, or a library", "choices": _BY})
 
     name: ClassVar[str] = "kv_cache"
     title: ClassVar[str] = "KV cache"

@@ -67,25 +67,25 @@ class LayerwiseCasting:
     shrinks_weights: ClassVar[bool] = True
 
     storage: str = field(
-        default="float8_e4m3fn", metadata={"help": "what weights rest in", "choices": _SMALL, "says": "weights in {}"}
+        default="float8_e4m3fn",
+        metadata={"help": "dtype of stored weights", "choices": _SMALL, "says": "weights in {}"},
     )
     compute: str = field(
-        default="own", metadata={"help": "what layers compute in; own is what the model has now", "choices": _WIDE}
+        default="own", metadata={"help": "dtype of computation; own: the model's dtype", "choices": _WIDE}
     )
     granularity: str = field(
-        default="leaf", metadata={"help": "what is cast up as one piece", "choices": _PIECES, "says": "cast {}-wise"}
+        default="leaf", metadata={"help": "what is cast up at once", "choices": _PIECES, "says": "cast {}-wise"}
     )
     skip: str = field(
         default=_SKIP,
-        metadata={"help": "patterns of module names to leave alone; @declared: those that the model's class asks for"},
+        metadata={"help": "patterns of names of modules that stay; @declared: those that the model's class lists"},
     )
-    skip_classes: str = field(default="", metadata={"help": "names of module classes to leave alone"})
+    skip_classes: str = field(default="", metadata={"help": "names of module classes that stay as they are"})
     ahead: bool = field(
-        default=False,
-        metadata={"help": "cast the next piece up beside the computation, on a stream: two are up at once, less waits"},
+        default=False, metadata={"help": "cast the next one up on a CUDA stream: two are up at once, less waiting"}
     )
     implementation: str = field(
-        default="memviz", metadata={"help": "this file, or the hooks of diffusers", "choices": _IMPLEMENTATIONS}
+        default="memviz", metadata={"help": "this file, or diffusers' hooks", "choices": _IMPLEMENTATIONS}
     )
 
     def __post_init__(self) -> None:

@@ -35,10 +35,10 @@ _HAS_FAST_PATH = (nn.TransformerEncoderLayer,)
 class Lora:
     """`undo = Lora(rank=16).apply(model)`, then make the optimizer of the weights that require a gradient."""
 
-    rank: int = field(default=16, metadata={"help": "channels between the two matrices", "least": 1, "says": "rank {}"})
-    alpha: float = field(default=16.0, metadata={"help": "what is added is scaled by alpha / rank"})
-    only: str = field(default="", metadata={"help": "only layers whose name this pattern is found in"})
-    by: str = field(default="torch", metadata={"help": "whose adapters: this file's, or a library's", "choices": _BY})
+    rank: int = field(default=16, metadata={"help": "width of the adapters: r in peft", "least": 1, "says": "rank {}"})
+    alpha: float = field(default=16.0, metadata={"help": "the adapters' output is scaled by alpha / rank"})
+    only: str = field(default="", metadata={"help": "regex of names of layers; empty: all"})
+    by: str = field(default="torch", metadata={"help": "this file's adapters, or peft's", "choices": _BY})
     autocast_adapter_dtype: bool = field(
         default=True, metadata={"help": "peft only: adapters in fp32 beside bf16 and fp16 layers, peft's default"}
     )

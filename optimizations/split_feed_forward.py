@@ -48,10 +48,10 @@ class SplitFeedForward:
         default=4,
         metadata={"help": "how many slices; must divide the inner size", "least": 1, "says": "split in {} slices"},
     )
-    only: str = field(default="", metadata={"help": "split only modules whose name this pattern is found in"})
+    only: str = field(default="", metadata={"help": "regex of names of modules to split; empty: all"})
     as_published: bool = field(
         default=False,
-        metadata={"help": "keep the first publication's order, which holds each slice's tensors longer than needed"},
+        metadata={"help": "the first publication's order, which holds each slice's tensors longer than needed"},
     )
 
     def __post_init__(self) -> None:

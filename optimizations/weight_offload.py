@@ -44,16 +44,13 @@ class WeightOffload:
 
     granularity: str = field(
         default="block",
-        metadata={"help": "what comes to the device as one piece", "choices": _PIECES, "says": "weights come {}-wise"},
+        metadata={"help": "what is moved to the GPU at once", "choices": _PIECES, "says": "weights come {}-wise"},
     )
-    group: int = field(default=1, metadata={"help": "with blocks: so many after each other as one", "least": 1})
-    most_gib: float = field(default=0.0, metadata={"help": "pinned on the host at most; 0 is no bound", "unit": "GiB"})
+    group: int = field(default=1, metadata={"help": "blocks that are moved at once, where that is block", "least": 1})
+    most_gib: float = field(default=0.0, metadata={"help": "most pinned CPU memory; 0 is no limit", "unit": "GiB"})
 
     ahead: bool = field(
-        default=False,
-        metadata={
-            "help": "bring the next piece beside the computation, on a stream: two are there at once, less waits"
-        },
+        default=False, metadata={"help": "copy the next one on a CUDA stream: two are there at once, less waiting"}
     )
     from_host: bool = field(
         default=False,
@@ -64,7 +61,7 @@ class WeightOffload:
         default="", metadata={"help": "where a model that is in host memory computes", "python_only": True}
     )
     implementation: str = field(
-        default="memviz", metadata={"help": "this file, or group offloading of diffusers", "choices": _IMPLEMENTATIONS}
+        default="memviz", metadata={"help": "this file, or diffusers' group offloading", "choices": _IMPLEMENTATIONS}
     )
 
     name: ClassVar[str] = "weight_offload"

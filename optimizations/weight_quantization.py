@@ -41,21 +41,20 @@ class WeightQuantization:
     """`undo = WeightQuantization(bits=4).apply(model)`, for inference or beside adapters."""
 
     bits: int = field(
-        default=8, metadata={"help": "of a weight", "choices": (8, 4), "says": "weights in {} bits", "always": True}
+        default=8,
+        metadata={"help": "bits of a weight", "choices": (8, 4), "says": "weights in {} bits", "always": True},
     )
     group: int = field(
-        default=128, metadata={"help": "inputs that share a scale; all of a row where it does not divide", "least": 2}
+        default=128, metadata={"help": "inputs that share a scale; a whole row where it does not divide", "least": 2}
     )
-    only: str = field(default="", metadata={"help": "only layers whose name this pattern is found in"})
-    skip: str = field(default="lora_", metadata={"help": "no layers whose name this pattern is found in"})
-    keep: bool = field(default=True, metadata={"help": "keep the weights as they were in host memory, for undo"})
+    only: str = field(default="", metadata={"help": "regex of names of layers; empty: all"})
+    skip: str = field(default="lora_", metadata={"help": "regex of names of layers that stay as they are"})
+    keep: bool = field(default=True, metadata={"help": "keep the original weights in CPU memory"})
     codes: str = field(
         default="whole",
-        metadata={"help": "what 8 bits are: whole numbers by group, or float8 by output", "choices": _CODES},
+        metadata={"help": "8-bit format: int8 by group (whole), or float8 by output", "choices": _CODES},
     )
-    by: str = field(
-        default="torch", metadata={"help": "what rounds and unpacks: this file, or a library", "choices": _BY}
-    )
+    by: str = field(default="torch", metadata={"help": "the code: this file's, or torchao's", "choices": _BY})
 
     name: ClassVar[str] = "weight_quantization"
     title: ClassVar[str] = "Weight-only quantization"

@@ -15,7 +15,7 @@ from tests.server import ROOT, started
 
 FOLDER = ROOT / ".github" / "pictures"
 _SIZE = {"width": 1440, "height": 900}
-_PATIENCE_MS = 300_000
+_PATIENCE_MS = 900_000
 
 
 def explore(page: Any) -> None:
@@ -41,7 +41,9 @@ def run(page: Any) -> None:
     page.locator("#run-cards [data-story=checkpointing]").click()
     page.locator("#run-B .mvt[data-drawn]").wait_for()
     page.locator("#run-progress button").wait_for(state="detached")
+    # Output checks and prices are made in the background, one after the other.
     page.locator(".mv-differences").wait_for()
+    page.locator(".mv-shimmer").first.wait_for(state="detached")
 
 
 PICTURES = {"explore": explore, "compare": compare, "what-if": what_if, "run": run}

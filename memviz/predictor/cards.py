@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from memviz.allocator.context import DEFAULT_CARD
 from memviz.allocator.replayer import CardMemory
@@ -235,6 +236,7 @@ def card_named(name: str) -> KnownCard:
     return replace(_card_from_list(DEFAULT_CARD), name=f"{_ANY}{CardMemory(size).name}", memory_gib=size / _GiB)
 
 
+@lru_cache(maxsize=256)
 def _is_size(text: str) -> bool:
     """'48GiB' and '25769803776', and not '4090' or '80GB', which are parts of names."""
     with suppress(ValueError):
@@ -273,6 +275,7 @@ def dtype_warnings(dtypes: Iterable[str], card: KnownCard) -> tuple[str, ...]:
     )
 
 
+@lru_cache(maxsize=256)
 def _card_from_list(name: str) -> KnownCard:
     wanted = short_name(name).lower()
     parts = wanted.split()

@@ -148,15 +148,14 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
         yield "step time", f"{1000 * run.seconds.median:,.1f} ms ± {500 * run.seconds.spread:,.1f}"
     if run.flops:
         yield "work", f"{run.flops / 1e12:,.1f} TFLOP"
-    if not run.request.optimizations:
-        yield "output difference", "–"
-        if "forward pass" not in run.window:
-            yield "loss", "–"
-    verdict, losses = (run.numerics or {}).get("verdict"), (run.numerics or {}).get("losses")
-    if verdict:
-        yield "output difference", str(verdict.get("short") or str(verdict["words"]).split(",")[0])
+    numerics = run.numerics or {}
+    verdict, losses = numerics.get("verdict"), numerics.get("losses")
+    missing = "not compared" if run.request.optimizations else "–"
+    yield "output difference", str(verdict.get("short") or str(verdict["words"]).split(",")[0]) if verdict else missing
     if losses and losses["ours"]:
         yield "loss", _loss_text(losses)
+    elif "forward pass" not in run.window:
+        yield "loss", missing
 
 
 def _loss_text(losses: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.browser.conftest import reload
 from tests.browser.test_run import PAGE, PATIENCE_MS, choose_model, field, opened, press, row, verdict
 from tests.server import ROOT, started
 
@@ -133,3 +134,7 @@ def test_a_search_can_be_cancelled_and_shows_what_it_found_until_then(tab: Any) 
     expect(verdict(tab)).to_contain_text(re.compile(r"Cancelled\. \d+ of \d+ configurations were tried"))
     expect(tab.locator("#run-fit .mv-fit-front").first).to_be_visible()
     expect(tab.locator("#run-fit .mv-point").first).to_be_visible()
+    tab.wait_for_function("location.search.includes('fit=1')")
+    reload(tab)
+    expect(verdict(tab)).to_contain_text("configurations were tried")
+    expect(field(tab, "w:layers")).to_have_value("2")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser.conftest import new_visitor
+from tests.browser.conftest import new_visitor, reload
 from tests.server import ROOT, started
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
@@ -147,6 +147,8 @@ def test_a_switch_answers_by_itself_with_timelines_prices_and_an_output_check(ta
     tab.get_by_role("button", name="Compare both").click()
     scores = tab.locator("#compare-top .mv-scores")
     expect(scores).to_contain_text("TFLOP")
+    expect(scores).to_contain_text("bitwise equal")
+    expect(scores).not_to_contain_text("not in file")
 
 
 def test_the_last_change_wins_and_what_is_wrong_is_marked_where_it_is(tab: Any) -> None:
@@ -200,11 +202,23 @@ def test_a_link_answers_in_another_browser_as_in_the_first(browser: Any, tab: An
     done(tab, 2)
     expect(tab.locator("#run-legend")).to_contain_text("parameter")
     tab.wait_for_function("location.search.includes('split_feed_forward')")
+    row(tab, 1).get_by_role("button", name="Pin").click()
+    fill(tab, sequence="512")
+    done(tab, 3)
+    tab.wait_for_function("location.search.includes('pins') && location.search.includes('512')")
     other = watched(new_visitor(browser))
     other.goto(tab.url)
     expect(verdict(other)).to_have_text(verdict(tab).inner_text())
-    expect(field(other, "w:sequence")).to_have_value(SMALL["sequence"])
-    expect(row(other, 1).locator("td b").first).to_have_text(row(tab, 1).locator("td b").first.inner_text())
+    expect(field(other, "w:sequence")).to_have_value("512")
+    for number in range(3):
+        figure = row(tab, number).locator("td b").first.inner_text()
+        expect(row(other, number).locator("td b").first).to_have_text(figure)
+    row(other, 1).get_by_role("button", name="Unpin").click()
+    done(other, 2)
+    # A page that is loaded again has its own answer, and no pin of before.
+    other.wait_for_function("!location.search.includes('pins')")
+    reload(other)
+    done(other, 2)
     tab.get_by_role("tab", name="Explore").click()
     tab.wait_for_function("!location.search")
 
@@ -249,6 +263,8 @@ def test_a_run_that_is_killed_half_way_says_so_and_the_others_go_on(tab: Any, ru
 def test_what_runs_can_be_cancelled_and_run_again(tab: Any) -> None:
     choose_model(tab, "ltx_video", "frames")
     fill(tab, layers="120")
+    # Until its own run has begun, the button cancels that of before.
+    tab.wait_for_function("location.search.includes('120')")
     tab.locator("#run-progress").get_by_role("button", name="Cancel").click()
     expect(row(tab, 0)).to_contain_text("cancelled")
     small(tab)
@@ -293,6 +309,10 @@ def test_keys_alone_lead_from_a_card_to_its_published_table(tab: Any) -> None:
     done(tab, 4)
     expect(row(tab, 3)).to_contain_text("Gradients flat")
     expect(switch(tab, "flat_gradients")).to_be_checked()
+    tab.wait_for_function("location.search.includes('story')")
+    # Loaded again the page is the same, by its link.
+    reload(tab)
+    done(tab, 4)
     tab.get_by_role("button", name="Compute it").press("Enter")
     expect(tab.locator("#run-table tbody tr")).to_have_count(10)
     expect(tab.locator("#run-table")).to_contain_text("17.400")

@@ -26,11 +26,20 @@ from memviz.runner.jobs.worker_process import listing
 from memviz.runner.jobs.zero_gpu import LENT_DEVICE, is_zero_gpu
 from memviz.runner.parallel.parallelism import file_of_rank
 from memviz.runner.request import Request
-from memviz.runner.run import load_run
+from memviz.runner.run import Run, load_run, with_run
 from memviz.trace.load import load_trace
 from memviz.trace.model import Trace
 from memviz.ui.payloads.timelines import LinkedTrace, linked_values
-from memviz.ui.run.form import BASELINE, FormFields, RunRequests, field_of_refusal, form_fields_of, requests_of
+from memviz.ui.run.form import (
+    BASELINE,
+    FormFields,
+    RunLink,
+    RunRequests,
+    field_of_refusal,
+    form_fields_of,
+    requests_of,
+    search_order,
+)
 from memviz.ui.run.form_html import PriceList
 from memviz.ui.run.predictions import Predictions, changes, request_key
 from memviz.ui.run.published_examples import PublishedTables
@@ -49,7 +58,7 @@ class RunLimits:
     """Limit of this machine's memory for each variant; without it a default that suits the machine."""
     patience_seconds: float = 120.0
     """How long an order that no page follows continues: a reloaded page resumes it."""
-    price_seconds: float = 40.0
+    price_seconds: float = 120.0
     """Time limit of a prediction that is made for a price, and of an output check."""
     waiting: int = 32
     """Visitors at once."""
@@ -58,7 +67,7 @@ class RunLimits:
 
 
 AT_HOME = RunLimits()
-ON_A_SPACE = RunLimits(variants=12, seconds=240.0, price_seconds=10.0, waiting=24, patience_seconds=30.0, searches=2)
+ON_A_SPACE = RunLimits(variants=12, seconds=240.0, price_seconds=30.0, waiting=24, patience_seconds=30.0, searches=2)
 
 
 def run_limits(environment: Mapping[str, str] = os.environ) -> RunLimits:
@@ -75,9 +84,6 @@ _BETWEEN_PICTURES = 0.7
 _LOOKS_AHEAD_SECONDS = 4.0
 """Delay, so that loading the page and a dropped file come first."""
 _LOOK_SECONDS = 0.5
-
-
-MOST_PINNED = 8
 
 
 def refused(requests: RunRequests, variant: Variant | None) -> RunRequests:
@@ -111,8 +117,8 @@ class RunState:
     """Version of the form."""
     finding: str = ""
     """The kind of a finding that led here, until the form says what helps against it."""
-    is_linked: bool = False
-    """The fields are those of a link, which is to be answered."""
+    link: RunLink | None = None
+    """Where the fields are from, if it is a link, which is to be answered."""
     stands_in: bool = False
     """The model of the form stands in for that of a recording, until the form is changed."""
 
@@ -262,10 +268,26 @@ class RunAnswers:
         self.predictions.keep(variant)
         return "" if kept is None else _store_run(kept, variant)
 
-    def is_answer(self, order: OrderStatus, fields: Mapping[str, Any]) -> bool:
-        """Return whether an order has the runs that the form describes."""
-        has = {request_key(variant.request) for variant in order.variants}
-        return all(request_key(request) in has for request in self.parse(fields)[1].requests)
+    def pinned_of(self, link: RunLink) -> tuple[tuple[Request, str], ...]:
+        """Return the variants that a link pins, without those that this page cannot run."""
+        pins = []
+        for label, fields in link.pins:
+            form, requests = self.parse(fields)
+            if requests.count and not requests.faults and form.workload == fields.get("workload"):
+                pins.append((replace(requests.requests[-1], label=""), label))
+        return tuple(pins)
+
+    def resumed(self, state: RunState, visitor: str) -> RunState:
+        """Return the state with what this visitor's browser had on the page; of a link only what answers it."""
+        order, search = self.scheduler.newest_of(visitor), self.searches.newest_of(visitor)
+        if link := state.link:
+            state = replace(state, pinned=self.pinned_of(link))
+            _, requests = self.parse(state.fields)
+            wanted = self.with_pinned(requests, state.pinned).requests
+            has = [] if order is None or link.is_search else [variant.request for variant in order.variants]
+            order = order if has and set(map(request_key, has)) == set(map(request_key, wanted)) else None
+            search = search if search and link.is_search and search.order == _order_of(state, requests) else None
+        return replace(state, drawn=1, order=order.id if order else "", search=search.id if search else "")
 
     def begin_turn(self, visitor: str, turn: int = 0) -> Callable[[], bool]:
         """Leave what this visitor has under way; return a function that is true until a later turn begins.
@@ -300,7 +322,7 @@ class RunAnswers:
 
     def keep_variant(self, status: OrderStatus, number: int, visitor: str) -> str:
         """Copy a prediction among the kept runs; return what went wrong."""
-        variant = status.variants[number]
+        (variant,) = self.predictions.with_checks([status.variants[number]])
         return _store_run(self.kept(visitor), variant) if visitor else ""
 
     def search(self, order: SearchOrder, visitor: str) -> SearchStatus:
@@ -428,14 +450,12 @@ class RunAnswers:
         status = self.status(order)
         if status is None:
             return session
-        if numbers is None:
-            chosen = [variant for variant in status.variants if variant.run is not None]
-        else:
-            chosen = [variant for at, variant in enumerate(status.variants) if at in numbers]
+        variants = self.predictions.with_checks(status.variants)
+        chosen = [one for at, one in enumerate(variants) if (one.run if numbers is None else at in numbers)]
         session, keys = session.without_refused(), []
         for pictured in [variant for variant in chosen if variant.file is not None][:MOST_COMPARED]:
             assert pictured.file is not None
-            session, is_open = self._read(session, pictured.file, pictured.label)
+            session, is_open = self._read(session, pictured.file, pictured.label, pictured.run)
             keys += [session.chosen] if is_open else []
         return replace(session, compared=tuple(keys)) if numbers is None and len(keys) > 1 else session
 
@@ -450,18 +470,25 @@ class RunAnswers:
         path = file_of_rank(variant.file, rank, variant.run.rank)
         return self._read(session.without_refused(), path, f"{variant.label}, rank {rank}")[0]
 
-    def _read(self, session: Session, path: Path, name: str) -> tuple[Session, bool]:
-        """Files of runs go after some hours; what was kept is still there."""
+    def _read(self, session: Session, path: Path, name: str, run: Run | None = None) -> tuple[Session, bool]:
+        """`run` has the output check that was made since. Files of runs go after some hours; what was kept stays."""
         try:
-            return open_once(self.store, session, _with_name(load_trace(path), name)), True
+            trace = load_trace(path)
+            return open_once(self.store, session, _with_name(with_run(trace, run) if run else trace, name)), True
         except (OSError, TraceError):
             return session.with_refused(Refused(name, "The file of this run is gone. Run it again.")), False
 
     def reopened(self, session: Session, visitor: str, id: str) -> Session:
         """UsageError where it is gone."""
         stored = self.kept(visitor).get(id)
-        trace, _ = load_run(stored.path)
+        trace = with_run(load_run(stored.path)[0], stored.run)
         return open_once(self.store, session.without_refused(), _with_name(trace, stored.name))
+
+
+def _order_of(state: RunState, requests: RunRequests) -> SearchOrder | None:
+    with suppress(UsageError):
+        return search_order(state.fields, requests)
+    return None
 
 
 def _request_of(search: SearchStatus, point: Mapping[str, Any]) -> Request:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import product
@@ -108,9 +109,9 @@ def _parallel_texts(fields: Mapping[str, object]) -> dict[str, str]:
     return {name: text for name, text in texts.items() if text}
 
 
-def active_parallel(texts: Mapping[str, str], on: str) -> dict[str, str]:
-    """Return the parallel settings of a prediction for several GPUs, else nothing: hidden fields are ignored."""
-    return dict(texts) if on == "predict" and texts.get(GPUS, "1") != "1" else {}
+def active_parallel(texts: Mapping[str, str]) -> dict[str, str]:
+    """Return the parallel settings for several GPUs, else nothing: hidden fields are ignored."""
+    return dict(texts) if texts.get(GPUS, "1") != "1" else {}
 
 
 def parallel_faults(texts: Mapping[str, str]) -> Iterator[tuple[str, str]]:
@@ -134,11 +135,11 @@ def parallel_label(texts: Mapping[str, str]) -> str:
 
 
 SEARCH_KEEPS = (
-    ("outputs", "outputs, to rounding"),
+    ("outputs", "outputs, up to rounding"),
     ("training", "the model; optimizer and number format may change"),
     ("nothing", "nothing; weights may be stored in fewer bits"),
 )
-SEARCH_LARGEST = (("", "nothing more"), ("batch", "the largest batch that fits"), ("sequence", "the longest sequence"))
+SEARCH_LARGEST = (("", "nothing else"), ("batch", "the largest batch that fits"), ("sequence", "the longest sequence"))
 MOST_LIVE = 8
 """More variants than these are not predicted by themselves."""
 MOST_VARIANTS = 32
@@ -163,7 +164,6 @@ class FormFields:
     chosen: tuple[str, ...] = ()
     """Optimizations that are switched on."""
     their_knobs: Mapping[tuple[str, str], str] = field(default_factory=dict)
-    on: str = "predict"
     card: str = ""
     options: Mapping[str, str] = field(default_factory=dict)
     keep_output: bool = False
@@ -202,7 +202,6 @@ def form_fields_of(fields: Mapping[str, Any], listing: Mapping[str, Any]) -> For
             if fields.get(f"o:{optimization['name']}") is True
         ),
         their_knobs=dict(_optimization_knobs(fields)),
-        on=str(fields.get("on", "predict")),
         card=_card_of(fields),
         options={**_upgrade_fields(fields), **{name: str(fields[name]) for name in _OPTIONS if name in fields}},
         keep_output=fields.get("keep_output") is True,
@@ -213,12 +212,76 @@ def form_fields_of(fields: Mapping[str, Any], listing: Mapping[str, Any]) -> For
     return replace(form, options={**form.options, "optimizer": _optimizer_of(form, listing)})
 
 
-def link_of(fields: Mapping[str, Any]) -> str:
-    """Return the query of an address that fills the form; empty where a server could refuse so long a one."""
+@dataclass(frozen=True)
+class RunLink:
+    """A form that a link describes, and variants pinned beside it: texts that anybody may have written."""
+
+    fields: Mapping[str, str | bool]
+    pins: tuple[tuple[str, Mapping[str, str | bool]], ...] = ()
+    """Labels, and the fields of a form for each."""
+    story: str = ""
+    is_search: bool = False
+
+
+_LONGEST_LINK, _LONGEST_LABEL, MOST_PINNED = 8000, 120, 8
+"""Letters, which servers accept in an address."""
+
+
+def link_of(fields: Mapping[str, Any], pinned: Sequence[tuple[Request, str]], story: str, *, is_search: bool) -> str:
+    """Return the query of an address: the form, and as many pinned variants as have room; empty if the form has none.
+
+    `pinned` leave out what they share with the form, besides knobs.
+    """
     told = {key: value for key, value in fields.items() if value not in (False, "") or key == "numerics"}
     told = {key: value for key, value in told.items() if key.count(":") < 2 or told.get(key.rpartition(":")[0]) is True}
-    text = urlencode({"tab": "run", "run": json.dumps(told, separators=(",", ":"))})
-    return text if len(text) <= 8000 else ""
+    query = {"tab": "run", "run": told, "story": story, "fit": "1" if is_search else ""}
+    pins = [(label[:_LONGEST_LABEL], _pin_fields(request, told)) for request, label in pinned]
+    for count in range(len(pins), -1, -1):
+        values = {**query, "pins": pins[:count]}
+        texts = {key: value if isinstance(value, str) else _compact(value) for key, value in values.items() if value}
+        if len(text := urlencode(texts)) <= _LONGEST_LINK:
+            return text
+    return ""
+
+
+def _pin_fields(request: Request, shared: Mapping[str, Any]) -> dict[str, str | bool]:
+    general = {"workload": request.workload, "config": request.config, "card": request.card}
+    general |= {name: str(getattr(request, name)) for name in _OPTIONS}
+    own: dict[str, str | bool] = {key: text for key, text in general.items() if text != shared.get(key, "")}
+    own |= {f"w:{key}": text for key, text in request.settings.items()}
+    own |= {PREFIX + key: text for key, text in request.parallel.items()}
+    for name, knobs in request.optimizations:
+        own |= {f"o:{name}": True, **{f"o:{name}:{key}": text for key, text in knobs.items()}}
+    return own if request.keep_output == shared.get("keep_output", False) else {**own, "keep_output": True}
+
+
+def _compact(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+def read_link(query: Mapping[str, str]) -> RunLink | None:
+    """Parse the query of an address, without the knobs of what is off; None for another link."""
+    texts = {key: query.get(key, "") for key in ("run", "pins")}
+    if query.get("tab") != "run" or sum(map(len, texts.values())) > _LONGEST_LINK:
+        return None
+    fields, pins = (_json_of(text) for text in texts.values())
+    if not _are_fields(fields):
+        return None
+    shared = {key: value for key, value in fields.items() if ":" not in key}
+    whole = [pin for pin in pins if isinstance(pin, list) and len(pin) == 2] if isinstance(pins, list) else []
+    linked = [(label, {**shared, **own}) for label, own in whole if isinstance(label, str) and _are_fields(own)]
+    named = tuple((label[:_LONGEST_LABEL], own) for label, own in linked[:MOST_PINNED])
+    return RunLink(fields, named, query.get("story", "")[:_LONGEST_LABEL], query.get("fit") == "1")
+
+
+def _json_of(text: str) -> Any:
+    with suppress(ValueError, RecursionError):
+        return json.loads(text)
+    return None
+
+
+def _are_fields(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(one, str | bool) for one in value.values())
 
 
 def default_workload(listing: Mapping[str, Any]) -> str:
@@ -250,7 +313,7 @@ def _card_of(fields: Mapping[str, Any]) -> str:
 def _card_faults(form: FormFields, listing: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if form.card == OTHER_CARD:
         yield "memory", "State its memory, as in 48GiB."
-    elif form.card and form.on != "cuda" and _row(listing["cards"], form.card) is None:
+    elif form.card and _row(listing["cards"], form.card) is None:
         try:
             card_named(form.card)
         except UsageError:
@@ -279,7 +342,7 @@ def requests_of(form: FormFields, listing: Mapping[str, Any], most: int = MOST_V
     config, wrong = config_of(form.config) if form.workload == CONFIG else ("", "")
     if wrong:
         return RunRequests(faults={**faults, "config": wrong})
-    parallel = active_parallel(form.parallel, form.on)
+    parallel = active_parallel(form.parallel)
     if wrong_numbers := dict([*step_faults(form.options), *parallel_faults(parallel)]):
         return RunRequests(faults={**faults, **wrong_numbers})
     count = _count(form, workload, listing)
@@ -333,7 +396,7 @@ def _knobs_of(form: FormFields, name: str) -> dict[str, str]:
 
 
 def _request(form: FormFields) -> Request:
-    fields_of_run: dict[str, Any] = {"workload": form.workload, "on": form.on, **form.options}
+    fields_of_run: dict[str, Any] = {"workload": form.workload, **form.options}
     for name in ("warmup", "steps"):
         fields_of_run[name] = int(form.options.get(name, "1"))
     fields_of_run |= {"card": form.card} if form.card else {}
@@ -428,7 +491,7 @@ def search_order(fields: Mapping[str, Any], requests: RunRequests) -> SearchOrde
     keep, largest = str(fields.get("fit:keep", "outputs")), str(fields.get("fit:largest", ""))
     if keep not in dict(SEARCH_KEEPS) or largest not in dict(SEARCH_LARGEST):
         raise UsageError("There is no such search.")
-    request = replace(requests.requests[0], optimizations=(), on="predict", numerics=False, label="")
+    request = replace(requests.requests[0], optimizations=(), numerics=False, label="")
     return SearchOrder(request, keep, largest, fields.get("fit:grid") is True)
 
 

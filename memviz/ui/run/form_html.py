@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from memviz.predictor.cards import short_name
 from memviz.runner.config_source import FILE as CONFIG
 from memviz.runner.config_source import hub_is_on
+from memviz.runner.knobs import label_of_value
 from memviz.runner.parallel.parallelism import GPUS
 from memviz.runner.prices import Price
 from memviz.text import Html, cut, joined, tag
@@ -64,7 +67,7 @@ _OPTIMIZER = _Field(
         ("adamw-fused", "AdamW, fused"),
         ("adamw-for-loop", "AdamW, one parameter at a time"),
         ("sgd", "SGD"),
-        ("none", "none, gradients add up"),
+        ("none", "no optimizer step"),
     ),
 )
 _STEP = (
@@ -72,23 +75,24 @@ _STEP = (
     _Field("steps", "Steps", "1"),
     _Field(
         "load",
-        "Weights are cast or offloaded",
+        "Cast, offload weights",
         "host",
-        (("host", "on the host, as people load models"), ("device", "on the device, which holds them whole first")),
+        (("host", "while loading, on CPU"), ("device", "after loading, on GPU")),
+        "On the GPU they are all there first, which counts towards the peak",
     ),
     _Field(
         "torch",
-        "Kernels of torch",
+        "PyTorch version",
         "",
-        (("", "as installed"), ("2.6", "2.6, as when the examples were published")),
+        (("", "installed"), ("2.6", "2.6, of the published examples")),
         "Of a prediction: newer releases fuse what older ones did in several steps",
     ),
     _Field(
         "platform",
-        "Driver",
+        "Platform",
         "linux",
-        (("linux", "of Linux"), ("wsl", "of WSL"), ("windows", "of Windows")),
-        "Orders the addresses of segments, which decide between cached blocks of equal size",
+        (("linux", "Linux"), ("wsl", "WSL"), ("windows", "Windows")),
+        "Its driver orders the addresses of segments, which decide between cached blocks of equal size",
     ),
 )
 _SEARCH = (
@@ -102,12 +106,15 @@ def _axis(name: str, label: str, help: str, placeholder: str = "1") -> _Field:
 
 
 _AXES = (
-    _axis("data", "Copies", "whole models, each with a batch of its own, that sum their gradients"),
+    _axis("data", "Data parallel", "whole models, each with a batch of its own, that sum their gradients"),
     _axis(
-        "shard", "Shards", "parts of weights, gradients and optimizer states; empty is what the others leave", "rest"
+        "shard",
+        "FSDP shards",
+        "parts of weights, gradients and optimizer states; empty is what the others leave",
+        "rest",
     ),
-    _axis("tensor", "Tensor", "parts of each matrix and of the sequence; decoders such as Llama and Qwen3"),
-    _axis("pipeline", "Stages", "of a pipeline, each with some of a decoder's blocks"),
+    _axis("tensor", "Tensor parallel", "parts of each matrix and of the sequence; decoders such as Llama and Qwen3"),
+    _axis("pipeline", "Pipeline stages", "each with some of a decoder's blocks"),
 )
 _GPU_COUNTS = (1, 2, 3, 4, 6, 8, 16, 32, 64, 128, 256, 512, 1024)
 _PARALLEL_HELP = (
@@ -125,6 +132,8 @@ _CLAIMS = {
 }
 _SET_BY_THE_WORKLOAD = ("micro_batches",)
 """Knobs of optimizations whose own default would be shown while the workload's number runs."""
+# Labels of knobs and values: the field's terms, where their own name is not one.
+TERMS: Mapping[str, str] = json.loads(Path(__file__).with_name("terms.json").read_text(encoding="utf-8"))
 NO_DEVICE = "No CUDA device here: nothing can be measured."
 GROUPS: Mapping[str, Sequence[str]] = {
     "Activations": (
@@ -137,9 +146,9 @@ GROUPS: Mapping[str, Sequence[str]] = {
         "vae_slicing",
         "kv_cache",
     ),
-    "Loss and batch": ("chunked_cross_entropy", "gradient_accumulation"),
+    "Loss, batch": ("chunked_cross_entropy", "gradient_accumulation"),
     "Weights": ("lora", "weight_quantization", "layerwise_casting", "weight_offload"),
-    "Optimizer and gradients": ("eight_bit_states", "optimizer_in_backward", "flat_gradients"),
+    "Optimizer, gradients": ("eight_bit_states", "optimizer_in_backward", "flat_gradients"),
     "Allocator": ("allocator_settings",),
 }
 """Optimizations by what they save. One that is in no group comes last."""
@@ -171,7 +180,7 @@ def form_value(
         "html": form_html(form, listing, prices),
         "faults": dict(requests.faults),
         "parts": {
-            "parallel": parallel_label(active_parallel(form.parallel, form.on)),
+            "parallel": parallel_label(active_parallel(form.parallel)),
             "buttons": joined(_messages(requests, status), buttons_html(form, requests, listing)),
             **{f"chip:{row['name']}": _chip_text(row, form) for row in listing["optimizations"]},
             **_price_parts(form, listing, prices),
@@ -212,8 +221,8 @@ def _model_fields(form: FormFields, row: Mapping[str, Any], listing: Mapping[str
     names = [(workload["name"], workload["title"]) for workload in listing["workloads"]]
     step = [field.html(form.options.get(field.name)) for field in _STEP]
     step += [
-        checkbox("keep_output", form.keep_output, "The warm-up's output stays alive"),
-        checkbox("numerics", form.numerics, "Check outputs on a reduced model"),
+        checkbox("keep_output", form.keep_output, "Keep warm-up output"),
+        checkbox("numerics", form.numerics, "Check outputs (reduced model)"),
     ]
     fields = [_knob("w", knob, form.knobs.get(knob["name"])) for knob in first]
     if modes_of(form, listing) != ["inference"]:
@@ -243,8 +252,8 @@ def _model_fields(form: FormFields, row: Mapping[str, Any], listing: Mapping[str
 
 def _search_fields(form: FormFields) -> Html:
     fields = [field.html(str(form.search.get(field.name, field.default))) for field in _SEARCH]
-    grid = checkbox("fit:grid", form.search.get("fit:grid") is True, "Map batch × sequence with it")
-    return tag("fieldset", tag("legend", "Search for what fits"), *fields, grid, class_="mv-fit-fields")
+    grid = checkbox("fit:grid", form.search.get("fit:grid") is True, "Map batch × sequence")
+    return tag("fieldset", tag("legend", "Configuration search"), *fields, grid, class_="mv-fit-fields")
 
 
 def _price_list(form: FormFields, listing: Mapping[str, Any], prices: PriceList) -> list[Html]:
@@ -307,7 +316,7 @@ def config_field_html(text: str) -> Html:
 
 def _knob(prefix: str, knob: Mapping[str, Any], text: str | None) -> Html:
     """A field for a knob of the listing."""
-    name, label = f"{prefix}:{knob['name']}", knob["name"].replace("_", " ").capitalize()
+    name, label = f"{prefix}:{knob['name']}", _term(prefix, knob["name"])
     help = f"{knob['help']}, {knob['unit']}" if knob["unit"] else knob["help"]
     value = knob_text(knob["default"]) if text is None else text
     if knob["type"] == "bool":
@@ -318,12 +327,18 @@ def _knob(prefix: str, knob: Mapping[str, Any], text: str | None) -> Html:
         # With none of them ticked the menu comes back.
         boxes = [checkbox(name, choice in on, choice, value=choice, data_several=True) for choice in choices]
         return tag("fieldset", tag("legend", label), *boxes, title=help, class_="mv-several")
-    options = [(choice, choice) for choice in choices]
+    options = [(choice, TERMS.get(f"{name}={choice}", choice)) for choice in choices]
     if len(options) > 1:
         options.append((EVERY_CHOICE, "several …"))
     # Blank is the default, which the title describes.
     value = "" if knob["default"] is None and value == knob_text(None) and not options else value
-    return _Field(name, label, options=tuple(options), help=help, placeholder="default").html(value)
+    placeholder = "default" if knob["default"] is None else None
+    return _Field(name, label, options=tuple(options), help=help, placeholder=placeholder).html(value)
+
+
+def _term(prefix: str, name: str) -> str:
+    words = name.replace("_", " ")
+    return TERMS.get(f"{prefix}:{name}") or TERMS.get(name) or words[:1].upper() + words[1:]
 
 
 def _card_field(form: FormFields, cards: Sequence[Mapping[str, Any]]) -> list[Html]:
@@ -391,12 +406,17 @@ def _chip_text(row: Mapping[str, Any], form: FormFields) -> str:
     changed = [knob for knob in knobs if values[knob["name"]] not in (None, knob_text(knob["default"]))]
     texts = []
     for knob in changed or knobs[:1]:
-        value = values[knob["name"]] or knob_text(knob["default"])
-        texts.append(value if knob["type"] == "text" else f"{knob['name'].replace('_', ' ')} {value}")
+        value, term = values[knob["name"]] or knob_text(knob["default"]), _term(f"o:{row['name']}", knob["name"])
+        if knob["type"] == "text":
+            texts.append(value)
+        elif knob["type"] == "bool":
+            texts.append(term if value == "true" else f"no {term[:1].lower()}{term[1:]}")
+        else:
+            texts.append(label_of_value(term, value, knob.get("says", "")))
     return cut(", ".join(texts), _LONGEST_CHIP)
 
 
-_LONGEST_CHIP = 18
+_LONGEST_CHIP = 32
 
 
 def _price_parts(form: FormFields, listing: Mapping[str, Any], prices: PriceList) -> dict[str, Html]:

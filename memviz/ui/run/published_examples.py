@@ -42,7 +42,6 @@ STORIES: Mapping[str, Mapping[str, Any]] = {
     },
     "flux-12-gb": {
         "workload": "flux_pipeline",
-        "on": "predict",
         "card": "NVIDIA GeForce RTX 3060",
         "optimizer": "none",
         "o:weight_offload": True,
@@ -51,7 +50,6 @@ STORIES: Mapping[str, Mapping[str, Any]] = {
     "sdxl-8-gb": {
         "workload": "sdxl_pipeline",
         "w:tile": "512",
-        "on": "predict",
         "card": "NVIDIA GeForce RTX 4060",
         "optimizer": "none",
         "o:weight_offload": True,
@@ -64,7 +62,6 @@ STORIES: Mapping[str, Mapping[str, Any]] = {
         "w:size": "8b",
         "w:sequence": "4096",
         "w:mode": "training",
-        "on": "predict",
         "card": "NVIDIA GeForce RTX 4090",
         "optimizer": "adamw",
         "o:lora": True,
@@ -77,7 +74,6 @@ STORIES: Mapping[str, Mapping[str, Any]] = {
         "w:batch": "8",
         "w:sequence": "2048",
         "w:mode": "training",
-        "on": "predict",
         "card": "NVIDIA GeForce RTX 4090",
         "optimizer": "adamw",
         "o:checkpointing": True,
@@ -98,7 +94,7 @@ STAND_INS: Mapping[str, Mapping[str, Any]] = {
 
 
 def stand_in_fields(finding: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """`finding` is a kind, as in `FindingKind`; where it runs stays as it was chosen."""
+    """`finding` is a kind, as in `FindingKind`; the card stays as it was chosen."""
     return {**_stored_fields(fields), **STAND_INS.get(finding, {})}
 
 
@@ -108,7 +104,7 @@ def story_fields(name: str, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _stored_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: fields[key] for key in ("on", "card", "memory", "numerics") if key in fields}
+    return {key: fields[key] for key in ("card", "memory", "numerics") if key in fields}
 
 
 class PublishedTables:

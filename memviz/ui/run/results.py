@@ -336,7 +336,7 @@ def _actions(variant: Variant, number: int, *, is_baseline: bool, is_shown: bool
     actions = [_open_button("Open", variant, number)] if is_shown else []
     if variant.is_pinned:
         actions.append(button("Unpin", "unpin", "mv-link", data_number=number, aria_label=f"Unpin {variant.label}"))
-    elif not is_baseline and is_shown:
+    elif not is_baseline and is_shown and variant.request.on != "cuda":
         title = "Keep this row while settings change, and the run among the kept ones"
         actions.append(button("Pin", "pin", "mv-link", data_number=number, title=title))
     return actions

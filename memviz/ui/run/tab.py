@@ -6,10 +6,8 @@ is done is kept in the visitor's own folder and opens like any other trace.
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any
@@ -21,10 +19,10 @@ from memviz.runner.jobs.service import OrderStatus, SearchStatus
 from memviz.text import Html, tag
 from memviz.ui.components.component import Panel, PlainForm, clicked, form_fields, turn_of
 from memviz.ui.components.plots import MemoryTimeline
-from memviz.ui.run.answer import MOST_PINNED, RunAnswers, RunState, refused, timeline_values, with_measured
+from memviz.ui.run.answer import RunAnswers, RunState, refused, timeline_values, with_measured
 from memviz.ui.run.cards import cards_html
 from memviz.ui.run.fit_results import fit_head_html, fit_html
-from memviz.ui.run.form import GENERAL, MOST_LIVE, RunRequests, changed, link_of, search_order
+from memviz.ui.run.form import GENERAL, MOST_LIVE, MOST_PINNED, RunRequests, changed, link_of, read_link, search_order
 from memviz.ui.run.form_html import (
     form_value,
     progress_html,
@@ -33,7 +31,13 @@ from memviz.ui.run.form_html import (
     stand_in_note,
 )
 from memviz.ui.run.predictions import request_key
-from memviz.ui.run.published_examples import STAND_INS, published_table_html, stand_in_fields, story_fields
+from memviz.ui.run.published_examples import (
+    STAND_INS,
+    STORIES,
+    published_table_html,
+    stand_in_fields,
+    story_fields,
+)
 from memviz.ui.run.results import head_html, kept_runs_value, legend_html, progress_text, results_html
 from memviz.ui.shell.gradio_events import IN_PARTS, in_parts
 from memviz.ui.shell.session import Context, Session
@@ -125,17 +129,13 @@ class _RunEvents:
         secret = visitor or secrets.token_urlsafe(18)
         if not state.drawn:
             yield [secret, *_values(head="", results=_LOOKING)]
-            order = self.answers.scheduler.newest_of(secret)
-            searched = self.answers.searches.newest_of(secret)
-            if state.is_linked and not (order and self.answers.is_answer(order, state.fields)):
-                order = searched = None
-            state = replace(state, drawn=1, order=order.id if order else "", search=searched.id if searched else "")
         finding = state.finding
-        begins = bool(finding) or (state.is_linked and not state.order)
-        if finding:
-            fields = stand_in_fields(finding, state.fields)
-            state = replace(state, fields=fields, drawn=state.drawn + 1, story="", finding="", stands_in=True)
         try:
+            state = state if state.drawn else self.answers.resumed(state, secret)
+            begins = bool(finding) or (state.link is not None and not (state.order or state.search))
+            if finding:
+                fields = stand_in_fields(finding, state.fields)
+                state = replace(state, fields=fields, drawn=state.drawn + 1, story="", finding="", stands_in=True)
             form = self._form(state)
         except MemvizError as error:
             yield [secret, *_values(results=refused_html(str(error)))]
@@ -145,12 +145,14 @@ class _RunEvents:
         is_empty = status is None and not state.search and not begins
         shown = self._answer_values(state, status) if status is not None and not state.search else {"results": ""}
         values = {"state": state, "form": form, "cards": cards_html() if is_empty else "", **shown}
-        yield [secret, *_values(**values, fit=self._fit_value(state))]
+        table = "" if is_empty or state.search else published_table_html(state.story, None)
+        yield [secret, *_values(**values, fit=self._fit_value(state), table=table)]
         # By itself: with the form it would take so long to be sent that a click could change the list meanwhile.
         yield [gr.skip(), *_values(kept=self._kept_value(secret))]
         parts: Iterator[list[Any]] = iter(())
         if begins:
-            parts = self._live(state, secret)
+            is_published = STORIES.get(state.story, {"": ""}).items() <= state.fields.items()
+            parts = self._story(state, secret) if is_published else self._live(state, secret)
         elif state.search:
             parts = self._searched(state, secret)
         elif status is not None and not status.is_over:
@@ -165,8 +167,9 @@ class _RunEvents:
         value = form_value(form, requests, listing, version=str(state.drawn), status=status, prices=prices)
         if state.stands_in:
             value["parts"]["stand-in"] = stand_in_note(form, listing)
-        if state.order:
-            value["parts"]["link"] = tag("i", data_mv_query=link_of(state.fields))
+        if state.order or state.search:
+            query = link_of(state.fields, state.pinned, state.story, is_search=bool(state.search))
+            value["parts"]["link"] = tag("i", data_mv_query=query)
         return value
 
     def _kept_value(self, visitor: str, fault: str = "") -> dict[str, Any]:
@@ -177,7 +180,8 @@ class _RunEvents:
     @in_parts
     def _changed(self, state: RunState, visitor: str, event: gr.EventData) -> Iterator[list[Any]]:
         fields, is_redrawn = changed(form_fields(event), state.fields, self.answers.listing())
-        state = replace(state, fields=fields, drawn=state.drawn + is_redrawn, stands_in=False)
+        story = state.story if fields.get("workload") == state.fields.get("workload") else ""
+        state = replace(state, fields=fields, drawn=state.drawn + is_redrawn, stands_in=False, story=story)
         yield from self._live(state, visitor, turn_of(event))
 
     @in_parts
@@ -189,8 +193,7 @@ class _RunEvents:
         if act == "story":
             fields = story_fields(story, fields)
             state = replace(state, fields=fields, drawn=state.drawn + 1, story=story, stands_in=False)
-            is_many = self.answers.parse(state.fields)[1].count > MOST_LIVE
-            yield from self._run(state, visitor, measures=False) if is_many else self._live(state, visitor)
+            yield from self._story(state, visitor)
         elif act == "fit":
             yield from self._search(replace(state, fields=fields, story=""), visitor)
         elif act in ("run", "measure"):
@@ -201,6 +204,10 @@ class _RunEvents:
 
     # -- the answer, which follows the form by itself
 
+    def _story(self, state: RunState, visitor: str) -> Iterator[list[Any]]:
+        is_many = self.answers.parse(state.fields)[1].count > MOST_LIVE
+        return self._run(state, visitor, measures=False) if is_many else self._live(state, visitor)
+
     def _live(self, state: RunState, visitor: str, turn: int = 0) -> Iterator[list[Any]]:
         """Predict what the form describes, unless it has faults or too many variants."""
         is_current = self.answers.begin_turn(visitor, turn)
@@ -210,10 +217,9 @@ class _RunEvents:
         _, requests = self.answers.parse(state.fields)
         many = requests.count > MOST_LIVE
         if requests.faults or not requests.count or many:
-            has_answer = bool(state.order or state.search)
             text = "Press Predict for these variants." if many else "Fix the marked fields."
-            stale = stale_html(f"{text} Below is the answer of before.") if has_answer else ""
-            yield _values(state=state, form=self._form(state), progress=stale)
+            text += " Below is the answer of before." if state.order or state.search else ""
+            yield _values(state=state, form=self._form(state), progress=stale_html(text))
             return
         wanted = self.answers.with_pinned(requests, state.pinned)
         yield from takewhile(lambda _: is_current(), self._begun(state, visitor, wanted, keeps=False))
@@ -436,12 +442,11 @@ def _values(**values: Any) -> list[Any]:
 
 
 def state_from_link(query: Mapping[str, str]) -> RunState | None:
-    """Return the form that a link describes, without the knobs of what is off; None for another link."""
-    with suppress(ValueError, RecursionError):
-        fields = json.loads(query.get(ID, "")) if query.get("tab") == ID else None
-        if isinstance(fields, dict) and all(isinstance(value, str | bool) for value in fields.values()):
-            return RunState(fields=fields, is_linked=True)
-    return None
+    link = read_link(query)
+    if link is None:
+        return None
+    is_there = STORIES.get(link.story, {"": ""}).get("workload") == link.fields.get("workload")
+    return RunState(fields=link.fields, link=link, story=link.story if is_there else "")
 
 
 def with_finding(state: RunState, finding: str) -> RunState:

@@ -9,7 +9,7 @@ const OF_THE_TIMELINE = ["at", "from", "to", "low", "high", "pin", "order", "col
 const OURS = [
   ...["trace", ...OF_THE_TIMELINE, "tab"],
   ...["traces", "other", "by", "sort", "align", "step", "name", "overlay"],
-  "run",
+  ...["run", "pins", "story", "fit"],
   ...["memory", "card", "overhead", "expandable", "max_split", "roundup", "threshold", "more", "release"],
 ];
 const COMPARE = "Compare";

@@ -66,7 +66,19 @@ def test_the_trace_of_a_run_has_its_figures(answers: RunAnswers) -> None:
     session = answers.opened(Session(), done.id)
     facts = [answers.store.get(each.key).about.facts for each in session.opened]  # type: ignore[union-attr]
     assert all(fact["work"].endswith(" TFLOP") for fact in facts)
-    assert (facts[0]["output difference"], facts[1].get("output difference")) == ("–", None)
+    assert (facts[0]["output difference"], facts[1]["output difference"]) == ("–", "not compared")
+
+
+def test_an_output_check_made_since_is_compared_and_kept(answers: RunAnswers) -> None:
+    done = over(answers, answers.begin(asked("Baseline", "Half"), "checked", keeps=False))
+    checks = RunRequests((replace(done.variants[1].request, numerics=True),), ("Half",))
+    for _ in answers.in_background(done, checks, "checked"):
+        pass
+    answers.keep_variant(done, 1, "checked")
+    compared = answers.opened(Session(), done.id)
+    kept = answers.reopened(Session(), "checked", answers.kept("checked").all()[0].id)
+    traces = [answers.store.get(each.key) for each in (compared.opened[1], kept.opened[0])]
+    assert [trace.about.facts["output difference"] for trace in traces if trace] == ["bitwise equal"] * 2
 
 
 def test_a_full_disk_costs_only_the_kept_copy(tmp_path: Path) -> None:

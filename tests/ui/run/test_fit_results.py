@@ -19,7 +19,7 @@ from tests.ui.page import HOSTILE, elements, rows, words
 
 GiB = 1 << 30
 ORDER = SearchOrder(Request("gpt2"))
-ASKED = RunRequests((Request("gpt2", {"batch": "4"}, (("checkpointing", {}),), on="auto"),), ("Baseline",))
+ASKED = RunRequests((Request("gpt2", {"batch": "4"}, (("checkpointing", {}),)),), ("Baseline",))
 
 
 def ways() -> tuple[dict[str, Any], ...]:

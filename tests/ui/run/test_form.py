@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from typing import Any
+from urllib.parse import parse_qsl
 
 import pytest
 
 from memviz.runner.jobs.limits import most_bytes
+from memviz.runner.listing import listing
 from memviz.ui.run.answer import AT_HOME, ON_A_SPACE, run_limits
 from memviz.ui.run.form import (
     FIRST_MEMORY,
@@ -18,10 +21,13 @@ from memviz.ui.run.form import (
     changed,
     field_of_refusal,
     form_fields_of,
+    link_of,
+    read_link,
     requests_of,
     without_effect,
 )
-from memviz.ui.run.form_html import NO_DEVICE, buttons_html, form_html, form_value, refused_html
+from memviz.ui.run.form_html import NO_DEVICE, TERMS, buttons_html, form_html, form_value, refused_html
+from memviz.ui.run.predictions import request_key
 from memviz.ui.run.published_examples import story_fields
 from tests.ui.page import elements, words
 
@@ -181,7 +187,6 @@ def test_knobs_of_what_is_switched_off_change_nothing() -> None:
         ({"w__mode": "resting"}, {"w:mode": "resting is none of inference, training."}),
         ({"o__split": True, "o__split__parts": "4.5"}, {"o:split:parts": "4.5 is not a whole number."}),
         ({"o__split__parts": "4.5"}, {}),
-        ({"on": "the moon"}, {"run": "on is one of auto, predict, cuda; not the moon."}),
     ],
 )
 def test_what_does_not_go_is_said_where_it_stands(fields: dict[str, Any], faults: dict[str, str]) -> None:
@@ -364,22 +369,17 @@ def test_strangers_on_a_space_get_less_than_whoever_is_at_home() -> None:
     )
 
 
-def test_a_story_leaves_where_it_runs_as_it_was_chosen() -> None:
-    fields = story_fields("checkpointing", {"card": "NVIDIA X", "on": "cuda", "w:batch": "9", "o:cast": True})
-    assert (fields["card"], fields["on"], fields["workload"], "w:batch" in fields) == (
-        "NVIDIA X",
-        "cuda",
-        "ltx_video",
-        False,
-    )
+def test_a_story_leaves_the_card_as_it_was_chosen() -> None:
+    fields = story_fields("checkpointing", {"card": "NVIDIA X", "w:batch": "9", "o:cast": True})
+    assert (fields["card"], fields["workload"], "w:batch" in fields) == ("NVIDIA X", "ltx_video", False)
 
 
-def test_many_gpus_are_asked_of_a_prediction_alone() -> None:
+def test_axes_are_asked_of_many_gpus_alone() -> None:
     def parallel(**fields: Any) -> list[dict[str, str]]:
         return [dict(each.parallel) for each in asked(**fields).requests]
 
     assert parallel(p__gpus="8", p__tensor="2", p__shard="") == [{"gpus": "8", "tensor": "2"}]
-    assert parallel(p__gpus="1", p__tensor="2") == [{}] == parallel(p__gpus="8", on="cuda") == parallel()
+    assert parallel(p__gpus="1", p__tensor="2") == [{}] == parallel()
     variants = parallel(p__gpus="8", o__split=True)
     assert variants == [{"gpus": "8"}] * 2
 
@@ -395,3 +395,44 @@ def test_what_is_wrong_with_an_axis_stands_at_its_field() -> None:
     assert field_of_refusal("tensor is 2, and this model's heads are 3: it must divide.", requests) == "p:tensor"
     value = form_value(form_fields_of({"workload": "tiny", "p:gpus": "8"}, LISTING), requests, LISTING, version="1")
     assert value["parts"]["parallel"] == "8 GPUs: 8 shard"
+
+
+def test_a_link_restores_the_form_and_what_is_pinned() -> None:
+    fields = {"workload": "tiny", "w:batch": "2", "card": "24GiB", "warmup": "3", "note": "", "p:gpus": "2"}
+    pinned = [
+        *asked(w__batch="3", card="L4", o__split=True, o__split__parts="2, 8", keep_output=True).requests[1:],
+        *asked(w__mode="training", card="24GiB", warmup="3", p__gpus="4").requests,
+    ]
+    query = dict(parse_qsl(link_of(fields, [(one, "<b>") for one in pinned], "checkpointing", is_search=True)))
+    link = read_link(query)
+    assert link is not None and (link.story, link.is_search) == ("checkpointing", True)
+    assert link.fields == {key: value for key, value in fields.items() if value}
+    assert [label for label, _ in link.pins] == ["<b>"] * 3
+    again = [requests_of(form_fields_of(own, LISTING), LISTING).requests[-1] for _, own in link.pins]
+    assert list(map(request_key, again)) == list(map(request_key, pinned))
+    assert read_link({key: query[key] for key in ("tab", "run")}) == replace(link, pins=(), story="", is_search=False)
+
+
+def test_a_link_is_bounded_and_what_is_no_form_in_it_is_left_out() -> None:
+    (request,) = asked(w__note="n" * 2000).requests
+    text = link_of({"workload": "tiny"}, [(request, "l" * 999)] * 8, "", is_search=False)
+    link = read_link(dict(parse_qsl(text)))
+    assert link is not None and len(text) <= 8000 and 0 < len(link.pins) < 8 and len(link.pins[0][0]) < 200
+    form = {"tab": "run", "run": '{"workload":"tiny"}'}
+    bad = [3, None, [], ["a"], ["a", 3], [{}, {}], ["a", {"w:batch": 2}], ["good", {}], *[["more", {}]] * 20]
+    link = read_link({**form, "pins": json.dumps(bad)})
+    assert link is not None and [label for label, _ in link.pins] == ["good", *["more"] * 7]
+    for pins in ("", "{}", "3", "[" * 5000, "no"):
+        assert read_link({**form, "pins": pins}) == replace(link, pins=())
+    for run in ("", "[]", "[" * 5000, '{"w:batch":[]}', json.dumps({"w:note": "n" * 9000})):
+        assert read_link({"tab": "run", "run": run}) is None
+
+
+def test_terms_are_of_knobs_that_there_are() -> None:
+    listed = listing()
+    rows = [("w", row) for row in listed["workloads"]]
+    rows += [(f"o:{row['name']}", row) for row in listed["optimizations"]]
+    knobs = [(prefix, knob) for prefix, row in rows for knob in row["knobs"]]
+    names = {name for prefix, knob in knobs for name in (knob["name"], f"{prefix}:{knob['name']}")}
+    names |= {f"{prefix}:{knob['name']}={value}" for prefix, knob in knobs for value in knob["choices"]}
+    assert set(TERMS) - names == set()

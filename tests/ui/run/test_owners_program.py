@@ -40,7 +40,7 @@ def test_its_functions_are_offered_with_their_parameters_and_run(program: Path, 
         assert (row["title"], row["sentence"]) == ("layers of mine.py", "Layers of mine.")
         knobs = {knob["name"]: (knob["type"], knob["default"]) for knob in row["knobs"]}
         assert (knobs["width"], knobs["depth"], "small" in knobs) == (("int", 256), ("int", 2), False)
-        fields = {"workload": f"{program}:layers", "w:width": "512", "on": "predict", "numerics": False}
+        fields = {"workload": f"{program}:layers", "w:width": "512", "numerics": False}
         _, asked = answers.parse(fields)
         assert [(request.workload, request.settings) for request in asked.requests] == [
             (f"{program}:layers", {"width": "512"})
@@ -56,7 +56,7 @@ def test_a_page_that_was_not_started_with_it_takes_another_workload(program: Pat
     answers = RunAnswers(TraceStore(), tmp_path / "runs")
     try:
         assert not any(".py" in row["name"] for row in answers.listing()["workloads"])
-        _, asked = answers.parse({"workload": f"{program}:layers", "on": "predict"})
+        _, asked = answers.parse({"workload": f"{program}:layers"})
         assert not any(".py" in request.workload for request in asked.requests)
     finally:
         answers.close()
