@@ -26,13 +26,6 @@ from memviz.predictor.known_values import may_return_indices
 from memviz.predictor.shapes import SHAPE_RULES, ResultCache, ShapeKey, tensors_of
 from memviz.predictor.workspaces import OperatorCall, Temporaries
 
-# Rules for the memory of operators, by family: what they take, and the evidence for it.
-#
-# A rule is proved where a program of `tests/truth` takes memory by it and every size agrees with the recording, in
-# its order. What is read follows torch's source and was not compared with a card; what is estimated follows from how
-# a kernel must work; what is not predicted is missing from every peak, and an estimate from shapes is reported
-# instead. A recording proves the operator families that it runs.
-
 
 class Standing(StrEnum):
     PROVED = "proved"
@@ -103,8 +96,7 @@ def _more_of_convolutions(call: OperatorCall) -> tuple[int, int]:
     channels for each pixel of the other. With a stride that is the coarser one; if its gradient is not computed, or
     windows do not overlap, only the finer one has windows. A forward whose copies are counted took less on an H100.
     """
-    args, out = call.args, call.out
-    tensors = [tensor for tensor in args[:3] if isinstance(tensor, Tensor) and tensor.dim() > 2]
+    args, out, tensors = call.args, call.out, taken.images_and_weight(call)
     large = [tensor for tensor in (*tensors, *tensors_of(out)) if tensor.dim() > 2]
     if len(tensors) < 2:
         return 0, 0
@@ -126,7 +118,7 @@ def _more_of_convolutions(call: OperatorCall) -> tuple[int, int]:
 
 
 _BYTES_OF_A_MULTIPROCESSOR = 64 << 10
-"""What a kernel that splits its sums keeps for each; up to two of these were seen beside the copies."""
+"""Kept for each by a kernel that splits its sums; up to two of these were seen beside the copies."""
 
 
 def _pixels(image: Tensor) -> int:
@@ -402,7 +394,7 @@ _MISSING = (
         },
         family=CONVOLUTIONS,
         not_counted="some of cuDNN's workspaces",
-        note="cuDNN takes a workspace for each convolution, chosen as it runs. Counted are its copies for tensor cores, as "
+        note="cuDNN takes a workspace for each convolution, chosen as it runs. Its copies for tensor cores are counted, as "
         "measured on an H100; what it takes besides, most in training, is not.",
         missing_bytes=_more_of_convolutions,
     ),

@@ -308,12 +308,12 @@ def convolution_buffers(call: OperatorCall) -> Sizes:
 
 def convolution_copies(call: OperatorCall) -> Sizes:
     """Tensors are copied to the layout of a convolution, in a backward the gradient too (read)."""
-    tensors = _images_and_weight(call)
+    tensors = images_and_weight(call)
     layout = convolution_layout(*tensors[-2:])
     return [tensor.nbytes for tensor in tensors if not tensor.is_contiguous(memory_format=layout)]
 
 
-def _images_and_weight(call: OperatorCall) -> list[Tensor]:
+def images_and_weight(call: OperatorCall) -> list[Tensor]:
     """Input and weight of a convolution; before them, in a backward, the gradient of the result."""
     return [arg for arg in call.args[:3] if isinstance(arg, Tensor) and arg.dim() > 2]
 
@@ -325,7 +325,7 @@ _CHANNELS_AT_ONCE = {torch.float32: 4, torch.float16: 8, torch.bfloat16: 8}
 
 def convolves_on_tensor_cores(call: OperatorCall) -> bool:
     """True where cuDNN copies contiguous tensors to channels last, as tensor cores want them."""
-    tensors = _images_and_weight(call)
+    tensors = images_and_weight(call)
     if len(tensors) < 2 or call.card.is_amd or call.card.capability < _CONVOLUTIONS_MEASURED_SINCE:
         return False
     dtype, is_backward = tensors[-1].dtype, len(tensors) == 3
@@ -340,7 +340,7 @@ def _convolution_workspaces(call: OperatorCall) -> Iterator[int]:
     They hold both images and the weight. With windows of one pixel, a convolution without stride takes nothing, and
     one with stride the images alone.
     """
-    *_, image, weight = tensors = _images_and_weight(call)
+    *_, image, weight = tensors = images_and_weight(call)
     is_backward = len(tensors) == 3
     strides, other = call.args[4 if is_backward else 3], tensors[0] if is_backward else call.out
     copied = [image, other]
