@@ -394,8 +394,8 @@ _MISSING = (
         },
         family=CONVOLUTIONS,
         not_counted="some of cuDNN's workspaces",
-        note="cuDNN takes a workspace for each convolution, chosen as it runs. Its copies for tensor cores are counted, as "
-        "measured on an H100; what it takes besides, most in training, is not.",
+        note="cuDNN takes a workspace for each convolution, chosen as it runs. Its copies for tensor cores are "
+        "counted, as measured on an H100; what it takes besides, most in training, is not.",
         missing_bytes=_more_of_convolutions,
     ),
     PredictorRule(

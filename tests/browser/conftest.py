@@ -32,7 +32,8 @@ _ARGUMENTS = [
     "--disable-sync",
 ]
 _SIZE = {"width": 1440, "height": 1000}
-_PATIENCE_SECONDS = 120
+PATIENCE_SECONDS = 240
+"""A first run imports PyTorch, and the prices of a large model take minutes on a busy machine."""
 # Gradio's messages about its open connections when their page closes.
 _CUT_BY_LEAVING = (
     "AbortError: signal is aborted",
@@ -67,12 +68,12 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 @pytest.fixture(autouse=True)
-def patience(request: pytest.FixtureRequest) -> None:
+def patience() -> None:
     """Set the timeout of `expect`, which is global, for each test."""
     with suppress(ImportError):
         from playwright.sync_api import expect
 
-        expect.set_options(timeout=getattr(request.module, "PATIENCE_MS", _PATIENCE_SECONDS * 1000))
+        expect.set_options(timeout=PATIENCE_SECONDS * 1000)
 
 
 @pytest.fixture(scope="package")
@@ -134,7 +135,7 @@ def new_visitor(browser: Any) -> Any:
     """Cookies, storage and all."""
     opened = browser.new_context(viewport=_SIZE)
     # A machine that runs tests for others may be slow; who waits for what never comes learns of it later.
-    opened.set_default_timeout(_PATIENCE_SECONDS * 1000)
+    opened.set_default_timeout(PATIENCE_SECONDS * 1000)
     opened.grant_permissions(["clipboard-read", "clipboard-write"])
     return opened
 

@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 
 from tests.browser.conftest import reload
-from tests.browser.test_run import PAGE, PATIENCE_MS, choose_model, field, opened, press, row, verdict
+from tests.browser.test_run import PAGE, choose_model, field, opened, press, row, verdict
 from tests.server import ROOT, started
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 expect = playwright.expect
-__all__ = ["PATIENCE_MS"]
 
 TINY = {
     "model_type": "llama",

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser.conftest import program
+from tests.browser.conftest import PATIENCE_SECONDS, program
 from tests.browser.test_run import opened
 from tests.runner.processes import wait_until
 from tests.server import ROOT, Server, started
@@ -18,7 +18,6 @@ from tests.server import ROOT, Server, started
 pytest.importorskip("gradio_client")
 expect = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed").expect
 Status = pytest.importorskip("gradio_client.utils").Status
-PATIENCE_MS = 150_000
 MOST_THREADS = 40
 """Threads of a client; it queues requests beyond them."""
 PAGE = """
@@ -69,7 +68,7 @@ def ask(client: Any, workload: str = "done", **settings: str) -> Any:
 
 
 def done(job: Any) -> bool:
-    return bool(job.result(timeout=PATIENCE_MS / 1000)["workload"] == "done")
+    return bool(job.result(timeout=PATIENCE_SECONDS)["workload"] == "done")
 
 
 def held(gates: list[Path]) -> list[Path]:

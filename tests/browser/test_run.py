@@ -17,8 +17,6 @@ from tests.server import ROOT, started
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 expect = playwright.expect
-PATIENCE_MS = 40_000
-"""A first run imports PyTorch and the libraries of models."""
 
 SMALL = {"sequence": "256", "layers": "2"}
 """Settings of the feed-forward stack that run in a fraction of a second."""

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from tests.browser.test_axe import RESTS, SERIOUS, TWO_FRAMES, violations
-from tests.browser.test_run import PATIENCE_MS, choose_model, done, field, fill, opened, page_of, row, switch
+from tests.browser.test_run import choose_model, done, field, fill, opened, page_of, row, switch
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 expect = playwright.expect
-__all__ = ["PATIENCE_MS"]
 
 MOST_WORDS, MOST_CONTROLS = 140, 40
 # A figure with its unit is no word; Gradio keeps copies of the tabs for narrow windows, which are never shown.

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from tests.browser.test_run import PATIENCE_MS, done, fill, opened, press, row, small, switch, verdict
+from tests.browser.test_run import done, fill, opened, press, row, small, switch, verdict
 from tests.server import ROOT, started
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 expect = playwright.expect
-__all__ = ["PATIENCE_MS"]
 
 PAGE = """
 from memviz.runner import execute

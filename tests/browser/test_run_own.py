@@ -15,12 +15,11 @@ from typing import Any
 import pytest
 
 from tests.browser.test_fit import TINY, own_model
-from tests.browser.test_run import PATIENCE_MS, done, field, fill, opened, row, switch, verdict
+from tests.browser.test_run import done, field, fill, opened, row, switch, verdict
 from tests.server import ROOT, started
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 expect = playwright.expect
-__all__ = ["PATIENCE_MS"]
 
 PAGE = """
 import os
@@ -103,7 +102,7 @@ def reserved_mib(tab: Any, number: int) -> float:
 
 
 def prices_are_known(tab: Any) -> None:
-    expect(tab.locator(".mv-shimmer")).to_have_count(0, timeout=2 * PATIENCE_MS)
+    expect(tab.locator(".mv-shimmer")).to_have_count(0)
 
 
 def test_a_function_of_the_file_has_prices_a_check_and_a_true_command(tab: Any, program: Path) -> None:

@@ -18,8 +18,6 @@ from tests.server import started
 from tests.traces import MiB
 
 expect = playwright.expect
-PATIENCE_MS = 150_000
-"""A first run imports PyTorch."""
 
 PAGE = """
 from memviz.ui.app import build_app, launch_options

@@ -15,7 +15,6 @@ from tests.traces import alloc, frame, free, snapshot
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 expect = playwright.expect
-PATIENCE_MS = 150_000
 
 
 def written(folder: Path, name: str, count: int = 200) -> Path:
