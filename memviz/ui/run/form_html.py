@@ -67,7 +67,7 @@ _OPTIMIZER = _Field(
         ("adamw-fused", "AdamW, fused"),
         ("adamw-for-loop", "AdamW, one parameter at a time"),
         ("sgd", "SGD"),
-        ("none", "no optimizer step"),
+        ("none", "none"),
     ),
 )
 _STEP = (
