@@ -73,6 +73,7 @@ def answered(tab: Any) -> None:
     expect(row(tab, 1)).to_contain_text("bitwise equal")
     done(tab, 2)
     expect(tab.locator(".mv-shimmer")).to_have_count(0)
+    expect(tab.locator(":is(#run-A, #run-B) .mvt-plot:visible")).to_have_count(2)
 
 
 def expect_nothing_serious(tab: Any, *, is_dark: bool) -> None:

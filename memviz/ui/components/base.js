@@ -242,7 +242,11 @@ export class Component {
  * @param {new (host: HTMLElement, gradio: Gradio) => Kind} kind */
 export const mounting = (kind) => (/** @type {HTMLElement} */ host, /** @type {Gradio} */ gradio) => {
   const component = new kind(host, gradio);
-  gradio.watch("value", () => component.load(gradio.props.value));
-  component.load(gradio.props.value);
+  const load = () => {
+    const { value } = gradio.props;
+    component.load(typeof value === "string" ? (value ? JSON.parse(value) : null) : value);
+  };
+  gradio.watch("value", load);
+  load();
   return component;
 };

@@ -7,7 +7,6 @@ scripts build on.
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Callable, Sequence
 from functools import wraps
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import gradio as gr
+import orjson
 
 from memviz.errors import MemvizError, UsageError
 from memviz.trace.model import DeviceTrace, Trace
@@ -22,6 +22,7 @@ from memviz.ui.components.scripts import bundle
 
 PLACE = '<div class="mv-place"></div>'
 """The element that a script draws into."""
+_OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 Find = Callable[[str], tuple[Trace, DeviceTrace] | None]
 """Return the trace and device of a key; None if it is not open."""
 Request = dict[str, Any]
@@ -55,6 +56,11 @@ class Component(gr.HTML):
     @classmethod
     def style(cls) -> str:
         return cls.looks.read_text(encoding="utf-8") if cls.looks else ""
+
+    # One text: of an object Gradio would send differences from one yield to the next and apply them to the object that
+    # it has handed over, and a value that is not drawn yet when `gr.skip()` follows would be lost.
+    def postprocess(self, value: Any) -> str | None:
+        return orjson.dumps(value, option=_OPTIONS).decode() if isinstance(value, dict) else value
 
     def api_info(self) -> dict[str, Any]:
         return {"type": "object"}
@@ -151,11 +157,6 @@ class PlainForm(Component):
 
     script = Path(__file__).parent / "plain_form" / "plain_form.js"
     tells = ("input", "click")
-
-    # One text: of an object Gradio would send differences from one yield to the next and apply them to the object that
-    # it has handed over, and a value that is not drawn yet when `gr.skip()` follows would be lost.
-    def postprocess(self, value: Any) -> str:
-        return json.dumps(value) if isinstance(value, dict) else ""
 
 
 def form_fields(event: gr.EventData) -> dict[str, Any]:

@@ -35,10 +35,9 @@ class PlainForm extends Component {
     narrow.addEventListener("change", () => this.fold());
   }
 
-  /** @override @param {string | null} text */
-  load(text) {
+  /** @override @param {Value | null} value */
+  load(value) {
     this.attach();
-    const value = text ? /** @type {Value} */ (JSON.parse(text)) : null;
     this.form.hidden = !value || !value.html;
     if (!value) return;
     if (value.version !== this.version && !isOlder(value.version, this.version)) this.draw(value);
