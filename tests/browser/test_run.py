@@ -328,7 +328,7 @@ def test_the_list_can_be_sorted_by_what_is_saved(tab: Any) -> None:
     tab.evaluate(
         """() => {
           const host = [...document.querySelectorAll("#run-form, #run-form *")].find((each) => each.memviz);
-          host.memviz.load(JSON.stringify({ version: "0", html: "<p>older</p>", faults: {}, parts: { idle: "late" } }));
+          host.memviz.load({ version: "0", html: "<p>older</p>", faults: {}, parts: { idle: "late" } });
         }"""
     )
     expect(tab.get_by_role("button", name="by group")).to_be_visible()
