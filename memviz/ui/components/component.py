@@ -7,6 +7,7 @@ scripts build on.
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Callable, Sequence
 from functools import wraps
@@ -14,7 +15,6 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import gradio as gr
-import orjson
 
 from memviz.errors import MemvizError, UsageError
 from memviz.trace.model import DeviceTrace, Trace
@@ -22,7 +22,6 @@ from memviz.ui.components.scripts import bundle
 
 PLACE = '<div class="mv-place"></div>'
 """The element that a script draws into."""
-_OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 Find = Callable[[str], tuple[Trace, DeviceTrace] | None]
 """Return the trace and device of a key; None if it is not open."""
 Request = dict[str, Any]
@@ -60,7 +59,8 @@ class Component(gr.HTML):
     # One text: of an object Gradio would send differences from one yield to the next and apply them to the object that
     # it has handed over, and a value that is not drawn yet when `gr.skip()` follows would be lost.
     def postprocess(self, value: Any) -> str | None:
-        return orjson.dumps(value, option=_OPTIONS).decode() if isinstance(value, dict) else value
+        # Numbers of numpy become Python's.
+        return json.dumps(value, default=lambda each: each.tolist()) if isinstance(value, dict) else value
 
     def api_info(self) -> dict[str, Any]:
         return {"type": "object"}
