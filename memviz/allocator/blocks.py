@@ -308,7 +308,7 @@ class AddressSpace(Protocol):
         """Leave out segments, by address and size, that are there already, with room for what expands."""
 
 
-def _round_up(size: int, unit: int) -> int:
+def round_up(size: int, unit: int) -> int:
     return -(-size // unit) * unit
 
 
@@ -324,7 +324,7 @@ class AscendingAddresses:
 
     def take(self, size: int) -> int:
         address = self._next
-        self._next += _round_up(size, _GRANULE)
+        self._next += round_up(size, _GRANULE)
         return address
 
     def give_back(self, address: int, size: int) -> None:
@@ -352,9 +352,9 @@ class LinuxAddresses:
         self._by_age: dict[int, _Chunk] = {}
 
     def take(self, size: int) -> int:
-        size = _round_up(size, _GRANULE)
+        size = round_up(size, _GRANULE)
         newest = max((ages[-1] for room, ages in self._open.items() if room >= size), default=0)
-        chunk = self._by_age[newest] if newest else self._new_chunk(_round_up(size, _CHUNK))
+        chunk = self._by_age[newest] if newest else self._new_chunk(round_up(size, _CHUNK))
         self._close(chunk)
         address = chunk.take(size)
         self._reopen(chunk)
@@ -366,7 +366,7 @@ class LinuxAddresses:
             return
         chunk = self._chunks[at]
         self._close(chunk)
-        chunk.give_back(address, address + _round_up(size, _GRANULE))
+        chunk.give_back(address, address + round_up(size, _GRANULE))
         if chunk.holes == [(chunk.begin, chunk.end)]:
             del self._chunks[at], self._by_age[chunk.age]
         else:
@@ -375,7 +375,7 @@ class LinuxAddresses:
     def begin_beside(self, segments: Sequence[tuple[int, int]], room: int) -> None:
         spans: list[list[int]] = []
         for address, size in sorted(segments, reverse=True):
-            begin, end = address // _CHUNK * _CHUNK, _round_up(address + size, _CHUNK)
+            begin, end = address // _CHUNK * _CHUNK, round_up(address + size, _CHUNK)
             if spans and spans[-1][0] < end:
                 spans[-1][0] = min(begin, spans[-1][0])
             else:
@@ -385,7 +385,7 @@ class LinuxAddresses:
         for address, size in segments:
             chunk = self._chunks[bisect_right(self._chunks, address, key=_begin) - 1]
             self._close(chunk)
-            chunk.fill(address, address + _round_up(size, _GRANULE))
+            chunk.fill(address, address + round_up(size, _GRANULE))
             self._reopen(chunk)
         self._top = spans[0][1] if spans else self._top
 

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from memviz.allocator.blocks import round_up
 from memviz.predictor.cards import KnownCard
 from memviz.predictor.shapes import convolution_layout, image_layout
 
@@ -44,10 +45,6 @@ class OperatorCall(NamedTuple):
 Sizes = Iterable[int | tuple[int, ...]]
 """Bytes of each buffer; a tuple is taken and given back before the next."""
 Temporaries = Callable[[OperatorCall], Sizes]
-
-
-def _round_up(value: int, unit: int) -> int:
-    return -(-value // unit) * unit
 
 
 # Copies between host and card need a contiguous buffer where the two sides differ in layout or type
@@ -137,7 +134,7 @@ def _splits(blocks: int, keys: int, width: int, card: KnownCard) -> int:
 
 
 def _flash_width(width: int) -> int:
-    return _round_up(width, 32 if width <= 128 else 64)
+    return round_up(width, 32 if width <= 128 else 64)
 
 
 def flash_backward(call: OperatorCall) -> Sizes:
@@ -148,7 +145,7 @@ def flash_backward(call: OperatorCall) -> Sizes:
     query, key = call.args[1:3]
     yield from (each.nbytes for each in (call.args[0], call.args[4]) if not each.transpose(1, 2).is_contiguous())
     batch, heads, rows, width = query.shape
-    sums = batch * heads * _round_up(rows, 128) * _SINGLE
+    sums = batch * heads * round_up(rows, 128) * _SINGLE
     yield from (sums, sums * _flash_width(width))
     if key.size(1) != heads:
         expanded = batch * heads * key.size(2) * width * query.element_size()
@@ -355,7 +352,7 @@ def _convolution_workspaces(call: OperatorCall) -> Iterator[int]:
 def _bytes_for_tensor_cores(tensor: Tensor) -> int:
     unit = _CHANNELS_AT_ONCE[tensor.dtype]
     first, channels = tensor.shape[:2]
-    return first * _round_up(channels, unit) * tensor[0, 0].numel() * tensor.element_size()
+    return first * round_up(channels, unit) * tensor[0, 0].numel() * tensor.element_size()
 
 
 def enlarging_copies(call: OperatorCall) -> Sizes:
@@ -427,7 +424,7 @@ def sort_scratch_bytes(count: int, highest: int, card: KnownCard) -> int:
     tile = next(size for architecture, size in _TILES if card.architecture >= architecture)
     copies = _INDEX * count if passes > 1 else 0
     parts = (passes * _DIGITS * _INDEX, ceil(count / tile) * _DIGITS * _COUNTER, copies, copies, passes * _COUNTER)
-    return sum(_round_up(part, _SCRATCH_ALIGNMENT) for part in parts) + _SCRATCH_ALIGNMENT - 1
+    return sum(round_up(part, _SCRATCH_ALIGNMENT) for part in parts) + _SCRATCH_ALIGNMENT - 1
 
 
 def index_copies(call: OperatorCall) -> Sizes:

@@ -213,7 +213,7 @@ CONVOLVED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[int]]]
 
 @pytest.mark.parametrize("name", CONVOLVED)
 def test_tensor_cores_convolve_copies_in_channels_last(name: str) -> None:
-    """As measured on an H100 with cuDNN 9.19; older cards were not measured, and nothing is counted there."""
+    """Sizes measured on an H100 (cuDNN 9.19). For cards before Ampere, not measured, no workspace is counted."""
     make, shape, sizes = CONVOLVED[name]
 
     def run() -> None:

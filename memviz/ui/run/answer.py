@@ -118,7 +118,7 @@ class RunState:
     finding: str = ""
     """The kind of a finding that led here, until the form says what helps against it."""
     link: RunLink | None = None
-    """Where the fields are from, if it is a link, which is to be answered."""
+    """Link that filled the form; its answer starts by itself."""
     stands_in: bool = False
     """The model of the form stands in for that of a recording, until the form is changed."""
 
