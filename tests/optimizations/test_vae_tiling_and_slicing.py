@@ -98,9 +98,11 @@ def run(batch: int, size: int, *names: str) -> Run:
 @pytest.mark.slow
 def test_activations_of_a_run_are_one_picture_s_or_one_tile_s() -> None:
     """Besides, latents and pictures exist at the peak, and finished tiles, which overlap by a quarter."""
-    one, three, sliced = run(1, 256), run(3, 256), run(3, 256, "vae_slicing")
+    one, three, six, sliced = run(1, 256), run(3, 256), run(6, 256), run(3, 256, "vae_slicing")
     picture = 3 * 256 * 256 * 2
-    assert three.peak_allocated_bytes - three.weights_bytes > 2.4 * (one.peak_allocated_bytes - one.weights_bytes)
+    # Not three to one: cuDNN copies the images of a batch of one, whose strides do not count as channels last.
+    assert six.peak_allocated_bytes - six.weights_bytes > 1.8 * (three.peak_allocated_bytes - three.weights_bytes)
+    assert sliced.peak_allocated_bytes < 0.6 * three.peak_allocated_bytes
     assert 0 < sliced.peak_allocated_bytes - one.peak_allocated_bytes <= 3 * picture
     tile, tiled = run(1, 128), run(1, 256, "vae_tiling")
     assert 0 < tiled.peak_allocated_bytes - tile.peak_allocated_bytes <= 2 * 9 * picture / 4
