@@ -54,7 +54,7 @@ from memviz.predictor.cuda.streams import GraphPools, StreamOrder, follow_data_p
 from memviz.predictor.decompositions import FLEX_ASSUMED, SLICES_UNTIL, flex_attention, index_with_every_slice
 from memviz.predictor.group.process_group import run_on_shards
 from memviz.predictor.hooks import Mode, follow_threads, follow_triton, follow_workers
-from memviz.predictor.recorder import NOTHING_TO_COPY, AllocationRecorder, MoveTo, move_model
+from memviz.predictor.recorder import NOTHING_TO_COPY, AllocationRecorder, ModelMove, MoveTo, move_model
 from memviz.predictor.rules import Operator, Treatment, treatment_of
 from memviz.predictor.shapes import ShapeKey, is_on_device, lies_on_device, shape_key, tensors_of
 from memviz.predictor.sparse import Sparse, may_be_sparse, new_of_sparse
@@ -455,7 +455,16 @@ def _run_in_mode(mode: Mode, run: Any) -> Any:
 
 def _follow_moves(patches: Patches, recorder: AllocationRecorder, devices: NamedDevices) -> None:
     """Move modules so that tied weights stay tied and optimizers keep their weights."""
-    to = nn.Module.to
+    to, apply = nn.Module.to, nn.Module._apply
+
+    def applied(self: nn.Module, fn: Any, recurse: bool = True) -> nn.Module:
+        if not isinstance(fn, ModelMove):
+            return apply(self, fn, recurse)
+        if recurse:
+            for child in self.children():
+                child._apply(fn)
+        fn.apply_to(self)
+        return self
 
     def moved(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         like = kwargs.get("tensor", args[0] if args else None)
@@ -467,7 +476,13 @@ def _follow_moves(patches: Patches, recorder: AllocationRecorder, devices: Named
         dtypes = [arg for arg in args if isinstance(arg, torch.dtype)]
         dtype, layout = kwargs.get("dtype", dtypes[0] if dtypes else None), kwargs.get("memory_format")
         waits = not kwargs.get("non_blocking", any(arg is True for arg in args))
-        move_model(recorder, self, MoveTo(META, dtype, layout, waits))
+
+        def convert(tensor: Tensor) -> Tensor:
+            kept = tensor.is_floating_point() or tensor.is_complex()
+            options = {} if layout is None or tensor.dim() not in (4, 5) else {"memory_format": layout}
+            return tensor.to(devices.own, dtype if kept else None, not waits, **options)
+
+        move_model(recorder, self, MoveTo(META, dtype, layout, waits), convert=convert)
         # Tensors that were on the card already change there.
         changes = {name: value for name, value in (("dtype", dtype), ("memory_format", layout)) if value is not None}
         return to(self, **changes) if changes else self
@@ -475,7 +490,8 @@ def _follow_moves(patches: Patches, recorder: AllocationRecorder, devices: Named
     def to_the_card(self: nn.Module, device_: Any = None, **kwargs: Any) -> nn.Module:
         devices.check(kwargs.get("device", device_))
         _check_memory(recorder, self)
-        return move_model(recorder, self, MoveTo(META))
+        return move_model(recorder, self, MoveTo(META), convert=lambda tensor: tensor.cuda())
 
+    patches.replace(nn.Module, "_apply", applied)
     patches.replace(nn.Module, "to", moved)
     patches.replace(nn.Module, "cuda", to_the_card)

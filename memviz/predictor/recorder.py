@@ -431,47 +431,80 @@ class MoveTo:
 
 
 def move_model(
-    recorder: AllocationRecorder, model: nn.Module, wanted: MoveTo, on_host: Collection[Parameter] = ()
+    recorder: AllocationRecorder,
+    model: nn.Module,
+    wanted: MoveTo,
+    on_host: Collection[Parameter] = (),
+    *,
+    convert: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> nn.Module:
     """Move a model; tensors that are on the device already stay, so tied weights stay tied.
 
-    Weights of `on_host` are in host memory afterwards, without values.
+    Weights of `on_host` are in host memory afterwards, without values. `convert` is torch's own conversion of one
+    tensor, for classes that move theirs themselves.
     """
-    stay = frozenset(map(id, on_host))
-    with without_functions(), torch.no_grad():
-        names = {id(module): path for path, module in model.named_modules()}
+    with without_functions():
         recorder.position.name_modules(model)
-        recorder.placed = Category.PARAMETER
+        move = ModelMove(recorder, model, wanted, frozenset(map(id, on_host)), convert or wanted.copy)
+    return model._apply(move)  # type: ignore[no-untyped-call, no-any-return]
+
+
+class ModelMove:
+    """Function that `Module._apply` gets: modules that override it, as recurrent layers do, are moved by it too."""
+
+    def __init__(
+        self,
+        recorder: AllocationRecorder,
+        model: nn.Module,
+        wanted: MoveTo,
+        on_host: Set[int],
+        convert: Callable[[torch.Tensor], torch.Tensor],
+    ) -> None:
+        self._recorder = recorder
+        self._wanted = wanted
+        self._on_host = on_host
+        self._convert = convert
+        self._names = {id(module): path for path, module in model.named_modules()}
+
+    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if _is_there(self._recorder, tensor) else self._convert(tensor)
+
+    def apply_to(self, module: nn.Module) -> None:
+        """Move what the module itself holds."""
+        recorder = self._recorder
+        path = self._names.get(id(module), "")
+        before, recorder.placed = recorder.placed, Category.PARAMETER
         try:
-            for module in _children_first(model):
-                _move_own(recorder, module, names[id(module)], wanted, stay)
+            with recorder.position.inside(module), torch.no_grad():
+                for name, parameter in module._parameters.items():
+                    if parameter is not None:
+                        placed = module._parameters[name] = self._placed(parameter)
+                        recorder.position.own(placed, path)
+                        recorder.watch(placed)
+                for name, buffer in module._buffers.items():
+                    if buffer is not None and not _is_there(recorder, buffer):
+                        with without_functions():
+                            module._buffers[name] = _copied(buffer, self._wanted)
         finally:
-            recorder.placed = None
-    return model
+            recorder.placed = before
+
+    def _placed(self, parameter: Parameter) -> Parameter:
+        if _converts_itself(parameter) and id(parameter) not in self._on_host:
+            converted = self._convert(parameter)
+            return parameter if converted is parameter else Parameter(converted, parameter.requires_grad)
+        with without_functions():
+            if id(parameter) not in self._on_host:
+                return _moved_parameter(self._recorder, parameter, self._wanted)
+            if parameter.is_meta:
+                # To the program, a model that was built on `meta` is in host memory.
+                swap_data(parameter, MoveTo(torch.device("cpu")).copy(parameter))
+            return parameter
 
 
-def _children_first(module: nn.Module) -> Iterator[nn.Module]:
-    for child in module.children():
-        yield from _children_first(child)
-    yield module
-
-
-def _move_own(recorder: AllocationRecorder, module: nn.Module, path: str, wanted: MoveTo, on_host: Set[int]) -> None:
-    with recorder.position.inside(module):
-        for name, parameter in module._parameters.items():
-            if parameter is not None:
-                placed = parameter
-                if id(parameter) not in on_host:
-                    placed = _moved_parameter(recorder, parameter, wanted)
-                elif parameter.is_meta:
-                    # To the program, a model that was built on `meta` is in host memory.
-                    swap_data(parameter, MoveTo(torch.device("cpu")).copy(parameter))
-                module._parameters[name] = placed
-                recorder.position.own(placed, path)
-                recorder.watch(placed)
-        for name, buffer in module._buffers.items():
-            if buffer is not None and not _is_there(recorder, buffer):
-                module._buffers[name] = _copied(buffer, wanted)
+def _converts_itself(parameter: Parameter) -> bool:
+    """Return whether its class has conversions of its own, as 4-bit weights that are packed on their way."""
+    kind: Any = type(parameter)
+    return (kind.to is not torch.Tensor.to or kind.cuda is not torch.Tensor.cuda) and not _is_wrapper(parameter)
 
 
 def _moved_parameter(recorder: AllocationRecorder, parameter: Parameter, wanted: MoveTo) -> Parameter:

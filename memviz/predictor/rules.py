@@ -725,7 +725,9 @@ def _spelled_out(func: Operator, key: str) -> Callable[..., Any] | None:
 
 def _work_of(treatment: Treatment, args: Any, kwargs: Any, out: Any) -> tuple[int, int]:
     formula = treatment.formula
-    flops = 0 if formula is None else int(formula(*args, **kwargs, out_val=out))
+    # The formulas of products take a shape where `mm.dtype` and its like have the dtype of the result.
+    shaped = [arg for arg in args if not isinstance(arg, torch.dtype)]
+    flops = 0 if formula is None else int(formula(*shaped, **kwargs, out_val=out))
     if not treatment.launches:
         return flops, 0
     met = tensors_of((*args, *kwargs.values(), out if treatment.gives_new else None))

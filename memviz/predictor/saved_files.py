@@ -7,12 +7,13 @@ after the prediction. Large tensors of existing files are read only when the pro
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import struct
 import sys
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import suppress
 from functools import cache
 from typing import Any
@@ -203,6 +204,8 @@ class SavedFiles:
         """Saved objects by the path of the file."""
         self._numbered: list[Any] = []
         """The same, and objects written to open files, by the number in the placeholder."""
+        self._of_card: set[int] = set()
+        """Storages of saved tensors that were on the card."""
         self._placeholders: set[str] = set()
 
     def saved(self, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
@@ -222,9 +225,8 @@ class SavedFiles:
             of_card.add(values.untyped_storage()._cdata)
             return values
 
-        if not isinstance(obj, nn.Module):
-            with without_functions():
-                obj = _mapped(with_values, obj)
+        with without_functions():
+            obj = _mapped(with_values, obj)
         tag = torch.serialization.location_tag
         with Patches() as patches:
             changed = lambda storage: str(CUDA_0) if storage._cdata in of_card else tag(storage)  # noqa: E731
@@ -238,10 +240,16 @@ class SavedFiles:
                 self._kept.pop(path_of(f), None)
                 return False
             self._assumptions.state(_NOT_WRITTEN)
-            self._numbered.append(_mapped(lambda tensor: tensor.detach().to("cpu"), obj))
+            self._numbered.append(_mapped(self._on_host, obj))
             if (path := path_of(f)) is not None:
                 self._kept[path] = self._numbered[-1]
             return True
+
+    def _on_host(self, tensor: Tensor) -> Tensor:
+        copied = tensor.detach().to("cpu")
+        if tensor.is_meta:
+            self._of_card.add(copied.untyped_storage()._cdata)
+        return copied
 
     def keep_tensors(self, tensors: Any, f: Any, metadata: Any) -> bool:
         path = path_of(f)
@@ -288,36 +296,41 @@ class SavedFiles:
         with without_functions():
             path = path_of(f)
             if path in self._kept:
-                return self._moved(self._kept[path], map_location)
+                return self._moved(self._kept[path], map_location, self._of_card)
             number = placeholder_number(f)
             if number is not None and number < len(self._numbered):
-                return self._moved(self._numbered[number], map_location)
+                return self._moved(self._numbered[number], map_location, self._of_card)
             return self._read(f, map_location, args, kwargs)
 
     def _read(self, f: Any, map_location: Any, args: Any, kwargs: Any) -> Any:
         if isinstance(f, str | os.PathLike) and kwargs.get("mmap") is None and zipfile.is_zipfile(f):
             kwargs["mmap"] = True
-        if map_location is not None and not self._means_card(map_location):
+        if not (map_location is None or isinstance(map_location, dict) or self._means_card(map_location)):
             return self.load(f, map_location, *args, **kwargs)
-        on_card: set[int] = set()
+        of_card: set[int] = set()
 
         def to_host(storage: Any, location: str) -> Any:
             if location.startswith("cuda"):
-                on_card.add(getattr(storage, "_untyped_storage", storage)._cdata)
+                of_card.add(getattr(storage, "_untyped_storage", storage)._cdata)
             return storage
 
-        loaded = self.load(f, to_host, *args, **kwargs)
-        if map_location is not None:
-            return self._moved(loaded, map_location)
-        return _mapped(lambda t: t.to(META) if t.untyped_storage()._cdata in on_card else t, loaded)
+        return self._moved(self.load(f, to_host, *args, **kwargs), map_location, of_card, copies=False)
 
     def _means_card(self, location: Any) -> bool:
         return self.devices.is_own(location, numbers=True)
 
-    def _moved(self, obj: Any, location: Any) -> Any:
-        if location is None or not self._means_card(location):
-            return _mapped(lambda tensor: tensor.clone(), obj)
-        return _mapped(lambda tensor: tensor.to(META), obj)
+    def _moved(self, obj: Any, location: Any, of_card: Set[int], *, copies: bool = True) -> Any:
+        """Return what was saved where `torch.load` puts it: without a location, to the device it was saved from."""
+        if isinstance(location, dict):
+            location = location.get(str(CUDA_0))
+        everything = location is not None and self._means_card(location)
+
+        def placed(tensor: Tensor) -> Tensor:
+            if everything or location is None and tensor.untyped_storage()._cdata in of_card:
+                return tensor.to(META)
+            return tensor.clone() if copies else tensor
+
+        return _mapped(placed, obj)
 
 
 def _tensors_of(obj: Any) -> Iterator[Tensor]:
@@ -334,6 +347,21 @@ def _tensors_of(obj: Any) -> Iterator[Tensor]:
 
 
 def _mapped(change: Callable[[Tensor], Tensor], obj: Any) -> Any:
-    if isinstance(obj, nn.Module):
-        return obj._apply(change)  # type: ignore[no-untyped-call]
-    return tree_map_only(Tensor, change, obj)
+    """Return a copy of an object with other tensors; those that were one tensor stay one."""
+    made: dict[Any, Tensor] = {}
+
+    def changed(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()._cdata
+        key = (storage, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
+        if key not in made:
+            made[key] = change(tensor)
+        return made[key]
+
+    def copied(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return changed(value)
+        new: dict[int, Any] = {id(buffer): changed(buffer) for buffer in value.buffers()}
+        new |= {id(old): nn.Parameter(changed(old), old.requires_grad) for old in value.parameters()}
+        return copy.deepcopy(value, new)
+
+    return tree_map_only((Tensor, nn.Module), copied, obj)

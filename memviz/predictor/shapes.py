@@ -354,6 +354,16 @@ def _addmm(func: Any, args: Any, kwargs: Any) -> Any:
     return _new(size, left.dtype) if fits and _stretches(bias.shape, size) else NotImplemented
 
 
+def _product_of_dtype(func: Any, args: Any, kwargs: Any) -> Any:
+    """Return a product with `out_dtype`; torch's own rule of `baddbmm` has none."""
+    at = next(at for at, arg in enumerate(args) if isinstance(arg, torch.dtype))
+    left, right = args[at - 2 : at]
+    shape, out = (*left.shape[:-1], right.size(-1)), kwargs.get("out")
+    if not (left.is_meta and right.is_meta) or left.size(-1) != right.size(-2):
+        return NotImplemented
+    return _new(shape, args[at]) if out is None else out if out.shape == shape else NotImplemented
+
+
 def _layer_norm(func: Any, args: Any, kwargs: Any) -> Any:
     tensor, normalized = args[0], args[1]
     width = len(normalized)
@@ -449,6 +459,12 @@ SHAPE_RULES: dict[Any, ShapeRule] = {
     aten.sum.dim_IntList: _reduced,
     aten.mean.dim: _reduced,
     aten.addmm.default: _addmm,
+    **{
+        getattr(packet, overload): _product_of_dtype
+        for packet in (aten.mm, aten.bmm, aten.addmm, aten.baddbmm)
+        for overload in packet.overloads()
+        if overload in ("dtype", "dtype_out")
+    },
     aten.native_layer_norm.default: _layer_norm,
     aten.native_layer_norm_backward.default: _layer_norm_backward,
     aten._foreach_sqrt.default: _new_list,

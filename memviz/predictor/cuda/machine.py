@@ -336,10 +336,28 @@ def follow_machine(patches: Patches, machine: FakeMachine, mem_get_info: Callabl
     patches.put(torch.version, "cuda", machine.version)
     cudnn: Any = getattr(torch.backends.cudnn, "m", torch.backends.cudnn)
     patches.put(cudnn, "version", lambda: _CUDNN[machine.version])
-    # Without one there would be a warning; recurrent layers are predicted step by step.
-    patches.put(cudnn, "is_acceptable", lambda tensor: False)
+    patches.put(cudnn, "is_acceptable", _cudnn_takes)
+    patches.put(torch, "_use_cudnn_rnn_flatten_weight", lambda: True)
+    patches.put(torch.backends.cudnn.rnn, "get_cudnn_mode", lambda mode: mode)
+    patches.put(torch, "_cudnn_rnn_flatten_weight", _flatten_weights)
     patches.put_all(torch.backends.cuda.cuFFTPlanCache, {"size": 0, "max_size": 4096})
     patches.put(torch, "_cufft_clear_plan_cache", lambda *args: None)
+
+
+def _cudnn_takes(tensor: Tensor) -> bool:
+    return torch.backends.cudnn.enabled and tensor.is_cuda and tensor.dtype in torch.backends.cudnn.CUDNN_TENSOR_DTYPES
+
+
+def _flatten_weights(weights: list[Tensor], *_: Any) -> Tensor:
+    """Copy the weights of recurrent layers into one buffer, of which they are parts from then on."""
+    flat = torch.zeros(sum(weight.numel() for weight in weights), dtype=weights[0].dtype, device=weights[0].device)
+    at = 0
+    for weight in weights:
+        part = flat[at : at + weight.numel()].view_as(weight)
+        part.copy_(weight)
+        weight.set_(part)  # type: ignore[call-overload]
+        at += weight.numel()
+    return flat
 
 
 _TENSOR_TYPES = {
