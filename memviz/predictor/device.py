@@ -8,6 +8,7 @@ whether it fits a card; with one, the program runs out of memory as it would on 
 from __future__ import annotations
 
 import gc
+import os
 import platform
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ from memviz.allocator.blocks import DeviceMemory, Platform, address_space
 from memviz.allocator.context import overhead_on
 from memviz.allocator.recorded_requests import AllocatorCalls
 from memviz.allocator.replayer import CardMemory
-from memviz.allocator.settings import Settings, parse_settings
+from memviz.allocator.settings import Settings, parse_settings, settings_from_environment
 from memviz.errors import UsageError
 from memviz.memory import without_collection
 from memviz.predictor.accuracy import unproven_of
@@ -89,6 +90,7 @@ class PredictedDevice:
         rank: GroupRank | None = None,
         figures_only: bool = False,
         platform: Platform = "linux",
+        reads_environment: bool = False,
     ) -> None:
         """`release` is the torch release whose kernel choices are followed, as (2, 6); by default the installed one.
 
@@ -97,10 +99,12 @@ class PredictedDevice:
         `rank` is the predicted process of a group; the others are simulated.
         `figures_only`: leave out the stacks of allocations, which only a viewer of the trace needs.
         `platform`: order the addresses of segments as its driver does.
+        `reads_environment`: take the settings that PYTORCH_CUDA_ALLOC_CONF has when the program first allocates.
         """
         self.card = card
         self.rank = rank
         self.platform = platform
+        self._reads_environment = reads_environment
         self.layout = Layout()
         """Process groups of the program, as seen from this rank."""
         major, minor = str(torch.__version__).split(".")[:2]
@@ -173,6 +177,17 @@ class PredictedDevice:
         operators = partial(AllocationMode, recorder, kernels, autocast)
         devices = NamedDevices(self.card.name, self.rank)
         order = follow_cuda(patches, self, devices, report=self._report, history=self._history, operators=operators)
+        if self._reads_environment:
+            begin = recorder.ledger.first_used
+
+            def first_used() -> None:
+                settings = settings_from_environment(os.environ)
+                if settings != self.settings:
+                    self.change_settings(settings)
+                if begin is not None:
+                    begin()
+
+            recorder.ledger.first_used = first_used
         self.children.follow(patches)
         follow_compile(patches, assumptions)
         follow_torchscript(patches, assumptions)

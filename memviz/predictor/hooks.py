@@ -241,7 +241,10 @@ def follow_torchscript(patches: Patches, assumptions: Assumptions) -> None:
         # torch's own code looks into what was compiled.
         frame = next(frames(), None)
         is_torch = frame is not None and frame.f_code.co_filename.startswith(_TORCH)
-        return script(obj, *args, **kwargs) if is_torch else uncompiled(obj)
+        if not is_torch:
+            return uncompiled(obj)
+        # Names of a class are looked up in the frame of the caller, which is one further up.
+        return script(obj, *args, **{**kwargs, "_frames_up": kwargs.get("_frames_up", 0) + 1})
 
     def loaded(f: Any, map_location: Any = None, **kwargs: Any) -> Any:
         if "cuda" in str(map_location):

@@ -62,6 +62,7 @@ from memviz.predictor.tensor_answers import (
     Answer,
     TensorAnswers,
     ValueReads,
+    answer_lengths,
     has_unknown_numbers,
     stop_at_unknown_numbers,
 )
@@ -183,6 +184,9 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if out is not NotImplemented:
                 return out
         try:
+            if on_device and func.namespace != "aten":
+                with answer_lengths(func, args, self.recorder.assumptions):
+                    return func(*args, **kwargs)
             return func(*args, **kwargs)
         except RuntimeError as error:
             raise_as_cuda(error, func, args)

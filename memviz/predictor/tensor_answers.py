@@ -8,14 +8,18 @@ program stops there.
 
 from __future__ import annotations
 
+import builtins
 import copy
 import operator
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from itertools import repeat
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._library import fake_impl
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from memviz.errors import UsageError
@@ -28,6 +32,7 @@ from memviz.predictor.assumptions import (
     not_predicted,
     remedy_for,
 )
+from memviz.predictor.compat import Patches
 from memviz.predictor.cuda.machine import META, NamedDevices, cast_to_type
 from memviz.predictor.known_values import CHOSEN_EVENLY, FIRST_CHOSEN
 from memviz.predictor.position import frames
@@ -395,6 +400,34 @@ def result_of_unknown_length(func: Any, args: Any, kwargs: Any, assumptions: Ass
     if type(length) is not int or length < 0:
         raise UsageError(f"--assume takes a whole number here, of what the result has; not {length!r}.")
     return make(length, **arguments)
+
+
+@contextmanager
+def answer_lengths(func: Any, args: Any, assumptions: Assumptions) -> Iterator[None]:
+    """Answer a custom operator's rule of shapes that asks for a length which its values decide.
+
+    The answer is the stated one, the most that the rule allows, or the length of the first tensor: detections are all
+    kept.
+    """
+
+    def length(*, min: int = 0, max: int | None = None) -> int:
+        stated = assumptions.stated_answer()
+        if stated is not NOT_STATED:
+            if type(stated) is not int or stated < min:
+                raise UsageError(f"--assume takes a whole number here, of what the result has; not {stated!r}.")
+            return stated
+        first = next((tensor for tensor in tensors_of(args) if tensor.dim()), None)
+        if max is None and first is None:
+            raise data_needed(func.name())
+        most = max if first is None else first.size(0) if max is None else builtins.min(max, first.size(0))
+        assumptions.state(f"the length of what {func.name()} gives is not computed: it is taken to be {most}")
+        return builtins.max(min, most)
+
+    context = SimpleNamespace(new_dynamic_size=length, create_unbacked_symint=length)
+    with Patches() as patches:
+        patches.replace(fake_impl, "set_ctx_getter", lambda getter: nullcontext())
+        patches.replace(fake_impl, "global_ctx_getter", lambda: context)
+        yield
 
 
 def _bincount(count: int, self: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:

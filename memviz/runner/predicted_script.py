@@ -198,6 +198,7 @@ def device_for(
     return PredictedDevice(
         card_named(card or DEFAULT_CARD),
         settings=settings_from_environment(os.environ) if settings is None else parse_settings(settings),
+        reads_environment=settings is None,
         release=release_of(torch),
         platform=platform,
         assume=assume,

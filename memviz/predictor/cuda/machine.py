@@ -18,7 +18,7 @@ from torch import Tensor
 
 from memviz.predictor.assumptions import no_such_device, wrong_device_for_rank
 from memviz.predictor.cards import KnownCard
-from memviz.predictor.compat import Patches, StandIn, without_functions
+from memviz.predictor.compat import Patches, StandIn, without_functions, without_modes
 from memviz.predictor.group.ranks import GroupRank
 from memviz.predictor.position import first_of_library
 
@@ -391,11 +391,34 @@ class CardType(metaclass=_CardType):
     dtype: ClassVar[torch.dtype]
 
     def __new__(cls, *args: Any, device: Any = None) -> Any:
-        if args and not isinstance(args[0], int):
-            if isinstance(args[0], torch.Size):
-                return torch.empty(args[0], dtype=cls.dtype, device="cuda")
-            return torch.tensor(args[0], dtype=cls.dtype, device="cuda")
-        return torch.empty(args or (0,), dtype=cls.dtype, device="cuda")
+        return _tensor_on_card(cls.dtype, args)
+
+
+def _tensor_on_card(dtype: torch.dtype, args: Any) -> Tensor:
+    """Make a tensor as torch's legacy constructors do: of sizes, of data, or with another's memory."""
+    if not args or isinstance(args[0], int | torch.Size):
+        size = args[0] if args and isinstance(args[0], torch.Size) else args or (0,)
+        return torch.empty(size, dtype=dtype, device="cuda")
+    if isinstance(args[0], Tensor) and args[0].is_cuda and args[0].dtype == dtype:
+        return args[0].detach()
+    return torch.tensor(args[0], dtype=dtype, device="cuda")
+
+
+def _constructor(is_on_card: Callable[[], bool]) -> Any:
+    """Return `Tensor.__new__`, which follows the default tensor type and makes subclasses.
+
+    Within a mode torch makes a plain tensor first, and finds that it cannot be of the subclass.
+    """
+
+    def new(cls: type, *args: Any, **kwargs: Any) -> Any:
+        if cls is Tensor:
+            if is_on_card() and not kwargs:
+                return _tensor_on_card(torch.get_default_dtype(), args)
+            return torch._C.TensorBase.__new__(cls, *args, **kwargs)
+        with without_modes():
+            return torch._C.TensorBase.__new__(cls, *args, **kwargs)
+
+    return staticmethod(new)
 
 
 def cast_to_type(tensor: Tensor, kind: Any) -> Any:
@@ -414,13 +437,17 @@ def follow_types(patches: Patches, named: NamedDevices) -> None:
     for name, dtype in _TENSOR_TYPES.items():
         patches.put(torch.cuda, name, _CardType(name, (CardType,), {"dtype": dtype, "__module__": _CUDA_MODULE}))
     set_type: Any = torch.set_default_tensor_type
+    card_types: list[bool] = []
+    patches.put(Tensor, "__new__", _constructor(lambda: bool(card_types)))
 
     def set_default_tensor_type(kind: Any) -> None:
         name = kind.__name__ if isinstance(kind, _CardType) else str(kind)
         if isinstance(kind, _CardType) or name.startswith(f"{_CUDA_MODULE}."):
             torch.set_default_dtype(_TENSOR_TYPES[name.rpartition(".")[2]])
             torch.set_default_device("cuda")
+            card_types[:] = [True]
         else:
+            card_types.clear()
             torch.set_default_device(None)
             set_type(kind)
 
