@@ -456,11 +456,8 @@ class Assumptions:
                 return rule.value(frame) if callable(rule.value) else rule.value
         return None
 
-    def number(self, *, is_whole: bool = False, default: int | None = None, is_drawn: bool = False) -> UnknownNumber:
+    def number(self, *, is_whole: bool = False, default: int | None = None) -> UnknownNumber:
         """Return a number that the program takes from a tensor, with the default value of a whole one."""
-        if is_drawn:
-            self.state("a number that is drawn at random is not computed: it prints as unknown")
-            return UnknownNumber(current_line(), is_whole, drawn=True)
         kind = "a whole number" if is_whole else "a number"
         sentence = f"{kind} {_TAKEN_AND_NO_SIZE if default is None else _TAKEN}"
         self.state(sentence, int(DEFAULT_NUMBER if default is None else default))
@@ -510,15 +507,13 @@ class UnknownNumber(float):
     that takes the number out (`math.exp`, numpy, `"%f"`) finds 1.0, or the default value.
     """
 
-    __slots__ = ("asked", "assumptions", "drawn", "default", "whole")
+    __slots__ = ("asked", "assumptions", "default", "whole")
     asked: ReadingLine
     """The line that took it from a tensor."""
     whole: bool
     assumptions: Assumptions | None
     default: int | None
     """Default value of a whole number, if there is one."""
-    drawn: bool
-    """True if drawn at random; decisions by it raise an error."""
 
     def __new__(
         cls,
@@ -526,11 +521,10 @@ class UnknownNumber(float):
         whole: bool = False,
         assumptions: Assumptions | None = None,
         default: int | None = None,
-        drawn: bool = False,
     ) -> Self:
         number = super().__new__(cls, DEFAULT_NUMBER if default is None else default)
         number.asked, number.whole, number.assumptions = asked, whole, assumptions
-        number.default, number.drawn = default, drawn
+        number.default = default
         return number
 
     def __repr__(self) -> str:
@@ -552,7 +546,7 @@ class UnknownNumber(float):
     __neg__ = __pos__ = __abs__ = __copy__ = __deepcopy__ = _itself
 
     def __reduce__(self) -> Any:
-        return UnknownNumber, (self.asked, self.whole, None, self.default, self.drawn)
+        return UnknownNumber, (self.asked, self.whole, None, self.default)
 
     __hash__ = float.__hash__
 
@@ -564,8 +558,6 @@ class UnknownNumber(float):
         return DEFAULT_NUMBER if self.default is None else self.default
 
     def _decide(self) -> None:
-        if self.drawn:
-            self._stop()
         if self.assumptions is not None:
             self.assumptions.decide(self.asked, self._value)
 
@@ -574,11 +566,14 @@ class UnknownNumber(float):
         return self.default != 0
 
     def _as_integer(self) -> int:
-        """Return the default value as a whole number, for a size, an index or `int()`."""
-        if self.default is None:
-            raise decision_needed(self.asked, "a size, an index or a whole number")
         self._decide()
-        return self.default
+        return int(self._value)
+
+    def __index__(self) -> int:
+        """Return the default value for a size or an index; a number without one cannot be any."""
+        if self.default is None:
+            raise decision_needed(self.asked, "a size or an index")
+        return self._as_integer()
 
     def __float__(self) -> float:
         if self.assumptions is not None:
@@ -592,7 +587,7 @@ class UnknownNumber(float):
         """Support `statistics.mean` and the like, which call it."""
         return float(self).as_integer_ratio()
 
-    __int__ = __index__ = __trunc__ = __floor__ = __ceil__ = _as_integer
+    __int__ = __trunc__ = __floor__ = __ceil__ = _as_integer
     __divmod__ = __rdivmod__ = _stop
 
 
@@ -600,7 +595,7 @@ def _unknown_result(own: str) -> Callable[..., Any]:
     def operation(self: UnknownNumber, other: Any, *_: Any) -> Any:
         if not isinstance(other, int | float):
             return NotImplemented
-        return _integer_result(own, self, other) if self.whole and not self.drawn else self
+        return _integer_result(own, self, other) if self.whole else self
 
     operation.__name__ = own
     return operation
@@ -626,9 +621,7 @@ def _comparison(own: str) -> Callable[..., Any]:
     def comparison(self: UnknownNumber, other: Any) -> Any:
         if not isinstance(other, int | float):
             return NotImplemented
-        # What is drawn decides nothing by itself; against another number it is that which has an answer.
-        decides = other if self.drawn and isinstance(other, UnknownNumber) else self
-        decides._decide()
+        self._decide()
         return compare(self, other)
 
     comparison.__name__ = own

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from memviz.predictor.assumptions import data_needed, name_for_users, not_predicted
+from memviz.predictor.assumptions import NotPredicted, data_needed, name_for_users, not_predicted
 from memviz.predictor.known_values import (
     CHOSEN_EVENLY,
     INTEGER_ARITHMETIC,
@@ -113,13 +113,7 @@ class Host:
         if may_say and func in INTEGER_ARITHMETIC:
             # Nothing times a whole number is nothing, and counts are added up; of others nothing follows.
             may_say = not out.is_floating_point()
-        if (
-            not may_say
-            and args
-            and is_on_device(args[0])
-            and args[0] not in self.known
-            and not self.stand_ins.has_draws
-        ):
+        if not may_say and args and is_on_device(args[0]) and args[0] not in self.known:
             # The usual case: unknown values become others.
             if writes:
                 self.known.forget_written(func, args, kwargs)
@@ -197,8 +191,12 @@ class Host:
             return NotImplemented
         if any(returned.alias_info is not None for returned in func._schema.returns):
             return NotImplemented
-        # Large results of large known tensors, such as those of a file, have no values either.
-        out = self._by_shapes(func, args, kwargs)
+        # Large results of large known tensors, such as those of a file, have no values either; where values decide how
+        # large they are, torch computes them.
+        try:
+            out = self._by_shapes(func, args, kwargs)
+        except NotPredicted:
+            return NotImplemented
         results = list(tensors_of(out))
         return out if results and all(map(_is_large, results)) else NotImplemented
 

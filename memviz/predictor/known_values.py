@@ -102,6 +102,9 @@ _HOST = torch.device("cpu")
 _FROM_ZERO = {aten.randint.default, aten.randint.generator}
 _WHOLE_DRAWS = _FROM_ZERO | {aten.randint.low, aten.randint.low_generator}
 _MOST_DRAWN = 256
+_REAL_DRAWS = {aten.rand: torch.rand, aten.rand_like: torch.rand, aten.randn: torch.randn, aten.randn_like: torch.randn}
+"""Drawn on the host if it is a single number: programs decide by it."""
+_DRAWN_ON_HOST = "small numbers that are drawn on the card are drawn on the host instead, from seed 0"
 """Elements: offsets, lengths and steps, and not whole batches of tokens."""
 _FILL_ALL = {aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default, aten.copy_.default}
 _UNIFORM_REDUCTIONS = {
@@ -209,8 +212,10 @@ class KnownValues:
         if func in _WHOLE_DRAWS and out.is_meta and 0 < out.numel() <= _MOST_DRAWN:
             low, high = (0, args[0]) if func in _FROM_ZERO else args[:2]
             values = torch.randint(low, high, tuple(out.shape), dtype=out.dtype, generator=self._draws)
-            how = "small whole numbers that are drawn on the card are drawn on the host instead, from seed 0"
-            return self.put(out, values, how)
+            return self.put(out, values, _DRAWN_ON_HOST)
+        if func.overloadpacket in _REAL_DRAWS and isinstance(out, Tensor) and out.is_meta and out.numel() == 1:
+            draw = _REAL_DRAWS[func.overloadpacket]
+            return self.put(out, draw(tuple(out.shape), dtype=out.dtype, generator=self._draws), _DRAWN_ON_HOST)
         knows = self.all_known(args, kwargs)
         if not knows and writes:
             fills = func in _FILL_ALL and fills_its_storage(args[0])
@@ -576,13 +581,6 @@ _COMPARISONS: dict[Any, Callable[[Any, Any], bool]] = {
     for overload in ("Tensor", "Scalar")
 }
 _EQUALITIES = {func for func, compare in _COMPARISONS.items() if compare in (operator.eq, operator.ne)}
-_DRAWS_WITH_DEFAULT = {aten.multinomial, aten.dropout, aten.native_dropout}
-"""Draws whose result is an index among several, or a tensor less some of its elements."""
-_SAME_DRAW = {
-    *(aten.sum.default, aten.mean.default, aten.max.default, aten.min.default, aten.abs.default, aten.neg.default),
-    *(aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.floor.default, aten.round.default),
-}
-"""Operators on one randomly drawn tensor and plain numbers, which preserve the draw."""
 _JOINS: dict[Any, Callable[[Any], bool]] = {
     **dict.fromkeys((aten.bitwise_or.Tensor, aten.bitwise_or_.Tensor), any),
     **dict.fromkeys((aten.logical_or.default, aten.logical_or_.default), any),
@@ -595,20 +593,12 @@ _PRODUCTS = {aten.cumprod.default, aten.prod.default, aten.prod.dim_int}
 
 
 class DefaultValues:
-    """Default values of conditions and whole numbers that are not computed, and which numbers are drawn at random."""
+    """Default values of conditions and whole numbers that are not computed."""
 
     def __init__(self, values_of: Callable[[Tensor], Tensor | None]) -> None:
         """`values_of` returns the values of a host or device tensor, or None."""
         self._values_of = values_of
         self._defaults: ByStorage[int] = ByStorage()
-        self._drawn: ByStorage[bool] = ByStorage()
-
-    @property
-    def has_draws(self) -> bool:
-        return len(self._drawn) > 0
-
-    def is_drawn(self, tensor: Tensor) -> bool:
-        return tensor in self._drawn
 
     def of(self, tensor: Tensor) -> int | None:
         return self._defaults.of(tensor)
@@ -617,20 +607,10 @@ class DefaultValues:
         number = self.of(tensor)
         if number is not None:
             self._defaults.put(copied, number)
-        if self.is_drawn(tensor):
-            self._drawn.put(copied, True)
 
     def follow(self, func: Any, args: Any, out: Any) -> None:
-        """Update defaults after an operator on values that are not computed, or after a draw."""
-        if not isinstance(out, Tensor):
-            return
-        if draws(func) and func.overloadpacket not in _DRAWS_WITH_DEFAULT:
-            return self._drawn.put(out, True)
-        if self._drawn and func in _DRAW_KEEPING_OPERATORS:
-            tensors = [arg for arg in args if isinstance(arg, Tensor) and self._values_of(arg) is None]
-            if len(tensors) == 1 and self.is_drawn(tensors[0]):
-                self._drawn.put(out, True)
-        transfer = _DEFAULT_TRANSFERS.get(func)
+        """Update defaults after an operator on values that are not computed."""
+        transfer = _DEFAULT_TRANSFERS.get(func) if isinstance(out, Tensor) else None
         number = None if transfer is None else transfer(self, func, args, out)
         if number is not None:
             self._defaults.put(out, number)
@@ -649,6 +629,9 @@ class DefaultValues:
         one, other = map(self._number, args[:2])
         if func in _EQUALITIES and all(map(_is_integer, args[:2])) and None in (one, other):
             return int(_COMPARISONS[func](0, 1))
+        if self._values_of(args[0]) is None and _is_integer(args[0]) and one is None:
+            # As its `.item()` counts where it is compared.
+            one = int(DEFAULT_NUMBER)
         return None if one is None or other is None else int(_COMPARISONS[func](one, other))
 
     def _negate(self, func: Any, args: Any, out: Tensor) -> int | None:
@@ -699,11 +682,10 @@ _DEFAULT_TRANSFERS: dict[Any, Callable[[DefaultValues, Any, Any, Tensor], int | 
     **dict.fromkeys(_JOINS, DefaultValues._join),
     **dict.fromkeys(INTEGER_ARITHMETIC, DefaultValues._calculate),
 }
-_DRAW_KEEPING_OPERATORS = {*_SAME_DRAW, *_VALUE_KEEPING_OPERATORS, *_COMPARISONS, *_NOT, *_SUMS}
 
 
 def has_default(func: Any) -> bool:
-    """Return whether a result may have a default value, unless it was drawn at random."""
+    """Return whether a result may have a default value."""
     return func in _DEFAULT_TRANSFERS
 
 

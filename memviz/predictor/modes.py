@@ -231,9 +231,12 @@ class FakeCudaMode(TorchFunctionMode):
         self._ledger = recorder.ledger
         self._recorder = recorder
         self._waiting = recorder.ledger.allocator.pending.blocks
-        own = {Tensor.cuda: self._to_the_card, Tensor.record_stream: self._record_stream, Tensor.new: new_of_sparse}
-        if recorder.release <= SLICES_UNTIL:
-            own[Tensor.__getitem__] = index_with_every_slice
+        own = {
+            Tensor.cuda: self._to_the_card,
+            Tensor.record_stream: self._record_stream,
+            Tensor.new: new_of_sparse,
+            Tensor.__getitem__: self._index,
+        }
         self._answers = {**tensors.answers, **own}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -315,6 +318,12 @@ class FakeCudaMode(TorchFunctionMode):
         self._named.check(args[1] if len(args) > 1 else kwargs.get("device"))
         layout = kwargs.get("memory_format", torch.preserve_format)
         return args[0].to(META, memory_format=layout)
+
+    def _index(self, args: Any, kwargs: Any) -> Any:
+        index = self._tensors.with_known_bounds(args[1])
+        if index is not args[1]:
+            return args[0][index]
+        return index_with_every_slice(args, kwargs) if self._recorder.release <= SLICES_UNTIL else NotImplemented
 
     def _record_stream(self, args: Any, kwargs: Any) -> None:
         stream = kwargs.get("s", args[1] if len(args) > 1 else None)

@@ -26,6 +26,7 @@ from memviz.predictor.assumptions import Assumptions
 from memviz.predictor.compat import Patches, without_functions
 from memviz.predictor.cuda.machine import CUDA_0, META, NamedDevices
 from memviz.predictor.host import Host
+from memviz.predictor.shapes import tensors_among
 
 _PLACEHOLDER_MARK = b"memviz predict: nobody computed the values of this file. Number "
 _LONGEST_PLACEHOLDER = len(_PLACEHOLDER_MARK) + 20
@@ -360,7 +361,8 @@ def _mapped(change: Callable[[Tensor], Tensor], obj: Any) -> Any:
     def copied(value: Any) -> Any:
         if isinstance(value, Tensor):
             return changed(value)
-        new: dict[int, Any] = {id(buffer): changed(buffer) for buffer in value.buffers()}
+        held = tensors_among([vars(module) for module in value.modules()])
+        new: dict[int, Any] = {id(old): changed(old) for old in held}
         new |= {id(old): nn.Parameter(changed(old), old.requires_grad) for old in value.parameters()}
         return copy.deepcopy(value, new)
 

@@ -65,8 +65,7 @@ def number_for(recorder: AllocationRecorder, tensor: Tensor, as_type: NumberType
     In this order: the answer that a library always gets, the user's, the first of several, and a default value.
     """
     assumptions, host = recorder.assumptions, recorder.host
-    is_drawn = host.stand_ins.is_drawn(tensor)
-    default = None if is_drawn else host.default_of(tensor)
+    default = host.default_of(tensor)
     is_condition = as_type is bool or as_type is None and tensor.dtype is torch.bool
     answer = assumptions.for_library(bool if is_condition else int, default)
     if answer is not None:
@@ -74,8 +73,6 @@ def number_for(recorder: AllocationRecorder, tensor: Tensor, as_type: NumberType
     stated = assumptions.stated_answer()
     if stated is not NOT_STATED:
         return bool(stated) if is_condition else stated
-    if is_drawn and not (as_type is None and tensor.is_floating_point()):
-        raise data_needed(f"{name} of values that are drawn at random" if as_type is None else name)
     if tensor in recorder.choices and not is_condition:
         assumptions.state_a_decision(FIRST_CHOSEN)
         return 0 if as_type is None else as_type(0)
@@ -84,10 +81,10 @@ def number_for(recorder: AllocationRecorder, tensor: Tensor, as_type: NumberType
             raise data_needed(_CONVERSIONS[Tensor.__bool__][1])
         assumptions.state_a_decision(f"a condition that is not computed is taken to be {bool(default)}")
         return bool(default)
-    is_finite = tensor.is_floating_point() and as_type in (bool, float)
-    if as_type is not None and default is None and not is_finite:
+    is_length = not tensor.is_floating_point() and as_type is not float
+    if as_type is not None and default is None and (is_length or as_type in (operator.index, complex)):
         raise data_needed(name)
-    number = assumptions.number(is_whole=not tensor.is_floating_point(), default=default, is_drawn=is_drawn)
+    number = assumptions.number(is_whole=not tensor.is_floating_point(), default=default)
     return number if as_type is None else as_type(number)
 
 
@@ -266,6 +263,25 @@ class TensorAnswers:
         finally:
             self._recorder.making_nowhere = False
 
+    def with_known_bounds(self, index: Any) -> Any:
+        """Return an index whose slices end at numbers; the same one if they do already.
+
+        A slice up to a number that is not computed is taken whole: it is no longer than that.
+        """
+        parts = index if type(index) is tuple else (index,)
+        if not any(type(part) is slice and _is_open(part) for part in parts):
+            return index
+        known = tuple(slice(*map(self._bound, (p.start, p.stop)), p.step) if type(p) is slice else p for p in parts)
+        return known if type(index) is tuple else known[0]
+
+    def _bound(self, bound: Any) -> Any:
+        if isinstance(bound, Tensor) and self._host.is_unknown(bound):
+            bound = number_for(self._recorder, bound, None, "a slice")
+        if isinstance(bound, UnknownNumber) and bound.default is None:
+            self._assumptions.state("a slice up to a number that is not computed is taken whole")
+            return None
+        return bound
+
     def lose(self, value: Any) -> None:
         """Mark tensors as unknown that a function wrote an unknown number to, or made with one."""
         for tensor in tensors_among(value):
@@ -364,6 +380,10 @@ def _sized_by_numbers(args: Any, kwargs: Any) -> Any:
     return NotImplemented
 
 
+def _is_open(part: slice) -> bool:
+    return any(isinstance(bound, Tensor | UnknownNumber) for bound in (part.start, part.stop))
+
+
 def has_unknown_numbers(args: Any, kwargs: Any) -> bool:
     for arg in (*args, *kwargs.values()) if kwargs else args:
         if type(arg) is UnknownNumber or type(arg) is list and any(type(item) is UnknownNumber for item in arg):
@@ -374,7 +394,7 @@ def has_unknown_numbers(args: Any, kwargs: Any) -> bool:
 def stop_at_unknown_numbers(args: Any, kwargs: Any) -> None:
     for leaf in leaves_of((*args, *kwargs.values())):
         if type(leaf) is UnknownNumber:
-            int(leaf)
+            operator.index(leaf)
 
 
 def _nested(shape: Any, numbers: Iterator[Any]) -> Any:

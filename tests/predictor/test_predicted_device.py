@@ -310,7 +310,7 @@ def test_operators_of_the_data_are_refused_with_their_line() -> None:
     with PredictedDevice(A100) as device:
         values = torch.rand(8, device=device.torch_device)
         with pytest.raises(UsageError, match=r"test_predicted_device\.py, line \d+: `int\(.*asks for the values"):
-            int(values.sum())
+            int(values.long().sum())
         with pytest.raises(UsageError, match=r"line \d+.*asks for the values"):
             values.unique()
         assert values[torch.zeros(3, dtype=torch.long, device=device.torch_device)].shape == (3,)

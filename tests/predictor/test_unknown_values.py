@@ -41,8 +41,6 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "bincount": lambda: torch.bincount(there(3, dtype=WHOLE)),
     "repeat_interleave": lambda: there(3).repeat_interleave(there(3, dtype=WHOLE)),
     "one_hot": lambda: functional.one_hot(there(3, dtype=WHOLE)),
-    "slice": lambda: there(9)[: there(dtype=WHOLE)],
-    "slice of the host": lambda: torch.ones(9)[: there(dtype=WHOLE).cpu()],
     "arange": lambda: torch.arange(there(dtype=WHOLE)),
     "arange by a number": lambda: torch.arange(there().item()),
     "tensor_split": lambda: torch.tensor_split(there(9), there(2, dtype=WHOLE).cpu()),
@@ -51,18 +49,8 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "dlpack": lambda: torch.from_dlpack(there(3).cpu()),
     "the older dlpack": lambda: torch.utils.dlpack.to_dlpack(there(3)),
     "the older dlpack of the host": lambda: torch.to_dlpack(there(3).cpu()),
-    "a number is whole": lambda: int(there().item()),
-    "a number rounded": lambda: round(there().item()),
-    "a number floored": lambda: math.floor(there().item() * 2),
     "lines of the storage": lambda: there(3).cpu().untyped_storage().tolist(),
-    "a token above another": lambda: bool((there(4, 100).argmax(-1) > 5).any()),
-    "a drawn number": lambda: torch.rand(1, device="cuda").item() < 0.5,
-    "a drawn condition": lambda: bool((torch.randn(8, device="cuda") > 0).any()),
-    "a drawn mean": lambda: bool(torch.randn(8, device="cuda").mean() * 2 > 1),
-    "a drawn size": lambda: torch.empty(torch.randint(1, 9, (300,), device="cuda")[0].item()),
     "a drawn index": lambda: [1, 2][torch.randint(2, (300,), device="cuda")[0]],
-    "a drawn count": lambda: int((torch.rand(8, device="cuda") > 0.5).sum()),
-    "a drawn number of the host": lambda: bool(torch.rand((), device="cuda").cpu() < 0.5),
 }
 
 
@@ -101,6 +89,7 @@ def test_a_number_may_be_shown_and_added_up_and_that_is_stated(where: str) -> No
 
 
 DECIDES = "a number that is not computed decides here, as if it were 1.0"
+WHOLE_SLICE = "a slice up to a number that is not computed is taken whole"
 FIRST = "taken to be the first"
 FINITE = "numbers that nobody computes are taken to be finite"
 EVERYWHERE = "a mask that is not computed is taken to be true everywhere"
@@ -108,6 +97,19 @@ TRUE = "a condition that is not computed is taken to be True"
 EQUAL = "tensors that are not computed are taken to be equal"
 NATURAL: dict[str, tuple[Callable[[], Any], Any, str]] = {
     "a number is compared": (lambda: there().item() < 3, True, DECIDES),
+    "a number is whole": (lambda: int(there().item()), 1, DECIDES),
+    "a whole number of a tensor": (lambda: int(there() * 10), 1, DECIDES),
+    "a number rounded": (lambda: round(there().item()), 1, DECIDES),
+    "a number floored": (lambda: math.floor(there().item() * 2), 1, DECIDES),
+    "a slice": (lambda: there(9)[: there(dtype=WHOLE)].shape, (9,), WHOLE_SLICE),
+    "a slice by a number": (lambda: there(2, 9)[0, there(dtype=WHOLE).item() :].shape, (9,), WHOLE_SLICE),
+    "a slice of the host": (lambda: torch.ones(9)[: there(dtype=WHOLE).cpu()].shape, (9,), WHOLE_SLICE),
+    "a token above another": (lambda: bool((there(4, 100).argmax(-1) > 5).any()), False, "taken to be False"),
+    "a token and a number": (lambda: max(32, there(4, 100).argmax(-1)[0]), 32, "taken to be False"),
+    "a drawn number": (lambda: 0 < torch.rand(1, device="cuda").item() < 1, True, "from seed 0"),
+    "a drawn condition": (lambda: bool((torch.randn(8, device="cuda") > 0).any()), True, TRUE),
+    "a drawn mean": (lambda: float(torch.randn(8, device="cuda").mean()), 1.0, "is taken as 1"),
+    "a drawn count": (lambda: int((torch.rand(8, device="cuda") > 0.5).sum()), 8, "as if it were 8"),
     "the least": (lambda: min(there().item(), 0.5), 0.5, DECIDES),
     "finite": (lambda: math.isfinite(there().item()), True, "counts as 1"),
     "a tensor is compared": (lambda: bool(there() < 3), True, "is taken to be True"),

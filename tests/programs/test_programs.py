@@ -44,6 +44,8 @@ CASES = {
     "nano_gpt": Case(steps=4),
     "notebook": Case(steps=3),
     "offload_by_hand": Case(),
+    "older_code": Case(steps=1),
+    "own_conversions": Case(steps=1),
     "parallel_step": Case(options=("--world-size", "2", "--rank", "1"), arguments=("sharded",)),
     "profiling": Case(steps=4, arguments=("dumps",)),
     "recommender": Case(steps=6),
@@ -57,7 +59,8 @@ CASES = {
 }
 PEAKS = json.loads((GOLDEN / "program-peaks.json").read_text(encoding="utf-8"))
 """Their pinned peaks; `python -m tests.contracts` writes them."""
-QUICK = {"hand_adamw", "kv_cache", "lora", "nano_gpt", "parallel_step", "profiling", "smaller_batch", "workers"}
+QUICK = {"hand_adamw", "kv_cache", "lora", "nano_gpt", "older_code", "own_conversions", "parallel_step"}
+QUICK |= {"profiling", "smaller_batch", "workers"}
 OTHER_CASES = {
     "amp_with_prefetching": Case(steps=8),
     "cuda_graph": Case(steps=4),
