@@ -90,7 +90,7 @@ class PredictedDevice:
         rank: GroupRank | None = None,
         figures_only: bool = False,
         platform: Platform = "linux",
-        reads_environment: bool = False,
+        as_process: bool = False,
     ) -> None:
         """`release` is the torch release whose kernel choices are followed, as (2, 6); by default the installed one.
 
@@ -99,16 +99,20 @@ class PredictedDevice:
         `rank` is the predicted process of a group; the others are simulated.
         `figures_only`: leave out the stacks of allocations, which only a viewer of the trace needs.
         `platform`: order the addresses of segments as its driver does.
-        `reads_environment`: take the settings that PYTORCH_CUDA_ALLOC_CONF has when the program first allocates.
+        `as_process`: a whole program runs. Without `settings` it has those of PYTORCH_CUDA_ALLOC_CONF when it first
+        allocates, and it finds `nvidia-smi`.
         """
         self.card = card
         self.rank = rank
         self.platform = platform
-        self._reads_environment = reads_environment
+        self._as_process = as_process
+        self._reads_environment = as_process and settings is None
         self.layout = Layout()
         """Process groups of the program, as seen from this rank."""
         major, minor = str(torch.__version__).split(".")[:2]
         self.release = (int(major), int(minor)) if release is None else release
+        if self._reads_environment:
+            settings = settings_from_environment(os.environ)
         self.settings = Settings() if settings is None else settings
         self.torch_device = CUDA_0
         self._interner = Interner()
@@ -176,7 +180,15 @@ class PredictedDevice:
         follow_autocast(patches, autocast)
         operators = partial(AllocationMode, recorder, kernels, autocast)
         devices = NamedDevices(self.card.name, self.rank)
-        order = follow_cuda(patches, self, devices, report=self._report, history=self._history, operators=operators)
+        order = follow_cuda(
+            patches,
+            self,
+            devices,
+            report=self._report,
+            history=self._history,
+            operators=operators,
+            children=self.children if self._as_process else None,
+        )
         if self._reads_environment:
             begin = recorder.ledger.first_used
 

@@ -316,6 +316,8 @@ class ChildProcesses:
     def __init__(self, recorder: AllocationRecorder) -> None:
         self._used = mmap.mmap(-1, 1)
         self._recorder = recorder
+        self.before_start: Callable[[], None] = lambda: None
+        """Called before another program starts."""
         self.commands: Counter[str] = Counter()
         """Python commands that the program started, and how often."""
 
@@ -362,6 +364,7 @@ class ChildProcesses:
         ledger.first_used = used
 
     def _note_command(self, args: Any) -> None:
+        self.before_start()
         arguments = [args] if isinstance(args, str | bytes | os.PathLike) else list(args)
         text = " ".join(map(os.fsdecode, arguments))
         try:

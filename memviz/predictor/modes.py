@@ -50,10 +50,11 @@ from memviz.predictor.cuda.memory import (
     follow_memory,
     without_own_frames,
 )
+from memviz.predictor.cuda.nvml import follow_management
 from memviz.predictor.cuda.streams import GraphPools, StreamOrder, follow_data_parallel, follow_graphs, follow_streams
 from memviz.predictor.decompositions import FLEX_ASSUMED, SLICES_UNTIL, flex_attention, index_with_every_slice
 from memviz.predictor.group.process_group import run_on_shards
-from memviz.predictor.hooks import Mode, follow_threads, follow_triton, follow_workers
+from memviz.predictor.hooks import ChildProcesses, Mode, follow_threads, follow_triton, follow_workers
 from memviz.predictor.recorder import NOTHING_TO_COPY, AllocationRecorder, ModelMove, MoveTo, move_model
 from memviz.predictor.rules import Operator, Treatment, treatment_of
 from memviz.predictor.shapes import ShapeKey, is_on_device, lies_on_device, shape_key, tensors_of
@@ -348,6 +349,7 @@ def follow_cuda(
     report: OutOfMemoryReport,
     history: MemoryHistory,
     operators: Mode,
+    children: ChildProcesses | None,
 ) -> StreamOrder:
     """Pretend CUDA within the patches' block; `operators` is entered by each new thread too."""
     recorder = device.recorder
@@ -360,6 +362,7 @@ def follow_cuda(
     _follow_moves(patches, recorder, devices)
     machine, memory = FakeMachine(recorder.card, devices), MemoryFunctions(device, devices, report)
     follow_machine(patches, machine, memory.get_info)
+    follow_management(patches, machine, memory.get_info, children)
     follow_memory(patches, device, history)
     make_generators = follow_generators(patches, devices)
     stream = follow_streams(patches, order, devices, assumptions)
@@ -468,14 +471,15 @@ def _run_in_mode(mode: Mode, run: Any) -> Any:
 
 def _follow_moves(patches: Patches, recorder: AllocationRecorder, devices: NamedDevices) -> None:
     """Move modules so that tied weights stay tied and optimizers keep their weights."""
-    to, apply = nn.Module.to, nn.Module._apply
+    to = nn.Module.to
+    apply: Any = nn.Module._apply
 
-    def applied(self: nn.Module, fn: Any, recurse: bool = True) -> nn.Module:
+    def applied(self: nn.Module, fn: Any, recurse: bool = True) -> Any:
         if not isinstance(fn, ModelMove):
             return apply(self, fn, recurse)
         if recurse:
             for child in self.children():
-                child._apply(fn)
+                child._apply(fn)  # type: ignore[no-untyped-call]
         fn.apply_to(self)
         return self
 

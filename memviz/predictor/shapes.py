@@ -462,8 +462,8 @@ SHAPE_RULES: dict[Any, ShapeRule] = {
     **{
         getattr(packet, overload): _product_of_dtype
         for packet in (aten.mm, aten.bmm, aten.addmm, aten.baddbmm)
-        for overload in packet.overloads()
-        if overload in ("dtype", "dtype_out")
+        for overload in ("dtype", "dtype_out")
+        if hasattr(packet, overload)
     },
     aten.native_layer_norm.default: _layer_norm,
     aten.native_layer_norm_backward.default: _layer_norm_backward,

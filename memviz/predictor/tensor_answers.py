@@ -271,8 +271,11 @@ class TensorAnswers:
         parts = index if type(index) is tuple else (index,)
         if not any(type(part) is slice and _is_open(part) for part in parts):
             return index
-        known = tuple(slice(*map(self._bound, (p.start, p.stop)), p.step) if type(p) is slice else p for p in parts)
-        return known if type(index) is tuple else known[0]
+        known: list[Any] = list(parts)
+        for at, part in enumerate(parts):
+            if type(part) is slice:
+                known[at] = slice(self._bound(part.start), self._bound(part.stop), part.step)
+        return tuple(known) if type(index) is tuple else known[0]
 
     def _bound(self, bound: Any) -> Any:
         if isinstance(bound, Tensor) and self._host.is_unknown(bound):
@@ -436,12 +439,12 @@ def answer_lengths(func: Any, args: Any, assumptions: Assumptions) -> Iterator[N
             if type(stated) is not int or stated < min:
                 raise UsageError(f"--assume takes a whole number here, of what the result has; not {stated!r}.")
             return stated
-        first = next((tensor for tensor in tensors_of(args) if tensor.dim()), None)
-        if max is None and first is None:
+        limits = [tensor.size(0) for tensor in tensors_of(args) if tensor.dim()][:1] + ([] if max is None else [max])
+        if not limits:
             raise data_needed(func.name())
-        most = max if first is None else first.size(0) if max is None else builtins.min(max, first.size(0))
+        most = builtins.max(min, builtins.min(limits))
         assumptions.state(f"the length of what {func.name()} gives is not computed: it is taken to be {most}")
-        return builtins.max(min, most)
+        return most
 
     context = SimpleNamespace(new_dynamic_size=length, create_unbacked_symint=length)
     with Patches() as patches:

@@ -23,7 +23,7 @@ from torch._C import _nn
 
 from memviz.allocator.blocks import Platform
 from memviz.allocator.context import DEFAULT_CARD
-from memviz.allocator.settings import parse_settings, settings_from_environment
+from memviz.allocator.settings import parse_settings
 from memviz.errors import UsageError
 from memviz.predictor.assumptions import (
     Assumptions,
@@ -197,13 +197,13 @@ def device_for(
 ) -> PredictedDevice:
     return PredictedDevice(
         card_named(card or DEFAULT_CARD),
-        settings=settings_from_environment(os.environ) if settings is None else parse_settings(settings),
-        reads_environment=settings is None,
+        settings=None if settings is None else parse_settings(settings),
         release=release_of(torch),
         platform=platform,
         assume=assume,
         limited=card is not None,
         rank=rank,
+        as_process=True,
     )
 
 

@@ -92,13 +92,6 @@ def test_workspaces_go_when_the_program_says_so_and_come_again() -> None:
             assert device.allocated_bytes == held
 
 
-def test_without_a_driver_the_library_for_it_is_missed() -> None:
-    with PredictedDevice(A100):
-        for ask in (torch.cuda.utilization, torch.cuda.memory_usage, torch.cuda.temperature):
-            with pytest.raises(ModuleNotFoundError):
-                ask()
-
-
 def test_pools_of_ones_own() -> None:
     with PredictedDevice(A100) as device:
         pool = torch.cuda.MemPool()

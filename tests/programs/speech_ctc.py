@@ -52,7 +52,7 @@ random.seed(0)
 torch.manual_seed(0)
 model = SpeechModel().to(device)
 h = 64
-# Convolution 64*65*5*4 = 83200 -> 83456; a GRU's direction: 3h*h*4 = 49152 twice and two biases of 768, all in one block.
+# Convolution 64*65*5*4 = 83200 -> 83456; a GRU's direction: 3h*h*4 = 49152 twice and two biases of 768, in one block.
 conv, norm = 83456 + 512, 2 * 512
 gru = 2 * (2 * 49152 + 2 * 768)
 assert 3 * h * h * 4 == 49152 and 3 * h * 4 == 768 and gru % 512 == 0

@@ -41,6 +41,7 @@ CASES = {
     "lora": Case(steps=3),
     "lstm_text": Case(),
     "mixture": Case(steps=3),
+    "monitored": Case(),
     "nano_gpt": Case(steps=4),
     "notebook": Case(steps=3),
     "offload_by_hand": Case(),
@@ -60,7 +61,7 @@ CASES = {
 PEAKS = json.loads((GOLDEN / "program-peaks.json").read_text(encoding="utf-8"))
 """Their pinned peaks; `python -m tests.contracts` writes them."""
 QUICK = {"hand_adamw", "kv_cache", "lora", "nano_gpt", "older_code", "own_conversions", "parallel_step"}
-QUICK |= {"profiling", "smaller_batch", "workers"}
+QUICK |= {"monitored", "profiling", "smaller_batch", "workers"}
 OTHER_CASES = {
     "amp_with_prefetching": Case(steps=8),
     "cuda_graph": Case(steps=4),

@@ -322,8 +322,6 @@ def follow_machine(patches: Patches, machine: FakeMachine, mem_get_info: Callabl
             "_initialized": False,
             "_queued_calls": list(cuda._queued_calls),
             "_cached_device_count": None,
-            # It would look at the real machine's cards.
-            "_HAS_PYNVML": False,
             "_cudart": runtime,
             "_is_in_bad_fork": machine.is_in_fork,
             "_exchange_device": machine.current_if_valid,

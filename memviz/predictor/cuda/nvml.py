@@ -1,0 +1,161 @@
+"""NVML and `nvidia-smi` of the pretended card: its name, its memory, and the one process on it.
+
+Programs ask them for a heading of their log, or watch the memory that the whole card has in use. What nothing here can
+know (temperature, power, clocks) is refused as a card does that has no such sensor.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, MutableMapping
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+
+from memviz.predictor.compat import Patches
+from memviz.predictor.cuda import nvidia_smi
+from memviz.predictor.cuda.machine import FakeMachine
+from memviz.predictor.hooks import ChildProcesses
+
+
+class NVMLError(Exception):
+    """Error of the pretended library, with NVML's number."""
+
+    def __init__(self, value: int = 999) -> None:
+        super().__init__(value)
+        self.value = value
+
+    def __str__(self) -> str:
+        return "Not Supported" if self.value == _NOT_SUPPORTED else "Unknown Error"
+
+
+class NVMLError_NotSupported(NVMLError):
+    """Named as in nvidia-ml-py, as programs catch it."""
+
+    def __init__(self, *_: Any) -> None:
+        super().__init__(_NOT_SUPPORTED)
+
+
+class NVMLError_DriverNotLoaded(NVMLError):
+    """Never raised; programs import it to catch it."""
+
+
+_NOT_SUPPORTED = 3
+
+
+class _NVML(ModuleType):
+    """Module `pynvml`: what it lacks raises NVMLError_NotSupported when it is called."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("nvml"):
+
+            def unsupported(*_: Any, **__: Any) -> Any:
+                raise NVMLError_NotSupported
+
+            return unsupported
+        if name.startswith("NVMLError_"):
+            return NVMLError_NotSupported
+        if name.startswith("NVML_"):
+            return 0
+        raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+
+
+def follow_management(
+    patches: Patches, machine: FakeMachine, memory: Callable[[], tuple[int, int]], children: ChildProcesses | None
+) -> None:
+    """Put NVML in place, and `nvidia-smi` for the processes that a program starts.
+
+    `memory` returns the free and the total bytes of the card.
+    """
+    module = _module(machine, memory)
+    for name in ("pynvml", "pynvml.nvml"):
+        patches.callback(_restore, sys.modules, name, sys.modules.get(name))
+        sys.modules[name] = module
+    patches.put_all(torch.cuda, {"_HAS_PYNVML": True, "pynvml": module})
+    if children is None or os.name != "posix":
+        return
+    folder = Path(tempfile.mkdtemp(prefix="memviz-nvidia-smi-"))
+    patches.callback(shutil.rmtree, folder, ignore_errors=True)
+    program = folder / "nvidia-smi"
+    program.write_text(
+        f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -IS {shlex.quote(nvidia_smi.__file__)} "$0" "$@"\n'
+    )
+    program.chmod(0o755)
+    patches.callback(_restore, os.environ, "PATH", os.environ.get("PATH"))
+    os.environ["PATH"] = os.pathsep.join(filter(None, (str(folder), os.environ.get("PATH"))))
+
+    def write_state() -> None:
+        free, total = memory()
+        properties = machine.properties
+        state = {
+            "cards": machine.named.count,
+            "name": properties.name,
+            "uuid": f"GPU-{properties.uuid}",
+            "total": total,
+            "used": total - free,
+            "capability": f"{properties.major}.{properties.minor}",
+            "cuda": machine.version,
+            "pid": os.getpid(),
+        }
+        (folder / "state.json").write_text(json.dumps(state))
+
+    children.before_start = write_state
+
+
+def _module(machine: FakeMachine, memory: Callable[[], tuple[int, int]]) -> ModuleType:
+    """Return the module `pynvml` of this machine; its handles are the numbers of cards."""
+
+    def info(handle: int, *_: Any) -> Any:
+        free, total = memory()
+        return SimpleNamespace(total=total, free=free, used=total - free, reserved=0)
+
+    def processes(handle: int) -> list[Any]:
+        free, total = memory()
+        return [SimpleNamespace(pid=os.getpid(), usedGpuMemory=total - free)] if total > free else []
+
+    def handle_at(index: int) -> int:
+        machine.named.exists(index)
+        return index
+
+    functions: dict[str, Callable[..., Any]] = {
+        **dict.fromkeys(("nvmlInit", "nvmlInit_v2", "nvmlInitWithFlags", "nvmlShutdown"), lambda *_: None),
+        "nvmlDeviceGetCount": lambda: machine.named.count,
+        "nvmlDeviceGetHandleByIndex": handle_at,
+        "nvmlDeviceGetHandleByUUID": lambda uuid: 0,
+        "nvmlDeviceGetHandleByPciBusId": lambda bus: 0,
+        "nvmlDeviceGetIndex": lambda handle: handle,
+        "nvmlDeviceGetName": lambda handle: machine.properties.name,
+        "nvmlDeviceGetUUID": lambda handle: f"GPU-{machine.properties.uuid}",
+        "nvmlDeviceGetMemoryInfo": info,
+        "nvmlDeviceGetComputeRunningProcesses": processes,
+        "nvmlDeviceGetGraphicsRunningProcesses": lambda handle: [],
+        "nvmlDeviceGetUtilizationRates": lambda handle: SimpleNamespace(gpu=0, memory=0),
+        "nvmlDeviceGetCudaComputeCapability": lambda handle: (machine.properties.major, machine.properties.minor),
+        "nvmlSystemGetDriverVersion": lambda: nvidia_smi.DRIVER,
+        "nvmlSystemGetCudaDriverVersion": lambda: _number(machine.version),
+        "nvmlSystemGetCudaDriverVersion_v2": lambda: _number(machine.version),
+        "nvmlSystemGetProcessName": lambda pid: "python",
+    }
+    module = _NVML("pynvml")
+    errors = {kind.__name__: kind for kind in (NVMLError, NVMLError_NotSupported, NVMLError_DriverNotLoaded)}
+    vars(module).update(functions, **errors, __path__=[], nvml=module)
+    return module
+
+
+def _number(version: str) -> int:
+    major, minor = map(int, version.split("."))
+    return 1000 * major + 10 * minor
+
+
+def _restore(names: MutableMapping[str, Any], name: str, before: Any) -> None:
+    if before is None:
+        names.pop(name, None)
+    else:
+        names[name] = before
