@@ -65,7 +65,8 @@ The script really runs, in this process and as `python SCRIPT ...` would run it,
 pretended: what it prints, writes and downloads is its own, and so is its exit status. Nothing is computed on that
 device; its memory is counted as the card's allocator would. Where the script asks for values that nobody computes
 it gets a natural answer, which is noted, or is stopped with exit status 3: state the answer with --assume then.
-Exit status 4 says that the memory is not known, as processes that the script started had the card, if anything did.
+Python processes that it starts (torchrun, mp.spawn, subprocess) are predicted too, each by itself; exit status 4 says
+that what one of them takes is not known.
 """
 _RARELY_A_SCRIPTS = ("--card", "--assume", "--settings", "--with", "--torch", "--platform")
 """Options of memviz that are reported among the script's arguments, as scripts seldom have one of that name."""
@@ -187,12 +188,16 @@ def _print(done: ScriptPrediction, output: Path | None) -> None:
     estimate = done.estimate
     if done.stopped is not None:
         print_line(f"stopped at {done.stopped}")
-    if estimate.peak_requested or estimate.out_of_memory or not done.not_known:
+    has_children = any(done.children)
+    if estimate.peak_requested or estimate.out_of_memory or not (done.not_known or has_children):
         _print_figures(done)
+    if has_children:
+        _print_children(done)
     if done.not_known:
         print_line(f"the peak of the whole program is not known: {done.not_known}")
     else:
-        print_line(f"  {estimate.expected_error.sentence}")
+        if estimate.peak_requested or not has_children:
+            print_line(f"  {estimate.expected_error.sentence}")
         if sentence := unproven_sentence(estimate.unproven):
             print_line(f"- {sentence}")
     for command, times in estimate.commands.items():
@@ -205,6 +210,23 @@ def _print(done: ScriptPrediction, output: Path | None) -> None:
         print_line(f"error: {done.unused_sentence}")
     if output is not None:
         print_line(f"the snapshot is in {output}; look at it with python -m memviz open {output}")
+
+
+def _print_children(done: ScriptPrediction) -> None:
+    estimate = done.estimate
+    print_line(f"processes that it started, each predicted by itself on {estimate.card.name}:")
+    for child in done.children:
+        print_line(f"  {child.sentence()}")
+    for sentence in dict.fromkeys(child.expected_error for child in done.children):
+        print_line(f"  {sentence}")
+    shared = done.shared_cards()
+    for card, count, reserved in shared:
+        beside = f"beside a CUDA context of {estimate.context.interval} for each"
+        print_line(f"  cuda:{card} has {count} processes, with {bytes_text(reserved)} at most together, {beside}")
+    if shared and done.fits is None and estimate.limited and not done.not_known:
+        print_line("  whether they fit one card depends on when each has its peak")
+    elif done.fits is not None:
+        print_line(f"  all of it {'fits' if done.fits else 'does not fit'}")
 
 
 def _print_figures(done: ScriptPrediction) -> None:

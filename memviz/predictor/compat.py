@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -55,6 +55,13 @@ class Patches(ExitStack):
         else:
             self.callback(delattr, owner, name)
         setattr(owner, name, value)
+
+    def restore(self, names: MutableMapping[str, Any], name: str) -> None:
+        """Put an entry back at the end of the block, as it is now."""
+        if name in names:
+            self.callback(names.__setitem__, name, names[name])
+        else:
+            self.callback(names.pop, name, None)
 
     def put_all(self, owner: Any, values: Mapping[str, Any]) -> None:
         for name, value in values.items():

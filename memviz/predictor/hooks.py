@@ -293,6 +293,10 @@ _NEVER_ON_A_CARD = ("torch.utils.data", "multiprocessing.managers")
 """Modules whose processes load or hold data."""
 
 
+FOLLOWED_CHILDREN = "MEMVIZ_PREDICTED_CHILDREN"
+"""Variable with the folder where processes that are predicted too leave their figures; set while there is one."""
+
+
 def follow_threads(patches: Patches, *modes: Mode) -> None:
     """Let each thread that begins from now on see the same device."""
     bootstrap = vars(threading.Thread)["_bootstrap_inner"]

@@ -23,6 +23,7 @@ from torch._C import _nn
 
 from memviz.allocator.blocks import Platform
 from memviz.allocator.context import DEFAULT_CARD
+from memviz.allocator.replayer import FitWord
 from memviz.allocator.settings import parse_settings
 from memviz.errors import UsageError
 from memviz.predictor.assumptions import (
@@ -42,6 +43,7 @@ from memviz.predictor.group.ranks import GroupRank
 from memviz.predictor.position import is_installed, is_of_python
 from memviz.runner.knobs import parse_name_and_knobs
 from memviz.runner.plan import changes_on_host, converts, label_of, optimization_of
+from memviz.runner.predicted_children import Children, following_children
 from memviz.runner.record.recording import free_path
 from memviz.runner.record.script import Script
 from memviz.runner.request import release_of
@@ -204,6 +206,17 @@ def device_for(
         limited=card is not None,
         rank=rank,
         as_process=True,
+    )
+
+
+def device_of(order: ScriptOrder) -> PredictedDevice:
+    return device_for(
+        order.card,
+        torch=order.torch,
+        platform=order.platform,
+        settings=order.settings_text,
+        assume=order.assume,
+        rank=order.rank,
     )
 
 
@@ -414,6 +427,8 @@ class ScriptPrediction:
     """Lines with a stated answer that read no value."""
     unused_sentence: str = ""
     """Names the unused answers, and the lines that read a value."""
+    children: Children = field(default_factory=Children)
+    """Processes that the program started."""
 
     @property
     def not_known(self) -> str:
@@ -421,11 +436,13 @@ class ScriptPrediction:
         if self.stopped is not None:
             return f"the program was stopped at {self.stopped.where or 'a line that is not known'}"
         own = "took no memory of a card"
+        if self.children.not_known:
+            return self.children.not_known
         if self.estimate.children_used_the_card:
             return f"a fork of the program used the card, {_ONLY_OWN}"
         if not self.estimate.peak_reserved and self.estimate.commands:
             return f"the program's own process {own} and it started other processes of Python, {_ONLY_OWN}"
-        if self.exit_status and not self.estimate.peak_reserved and not self.estimate.out_of_memory:
+        if self.exit_status and not self._used_a_card:
             return f"the program {own} before it ended with exit status {int(self.exit_status)}"
         if self.exit_status:
             return (
@@ -434,12 +451,43 @@ class ScriptPrediction:
         return ""
 
     @property
+    def _used_a_card(self) -> bool:
+        return self.estimate.peak_reserved > 0 or self.estimate.out_of_memory > 0
+
+    @property
     def fits(self) -> bool | None:
-        """True if it fits the named card; None without a card, or if the program ended too early."""
+        """True if each process fits the named card, and together where several share one.
+
+        None without a card, if the program ended too early, or where their peaks fit a shared card apart only.
+        """
         if self.stopped is not None or not self.estimate.limited:
             return None
-        fits = self.estimate.fits()
-        return None if fits and self.not_known else fits
+        own = [self.estimate.fits()] if self._used_a_card or not list(self.children) else []
+        verdicts = [*own, *(child.figures["fits"] for child in self.children)]
+        if False in verdicts:
+            return False
+        return None if self.not_known or None in verdicts or not self._fit_together else True
+
+    @property
+    def fit_word(self) -> FitWord | None:
+        if list(self.children):
+            return None if self.fits is None else "yes" if self.fits else "no"
+        return None if self.fits is None else self.estimate.fit_word()
+
+    def shared_cards(self) -> list[tuple[int, int, int]]:
+        """Return each card that several processes use: its number, how many they are, and the sum of their peaks."""
+        processes = [(0, self.estimate.peak_reserved)] if self._used_a_card else []
+        processes += [(child.card, child.figures["peak_reserved_bytes"]) for child in self.children]
+        reserved: dict[int, list[int]] = {}
+        for card, peak in processes:
+            reserved.setdefault(card, []).append(peak)
+        return [(card, len(peaks), sum(peaks)) for card, peaks in reserved.items() if len(peaks) > 1]
+
+    @property
+    def _fit_together(self) -> bool:
+        """Whether all peaks on a card fit it at once, each beside a context of its own."""
+        card, context = self.estimate.card, self.estimate.context.most_bytes
+        return all(peaks + count * context <= card.memory_bytes for _, count, peaks in self.shared_cards())
 
 
 def predict_script(
@@ -448,18 +496,12 @@ def predict_script(
     """Run a script and its exit functions to the end, then write the snapshot."""
     if order.output is not None:
         free_path(order.output, overwrite=order.overwrite)
-    device = device_for(
-        order.card,
-        torch=order.torch,
-        platform=order.platform,
-        settings=order.settings_text,
-        assume=order.assume,
-        rank=order.rank,
-    )
+    device = device_of(order)
     changes = ModelChanges(order.optimizations, device.recorder.assumptions)
     process = os.getpid()
     with (
         device,
+        following_children(order) as folder,
         exit_functions() as at_exit,
         changes.following(),
         OptimizerSteps(order.steps, lambda count: tell(f"{count} steps" if count > 1 else "1 step")) as steps,
@@ -471,11 +513,15 @@ def predict_script(
             os._exit(status)
         trace = device.finish()
         estimate = estimate_of(device, trace, steps=steps.taken)
+        children = folder.collect(estimate.commands)
+    if children.are_all:
+        estimate = replace(estimate, commands={})
     if order.output is not None:
         with replacing(order.output) as file:
             write_pickle(trace, file)
     assumed = device.recorder.assumptions
-    done = ScriptPrediction(status, estimate, stopped, changes.applied, assumed.unused, assumed.unused_sentence)
+    unused = assumed.unused, assumed.unused_sentence
+    done = ScriptPrediction(status, estimate, stopped, changes.applied, *unused, children)
     if status or not (done.not_known or done.unused_assume):
         return done
     return replace(done, exit_status=UNUSED if done.unused_assume else NOT_KNOWN)
@@ -491,7 +537,7 @@ def _run(script: Script, at_exit: ExitFunctions) -> tuple[int, Stopped | None]:
         at_exit.run()
         return INTERRUPTED, stopped_by_interrupt(error)
     except BaseException as error:
-        stopped = _cause(error)
+        stopped = stop_behind(error)
         if stopped is not None:
             stopped.was_not_caught()
             return STOPPED, stopped
@@ -509,7 +555,7 @@ def _status_of(error: SystemExit) -> int:
     return 1
 
 
-def _cause(error: BaseException | None) -> Stopped | None:
+def stop_behind(error: BaseException | None) -> Stopped | None:
     """Find what stopped the program behind errors of libraries."""
     while error is not None:
         if isinstance(error, Stopped):
@@ -539,7 +585,7 @@ def script_json(done: ScriptPrediction, output: Path | None = None) -> dict[str,
         "peak_reserved_on_card_bytes": estimate.peak_reserved_on_card,
         "peak_reserved_without_limit_bytes": estimate.peak_reserved_without_limit,
         "fits": done.fits,
-        "fit": None if done.fits is None else estimate.fit_word(),
+        "fit": done.fit_word,
         "cards": estimate.common_fits() if is_complete and not estimate.limited else None,
         "context": estimate.context.as_json() if estimate.limited else None,
         "expected_error": estimate.expected_error.as_json() if is_complete else None,
@@ -547,6 +593,7 @@ def script_json(done: ScriptPrediction, output: Path | None = None) -> dict[str,
         "steps": estimate.steps,
         "by_category": estimate.by_category(),
         "processes": dict(estimate.commands),
+        "children": [{"command": child.command, **child.figures} for child in done.children],
         "windows": [asdict(window) for window in estimate.windows],
         "assumed": [stated.as_json() for stated in estimate.assumed],
         "notes": list(estimate.notes),

@@ -12,7 +12,7 @@ import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -76,7 +76,7 @@ def follow_management(
     """
     module = _module(machine, memory)
     for name in ("pynvml", "pynvml.nvml"):
-        patches.callback(_restore, sys.modules, name, sys.modules.get(name))
+        patches.restore(sys.modules, name)
         sys.modules[name] = module
     patches.put_all(torch.cuda, {"_HAS_PYNVML": True, "pynvml": module})
     if children is None or os.name != "posix":
@@ -88,7 +88,7 @@ def follow_management(
         f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -IS {shlex.quote(nvidia_smi.__file__)} "$0" "$@"\n'
     )
     program.chmod(0o755)
-    patches.callback(_restore, os.environ, "PATH", os.environ.get("PATH"))
+    patches.restore(os.environ, "PATH")
     os.environ["PATH"] = os.pathsep.join(filter(None, (str(folder), os.environ.get("PATH"))))
 
     def write_state() -> None:
@@ -152,10 +152,3 @@ def _module(machine: FakeMachine, memory: Callable[[], tuple[int, int]]) -> Modu
 def _number(version: str) -> int:
     major, minor = map(int, version.split("."))
     return 1000 * major + 10 * minor
-
-
-def _restore(names: MutableMapping[str, Any], name: str, before: Any) -> None:
-    if before is None:
-        names.pop(name, None)
-    else:
-        names[name] = before

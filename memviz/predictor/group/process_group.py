@@ -1,8 +1,8 @@
 """`torch.distributed` and DTensor for one rank: torch's own Python runs above backends that send nothing.
 
-There is no network: rendezvous gives a store of this process, and `torch.multiprocessing.spawn` starts the
-predicted rank alone. A pipeline stage learns the shapes that its neighbours would send from its own inputs and
-outputs.
+There is no network: rendezvous gives a store of this process, and `torch.multiprocessing.spawn` runs the predicted
+rank alone, or starts all ranks where processes are predicted too. A pipeline stage learns the shapes that its
+neighbours would send from its own inputs and outputs.
 
 Shapes that DTensor computes for itself take no memory. For lists of DTensors, as optimizers have them, torch compares
 each tensor with the whole list, which takes seconds for a model of hundreds of weights; running the same operator on
@@ -15,8 +15,10 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import _lru_cache_wrapper, wraps
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import torch
@@ -33,6 +35,7 @@ from memviz.predictor.cuda.machine import META
 from memviz.predictor.cuda.streams import StreamOrder
 from memviz.predictor.group.collectives import Collectives
 from memviz.predictor.group.ranks import GroupRank, Layout
+from memviz.predictor.hooks import FOLLOWED_CHILDREN
 from memviz.predictor.recorder import AllocationRecorder
 
 _META_METHOD = "_propagate_tensor_meta_non_cached"
@@ -430,15 +433,37 @@ _KINDS: Any = (c10d.ReduceOp, c10d.ReduceOp.RedOpType)
 def _follow_processes(patches: Patches, rank: GroupRank | None) -> None:
     from torch import multiprocessing
 
-    def spawn(fn: Any, args: Any = (), nprocs: int = 1, *rest: Any, **named: Any) -> None:
-        """Run the predicted rank in this process."""
-        if rank is None:
+    start: Any = vars(multiprocessing)["start_processes"]
+
+    def spawn(fn: Any, args: Any = (), nprocs: int = 1, *rest: Any, **named: Any) -> Any:
+        """Run the predicted rank in this process, or all where processes are predicted too."""
+        if rank is not None:
+            return fn(rank.number % nprocs, *args)
+        if FOLLOWED_CHILDREN not in os.environ:
             raise GroupNeeded(f"torch.multiprocessing.spawn starts {nprocs} processes, and each {_GROUP_NEEDED}")
-        fn(rank.number % nprocs, *args)
+        with _numbered_processes(nprocs):
+            return start(fn, args, nprocs, *rest, **named)
 
     for owner in (multiprocessing, sys.modules["torch.multiprocessing.spawn"]):
         patches.replace(owner, "spawn", spawn)
         patches.replace(owner, "start_processes", spawn)
+
+
+@contextmanager
+def _numbered_processes(count: int) -> Iterator[None]:
+    """Give each process that starts in this block its rank, as torchrun does by its environment."""
+    numbers = iter(range(count))
+    begin: Any = BaseProcess.start
+    with Patches() as patches:
+
+        def begin_as_rank(process: Any) -> None:
+            os.environ.update(GroupRank(next(numbers), count).environment)
+            begin(process)
+
+        for name in GroupRank(0, count).environment:
+            patches.restore(os.environ, name)
+        patches.put(BaseProcess, "start", begin_as_rank)
+        yield
 
 
 def _leave(hook: Any) -> None:
