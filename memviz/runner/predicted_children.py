@@ -7,27 +7,22 @@ still runs, is named, and the whole is not known. With the variables of torchrun
 
 from __future__ import annotations
 
-import ast
-import atexit
 import json
 import os
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from memviz.predictor.compat import Patches
-from memviz.predictor.group.ranks import GroupRank, rank_of_environment
+from memviz.predictor.group.ranks import GroupRank
 from memviz.predictor.hooks import FOLLOWED_CHILDREN
 from memviz.units import bytes_text
-
-if TYPE_CHECKING:
-    from memviz.runner.predicted_script import ScriptOrder
 
 _START = Path(__file__).parent / "child_start"
 _SERVANTS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
@@ -69,7 +64,7 @@ class Children:
     lost: tuple[str, ...] = ()
     """Commands of processes that imported torch and left no figures."""
     are_all: bool = False
-    """Whether every Python process that is known to have started was followed."""
+    """True if every Python process that is known to have started was followed."""
 
     def __iter__(self) -> Iterator[Child]:
         return (child for child in self.predicted if child.used_a_card)
@@ -89,21 +84,11 @@ class ChildFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def write_order(self, order: ScriptOrder) -> None:
-        optimizations = [(change.name, _knobs(change)) for change in order.optimizations]
-        assume = {place: repr(value) for place, value in order.assume.items()}
-        texts = {"card": order.card, "torch": order.torch, "platform": order.platform, "settings": order.settings_text}
-        told = {**texts, "steps": order.steps, "assume": assume, "optimizations": optimizations}
-        (self.path / "order.json").write_text(json.dumps(told), encoding="utf-8")
-
-    def read_order(self) -> ScriptOrder:
-        from memviz.runner.plan import optimization_of
-        from memviz.runner.predicted_script import ScriptOrder
-
-        told = json.loads((self.path / "order.json").read_text(encoding="utf-8"))
-        told["assume"] = {place: ast.literal_eval(value) for place, value in told["assume"].items()}
-        told["optimizations"] = tuple(optimization_of(name, knobs) for name, knobs in told["optimizations"])
-        return ScriptOrder(rank=rank_of_environment(os.environ), **told)
+    @property
+    def order(self) -> dict[str, Any]:
+        """Settings of the prediction, as the parent wrote them."""
+        order: dict[str, Any] = json.loads((self.path / "order.json").read_text(encoding="utf-8"))
+        return order
 
     def collect(self, commands: Mapping[str, int]) -> Children:
         """`commands` are those that the parent itself is known to have started."""
@@ -122,10 +107,6 @@ class ChildFolder:
         return Children(tuple(predicted), tuple(lost), known.total() <= own)
 
 
-def _knobs(change: Any) -> dict[str, str]:
-    return {name: str(value) for name, value in asdict(change).items()}
-
-
 def command_text(argv: list[str]) -> str:
     """Return a command as people know it, without the path of Python."""
     if any("multiprocessing.spawn" in word for word in argv):
@@ -135,11 +116,11 @@ def command_text(argv: list[str]) -> str:
 
 
 @contextmanager
-def following_children(order: ScriptOrder) -> Iterator[ChildFolder]:
-    """Let processes that are started from now on be predicted as `order` says."""
+def following_children(order: Mapping[str, Any]) -> Iterator[ChildFolder]:
+    """Let processes that are started from now on be predicted with these settings."""
     with TemporaryDirectory(prefix="memviz-children-") as path, Patches() as patches:
         folder = ChildFolder(Path(path))
-        folder.write_order(order)
+        (folder.path / "order.json").write_text(json.dumps(order), encoding="utf-8")
         variables = {
             FOLLOWED_CHILDREN: path,
             "PYTHONPATH": os.pathsep.join(filter(None, (str(_START), os.environ.get("PYTHONPATH")))),
@@ -150,52 +131,9 @@ def following_children(order: ScriptOrder) -> Iterator[ChildFolder]:
         yield folder
 
 
-def begin(mark: Path) -> None:
-    """Predict this process from now on: called in a child when it has imported torch."""
-    from memviz.predictor.estimate import estimate_of
-    from memviz.runner.predicted_script import (
-        ModelChanges,
-        OptimizerSteps,
-        ScriptPrediction,
-        device_of,
-        script_json,
-        stop_behind,
-    )
-
-    mark.with_suffix(".torch").touch()
-    order = ChildFolder(mark.parent).read_order()
-    device = device_of(order)
-    changes = ModelChanges(order.optimizations, device.recorder.assumptions)
-    stack = ExitStack()
-    stack.enter_context(device)
-    stack.enter_context(changes.following())
-    steps = stack.enter_context(OptimizerSteps(order.steps))
-    outcome = _Outcome()
-    outcome.follow()
-    process = os.getpid()
-
-    def finish() -> None:
-        if os.getpid() != process:
-            # A fork, which shares the functions to call at the end.
-            return
-        trace = device.finish()
-        estimate = estimate_of(device, trace, steps=steps.taken)
-        stack.close()
-        error = None if outcome.error is None else stop_behind(outcome.error)
-        assumed = device.recorder.assumptions
-        done = ScriptPrediction(
-            outcome.status, estimate, error, changes.applied, assumed.unused, assumed.unused_sentence
-        )
-        unfinished = mark.with_suffix(".unfinished")
-        unfinished.write_text(json.dumps(script_json(done)), encoding="utf-8")
-        unfinished.rename(mark.with_suffix(".json"))
-
-    atexit.register(finish)
-
-
 @dataclass
-class _Outcome:
-    """How the process ends."""
+class ProcessEnd:
+    """Exit status of this process, and the error that ended it."""
 
     status: int = 0
     error: BaseException | None = field(default=None, repr=False)

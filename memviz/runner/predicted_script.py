@@ -6,13 +6,15 @@ register on import stay with the process: torch would take back operators that t
 
 from __future__ import annotations
 
+import ast
 import atexit
+import json
 import os
 import signal
 import sys
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Self
@@ -39,11 +41,11 @@ from memviz.predictor.compat import Patches
 from memviz.predictor.cuda.machine import on_card
 from memviz.predictor.device import PredictedDevice
 from memviz.predictor.estimate import Estimate, estimate_of
-from memviz.predictor.group.ranks import GroupRank
+from memviz.predictor.group.ranks import GroupRank, rank_of_environment
 from memviz.predictor.position import is_installed, is_of_python
 from memviz.runner.knobs import parse_name_and_knobs
 from memviz.runner.plan import changes_on_host, converts, label_of, optimization_of
-from memviz.runner.predicted_children import Children, following_children
+from memviz.runner.predicted_children import ChildFolder, Children, ProcessEnd, following_children
 from memviz.runner.record.recording import free_path
 from memviz.runner.record.script import Script
 from memviz.runner.request import release_of
@@ -408,6 +410,22 @@ class ScriptOrder:
     optimizations: tuple[Optimization, ...] = ()
     """Applied to the script's models as they reach the device."""
 
+    def as_json(self) -> dict[str, Any]:
+        """Return what holds for the processes that the script starts too."""
+        knobs = {
+            change.name: {name: str(value) for name, value in asdict(change).items()} for change in self.optimizations
+        }
+        texts = {"card": self.card, "torch": self.torch, "platform": self.platform, "settings": self.settings_text}
+        assume = {place: repr(value) for place, value in self.assume.items()}
+        return {**texts, "steps": self.steps, "assume": assume, "optimizations": knobs}
+
+    @classmethod
+    def of_json(cls, told: dict[str, Any]) -> Self:
+        assume = {place: ast.literal_eval(value) for place, value in told["assume"].items()}
+        changes = tuple(optimization_of(name, knobs) for name, knobs in told["optimizations"].items())
+        own = {"assume": assume, "optimizations": changes, "rank": rank_of_environment(os.environ)}
+        return cls(**{**told, **own})
+
     @property
     def settings_text(self) -> str | None:
         """Allocator settings of the order, else of an optimization."""
@@ -485,7 +503,7 @@ class ScriptPrediction:
 
     @property
     def _fit_together(self) -> bool:
-        """Whether all peaks on a card fit it at once, each beside a context of its own."""
+        """True if all peaks on a card fit it at once, each beside a context of its own."""
         card, context = self.estimate.card, self.estimate.context.most_bytes
         return all(peaks + count * context <= card.memory_bytes for _, count, peaks in self.shared_cards())
 
@@ -501,7 +519,7 @@ def predict_script(
     process = os.getpid()
     with (
         device,
-        following_children(order) as folder,
+        following_children(order.as_json()) as folder,
         exit_functions() as at_exit,
         changes.following(),
         OptimizerSteps(order.steps, lambda count: tell(f"{count} steps" if count > 1 else "1 step")) as steps,
@@ -525,6 +543,37 @@ def predict_script(
     if status or not (done.not_known or done.unused_assume):
         return done
     return replace(done, exit_status=UNUSED if done.unused_assume else NOT_KNOWN)
+
+
+def predict_child(mark: Path) -> None:
+    """Predict this process from now on: called in a child of a predicted program when it has imported torch."""
+    mark.with_suffix(".torch").touch()
+    order = ScriptOrder.of_json(ChildFolder(mark.parent).order)
+    device = device_of(order)
+    changes = ModelChanges(order.optimizations, device.recorder.assumptions)
+    stack = ExitStack()
+    stack.enter_context(device)
+    stack.enter_context(changes.following())
+    steps = stack.enter_context(OptimizerSteps(order.steps))
+    end = ProcessEnd()
+    end.follow()
+    process = os.getpid()
+
+    def finish() -> None:
+        if os.getpid() != process:
+            # A fork, which shares the functions to call at the end.
+            return
+        trace = device.finish()
+        estimate = estimate_of(device, trace, steps=steps.taken)
+        stack.close()
+        error = None if end.error is None else stop_behind(end.error)
+        assumed = device.recorder.assumptions
+        done = ScriptPrediction(end.status, estimate, error, changes.applied, assumed.unused, assumed.unused_sentence)
+        unfinished = mark.with_suffix(".unfinished")
+        unfinished.write_text(json.dumps(script_json(done)), encoding="utf-8")
+        unfinished.rename(mark.with_suffix(".json"))
+
+    atexit.register(finish)
 
 
 def _run(script: Script, at_exit: ExitFunctions) -> tuple[int, Stopped | None]:

@@ -1,7 +1,8 @@
 """NVML and `nvidia-smi` of the pretended card: its name, its memory, and the one process on it.
 
 Programs ask them for a heading of their log, or watch the memory that the whole card has in use. What nothing here can
-know (temperature, power, clocks) is refused as a card does that has no such sensor.
+know (temperature, power, clocks) is refused as a card does that has no such sensor. `nvidia-smi` runs this file by its
+path, so it imports only Python's own library.
 """
 
 from __future__ import annotations
@@ -12,17 +13,15 @@ import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from memviz.predictor.compat import Patches
-from memviz.predictor.cuda import nvidia_smi
-from memviz.predictor.cuda.machine import FakeMachine
-from memviz.predictor.hooks import ChildProcesses
+if TYPE_CHECKING:
+    from memviz.predictor.compat import Patches
+    from memviz.predictor.cuda.machine import FakeMachine
+    from memviz.predictor.hooks import ChildProcesses
 
 
 class NVMLError(Exception):
@@ -74,6 +73,8 @@ def follow_management(
 
     `memory` returns the free and the total bytes of the card.
     """
+    import torch
+
     module = _module(machine, memory)
     for name in ("pynvml", "pynvml.nvml"):
         patches.restore(sys.modules, name)
@@ -84,9 +85,7 @@ def follow_management(
     folder = Path(tempfile.mkdtemp(prefix="memviz-nvidia-smi-"))
     patches.callback(shutil.rmtree, folder, ignore_errors=True)
     program = folder / "nvidia-smi"
-    program.write_text(
-        f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -IS {shlex.quote(nvidia_smi.__file__)} "$0" "$@"\n'
-    )
+    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -IS {shlex.quote(__file__)} "$0" "$@"\n')
     program.chmod(0o755)
     patches.restore(os.environ, "PATH")
     os.environ["PATH"] = os.pathsep.join(filter(None, (str(folder), os.environ.get("PATH"))))
@@ -138,7 +137,7 @@ def _module(machine: FakeMachine, memory: Callable[[], tuple[int, int]]) -> Modu
         "nvmlDeviceGetGraphicsRunningProcesses": lambda handle: [],
         "nvmlDeviceGetUtilizationRates": lambda handle: SimpleNamespace(gpu=0, memory=0),
         "nvmlDeviceGetCudaComputeCapability": lambda handle: (machine.properties.major, machine.properties.minor),
-        "nvmlSystemGetDriverVersion": lambda: nvidia_smi.DRIVER,
+        "nvmlSystemGetDriverVersion": lambda: DRIVER,
         "nvmlSystemGetCudaDriverVersion": lambda: _number(machine.version),
         "nvmlSystemGetCudaDriverVersion_v2": lambda: _number(machine.version),
         "nvmlSystemGetProcessName": lambda pid: "python",
@@ -152,3 +151,81 @@ def _module(machine: FakeMachine, memory: Callable[[], tuple[int, int]]) -> Modu
 def _number(version: str) -> int:
     major, minor = map(int, version.split("."))
     return 1000 * major + 10 * minor
+
+
+DRIVER = "580.00"
+"""A driver that runs every CUDA that torch has wheels for."""
+_MIB = 1 << 20
+_UNKNOWN = "[N/A]"
+_UNITS = {
+    "memory.total": "MiB",
+    "memory.used": "MiB",
+    "memory.free": "MiB",
+    "used_memory": "MiB",
+    "used_gpu_memory": "MiB",
+}
+
+
+def _of_card(state: dict[str, Any], index: int) -> dict[str, Any]:
+    used, total = state["used"] // _MIB, state["total"] // _MIB
+    return {
+        **dict.fromkeys(("name", "gpu_name"), state["name"]),
+        **dict.fromkeys(("uuid", "gpu_uuid"), state["uuid"]),
+        "index": index,
+        "count": state["cards"],
+        "driver_version": DRIVER,
+        "compute_cap": state["capability"],
+        "memory.total": total,
+        "memory.used": used,
+        "memory.free": total - used,
+        "pid": state["pid"],
+        "process_name": "python",
+        **dict.fromkeys(("used_memory", "used_gpu_memory"), used),
+    }
+
+
+def _query(state: dict[str, Any], fields: list[str], options: list[str]) -> Iterator[list[str]]:
+    """Yield the rows of `--query-...=FIELDS --format=csv,...`."""
+    with_units = "nounits" not in options
+    if "noheader" not in options:
+        yield [f"{name} [{_UNITS[name]}]" if name in _UNITS and with_units else name for name in fields]
+    for index in range(state["cards"]):
+        card = _of_card(state, index)
+        yield [
+            f"{card.get(name, _UNKNOWN)}{f' {_UNITS[name]}' if name in _UNITS and with_units else ''}"
+            for name in fields
+        ]
+
+
+def _table(state: dict[str, Any]) -> Iterator[str]:
+    line = f"+{'-' * 77}+"
+    yield line
+    heading = f"NVIDIA-SMI {DRIVER}    Driver Version: {DRIVER}    CUDA Version: {state['cuda']}"
+    yield f"| {heading:<75} |"
+    yield line
+    for index in range(state["cards"]):
+        memory = f"{state['used'] // _MIB}MiB / {state['total'] // _MIB}MiB"
+        yield f"| {index:>3}  {state['name']:<40} {memory:>29} |"
+    yield line
+    yield f"| {'Predicted by memviz: no sensor of this card is there.':<75} |"
+    yield line
+
+
+def main(state: dict[str, Any], arguments: list[str], write: Callable[[str], Any]) -> int:
+    options = dict(argument.lstrip("-").partition("=")[::2] for argument in arguments)
+    queries = [name for name in options if name.startswith("query-")]
+    if queries:
+        fields = [field.strip() for field in options[queries[0]].split(",")]
+        for row in _query(state, fields, options.get("format", "").split(",")):
+            write(", ".join(row) + "\n")
+    elif "L" in options or "list-gpus" in options:
+        for index in range(state["cards"]):
+            write(f"GPU {index}: {state['name']} (UUID: {state['uuid']})\n")
+    else:
+        write("\n".join(_table(state)) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1]).parent
+    sys.exit(main(json.loads((folder / "state.json").read_text()), sys.argv[2:], sys.stdout.write))

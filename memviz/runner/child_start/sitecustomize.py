@@ -35,7 +35,7 @@ class _AfterTorch:
             def run_and_begin(module: ModuleType) -> None:
                 run(module)
                 sys.path.append(str(Path(__file__).resolve().parents[3]))
-                importlib.import_module("memviz.runner.predicted_children").begin(_MARK)
+                importlib.import_module("memviz.runner.predicted_script").predict_child(_MARK)
 
             spec.loader.exec_module = run_and_begin  # type: ignore[method-assign]
         return spec
