@@ -26,7 +26,7 @@ from memviz.commands.command import printable
 from memviz.errors import UsageError
 from memviz.text import escape_control_chars
 from memviz.trace.write import replacing
-from tests.traces import alloc, frame, snapshot
+from tests.traces import alloc, event, frame, snapshot
 
 ROOT = Path(__file__).parents[2]
 ESCAPES = "\x1b[2J\x1b]0;title\x07\r\x08\x9b31m\u202e\u2066\u200f\x00\udc80"
@@ -37,8 +37,10 @@ SPOKEN = r"\x1b[2J\x1b]0;title\x07\x0d\x08\x9b31m\u202e\u2066\u200f\x00\udc80"
 def evil(tmp_path: Path) -> Path:
     """Its own name, a function's and an annotation's are all hostile."""
     path = tmp_path / "evil\x1b[31m\u202e.pickle"
-    event = alloc(0, 512, frames=[frame(ESCAPES.replace("\udc80", ""), f"/{ESCAPES[:5]}/a.py", 1)])
-    path.write_bytes(pickle.dumps(snapshot([event])))
+    frames = [frame(ESCAPES.replace("\udc80", ""), f"/{ESCAPES[:5]}/a.py", 1)]
+    # A free that waits is a finding.
+    held = [alloc(0, 512, frames=frames, time_us=1), event("free_requested", 0, 512, time_us=2)]
+    path.write_bytes(pickle.dumps(snapshot([*held, alloc(4096, 512, time_us=9)])))
     return path
 
 
@@ -66,7 +68,15 @@ def test_what_moves_a_cursor_or_turns_writing_round_is_spelled_out() -> None:
 
 @pytest.mark.parametrize(
     "more",
-    [["summary"], ["peak"], ["at", "--event", "0"], ["diff", "again"], ["replay"], ["summary", "--device", ESCAPES]],
+    [
+        ["summary"],
+        ["peak"],
+        ["findings"],
+        ["at", "--event", "0"],
+        ["diff", "again"],
+        ["replay"],
+        ["summary", "--device", ESCAPES],
+    ],
 )
 def test_no_command_lets_a_file_steer_the_terminal(
     evil: Path, more: list[str], capsys: pytest.CaptureFixture[str]
