@@ -24,13 +24,14 @@ from memviz.ui.explore.answer import (
     full_table,
     segments_value,
 )
+from memviz.ui.explore.findings import findings_html
 from memviz.ui.explore.state import ExploreState
 from memviz.ui.explore.tab import maps
 from memviz.ui.shell.session import Context, Session
 from memviz.ui.shell.store import TraceStore
 from tests.real import real_files, requires_real
-from tests.traces import MiB, alloc, frame, free, trace_of
-from tests.ui.page import elements, rows, words
+from tests.traces import MiB, alloc, event, frame, free, trace_of
+from tests.ui.page import HOSTILE, elements, rows, tags, words
 
 KEY = "abc/0"
 START = ExploreState()
@@ -65,7 +66,8 @@ def test_it_follows_the_moment(trace):
 def test_a_range_is_answered_at_its_peak(trace):
     found = half(trace, range=[2, 3])
     assert "live at the range’s peak, event 2 · 2 allocations" in words(found.head)
-    assert "freed within 3.00 MiB in 1" in words(found.head)
+    assert "events 2 to 3: allocated within 0 B in 0 freed within 3.00 MiB in 1" in words(found.head)
+    assert "live throughout 1.00 MiB in 1" in words(found.head)
     assert words(found.inspector).startswith("Event 2, the range’s peak")
 
 
@@ -193,6 +195,29 @@ def test_a_download_of_what_was_never_freed(trace):
 def test_what_no_button_asks_is_refused(trace, asked):
     with pytest.raises(UsageError):
         full_table(trace, trace.devices[0], asked)
+
+
+def test_text_from_a_file_stays_text_in_every_panel():
+    hostile = frame(HOSTILE, f"/p/{HOSTILE}.py", 1)
+    library = frame("_call_impl", "/v/lib/python3.12/site-packages/torch/nn/modules/module.py", 1790)
+    told = {"user_metadata": HOSTILE, "compile_context": HOSTILE}
+    held = [alloc(0, MiB, frames=[hostile, library, hostile], time_us=3, **told)]
+    # A free that waits is a finding.
+    held += [event("free_requested", 0, MiB, time_us=4), alloc(9 * MiB, MiB, frames=[hostile], time_us=9)]
+    named = [{"device": 0, "name": HOSTILE, "stage": "START", "time_us": 1}]
+    trace = trace_of(held, external_annotations=named)
+    panels = []
+    for look in (ExploreState(query="x"), ExploreState(by="site"), ExploreState(tab="never")):
+        for pin in (-1, 0):
+            found = half(trace, look, pin=pin)
+            panels += filter(None, (found.found, found.live, found.inspector))
+    assert len(panels) > 12
+    for html in panels:
+        # A long name is cut in its middle where there is no room.
+        assert HOSTILE in "".join(words(html).split())
+    for html in (*panels, findings_html(trace, trace.devices[0], KEY)):
+        assert "</script>" in words(html) and "<b>x" not in html
+        assert not tags(html) & {"script", "a", "img"}
 
 
 @requires_real

@@ -9,12 +9,11 @@ import pytest
 
 from memviz.analysis.breakdown import Breakdown, Dominant
 from memviz.analysis.groups import Group, Groups
-from memviz.analysis.peak import RangeSummary, Total
-from memviz.ui.explore.live_set import FEW_ROWS, head_html, moment_total_html, ordered, range_html, table_html
+from memviz.ui.explore.live_set import FEW_ROWS, head_html, ordered, table_html
 from memviz.ui.explore.state import ExploreState
 from memviz.ui.explore.tab import groups_csv
 from tests.traces import MiB
-from tests.ui.page import HOSTILE, elements, rows, tags, words
+from tests.ui.page import elements, rows, words
 
 
 def table(*groups: tuple[str, int, int, str, int], by: str = "site") -> Breakdown:
@@ -53,16 +52,6 @@ def test_by_category_the_name_is_the_category():
         ["Category", "", "Blocks", "Bytes ↓", "of 10 B"],
         ["gradient", "", "1", "10 B", "100 %"],
     ]
-
-
-def test_rows_light_what_they_name(found):
-    lit = [
-        (element["data-light-by"], element["data-light-group"])
-        for element in elements(table_html(found, ExploreState()), "tr")
-        if element
-    ]
-    assert lit == [("site", "key model.py:3 forward"), ("site", "key train.py:9 step")]
-    assert len(elements(table_html(found, ExploreState()), "button", data_keep="")) == 2
 
 
 def test_a_group_without_end_to_its_name_is_not_lit():
@@ -108,37 +97,11 @@ def test_nothing_live_says_so():
     assert words(table_html(table(), ExploreState())) == "Nothing is live here."
 
 
-def test_the_table_names_what_a_download_asks_for(found):
-    html = table_html(found, ExploreState(), download={"key": "k", "event": "5"})
-    assert elements(html, "button", data_csv="", data_key="k", data_event="5")
-
-
-def test_the_head_says_which_moment():
-    moment = moment_total_html(4506, Total(242, 651 * MiB))
-    assert words(moment) == "event 4,506 · 242 allocations · 651 MiB"
-    assert words(moment_total_html(-1, Total(1, 0))) == "before the first event · 1 allocation · 0 B"
-    assert words(moment_total_html(7, Total(2, 0), of_range=True)).startswith("live at the range’s peak, event 7 ·")
-
-
-def test_a_range_says_what_came_went_and_stayed():
-    during = RangeSummary(-1, 99, 50, allocated=Total(3, 3 * MiB), freed=Total(2, MiB), throughout=Total(1, 512))
-    assert words(range_html(during)) == (
-        "events 0 to 99: allocated within 3.00 MiB in 3 freed within 1.00 MiB in 2 live throughout 512 B in 1"
-    )
-
-
 def test_the_head_has_the_tabs_and_for_the_live_set_the_switch():
     live, never = head_html(ExploreState(by="line")), head_html(ExploreState(tab="never"))
     assert [element["data-value"] for element in elements(live, "button", role="tab", aria_selected="true")] == ["live"]
     assert [element["data-value"] for element in elements(live, "button", aria_pressed="true")] == ["line", "bytes"]
     assert words(never) == "Live set Segments Events Never freed"
-
-
-def test_names_from_a_file_stay_text():
-    html = table_html(table((f"{HOSTILE}.py:3 {HOSTILE}", 10, 1, "unknown", 10)), ExploreState())
-    assert "b" not in tags(html)
-    # A long name is cut in its middle where there is no room; it is spoken as a whole.
-    assert f"{HOSTILE}.py:3 {HOSTILE}".replace(" ", "") in words(html).replace(" ", "")
 
 
 def test_csv_has_all_rows_to_the_byte():

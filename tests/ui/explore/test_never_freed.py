@@ -14,13 +14,6 @@ NO_GROUPS = Groups("site", (), 0, 0)
 NO_GROWTH = Growth("site", (), (), (), ())
 
 
-def test_what_is_kept_is_a_table():
-    groups = Groups("site", (Group("k", "model.py:3 forward", MiB, 2),), MiB, 2)
-    html = sites_html(Breakdown(groups, {"k": Dominant("parameter", MiB)}), ExploreState(tab="never"), {"key": "k"})
-    assert words(html).startswith("2 allocations made here are alive at the end 1.00 MiB.")
-    assert rows(html)[-1] == ["Never freed CSV", "", "", "2", "1,048,576 B", "100 %"]
-
-
 def test_nothing_kept_says_so():
     html = sites_html(Breakdown(NO_GROUPS, {}), ExploreState(), None)
     assert words(html) == "Everything that was made here was freed again, or asked to be."
