@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import base64
 import pickle
-import random
 import re
 import threading
-import zlib
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,7 +16,6 @@ from memviz.analysis.timeline import timeline
 from memviz.trace.load import load_trace
 from memviz.ui.upload.routes import PATH
 from memviz.units import bytes_text
-from tests.browser.mounting import load
 from tests.server import started as started_page
 from tests.traces import alloc, frame, free, snapshot
 
@@ -227,31 +223,3 @@ def test_several_files_come_one_after_the_other(page: Any, server: str, large: P
     names = [all_inner_text.split("\n")[0] for all_inner_text in page.locator(".mv-trace").all_inner_texts()]
     assert [name.split(".")[0] for name in names] == ["large", "second", "third"]
     assert page.locator(".mv-arrival").count() == 0
-
-
-DEFLATE = """({ text, step }) => {
-  const raw = Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
-  const parts = [];
-  for (let at = 0; at === 0 || at < raw.length; at += step) {
-    const part = memviz.deflate.deflate(raw.subarray(at, at + step), at + step >= raw.length);
-    parts.push(btoa(Array.from(part, (c) => String.fromCharCode(c)).join("")));
-  }
-  return parts;
-}"""
-
-
-def test_what_the_browser_packs_unpacks_to_the_same_bytes(page: Any) -> None:
-    rare = random.Random(3)
-    cases = {
-        "noise": rare.randbytes(70_001),
-        "repeats": bytes(rare.choices(b"abc", k=90_000)),
-        "runs": b"".join(bytes([i % 256]) * (i * 37 % 900) for i in range(300)) + b"end",
-        "pickle": pickle.dumps(snapshot([alloc(i, 512, frames=[frame("f", "m.py", i % 7)]) for i in range(900)])),
-    }
-    page.goto("about:blank")
-    load(page, "arrivals/deflate.js")
-    for kind, raw in cases.items():
-        sent = page.evaluate(DEFLATE, {"text": base64.b64encode(raw).decode(), "step": 40_000})
-        parts = [base64.b64decode(each) for each in sent]
-        assert zlib.decompress(b"".join(parts), -zlib.MAX_WBITS) == raw, kind
-        assert kind == "noise" or sum(map(len, parts)) < len(raw) / 2

@@ -6,33 +6,24 @@ from typing import Any
 
 import pytest
 
-from memviz.ui.components.plots import MemoryTimeline, piece_server
-from memviz.ui.payloads.timelines import timeline_value
-from tests.browser.mounting import mount
+from tests.browser.mounting import TIMELINE, mount_timeline
 from tests.traces import MiB, alloc, event, free, trace_of
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 
-TIMELINE = "document.getElementById('host').memviz"
 PEAK = 4
 
 
 @pytest.fixture
 def plot(same_page: Any) -> Any:
     """Up to 70 MiB at event 4, then 10 and 30 MiB in turns."""
-    page = same_page
     events = [event("segment_alloc", 0, 128 * MiB), alloc(0, 10 * MiB), alloc(10 * MiB, 40 * MiB)]
     events += [alloc(50 * MiB, 10 * MiB), alloc(60 * MiB, 10 * MiB), free(50 * MiB, 10 * MiB), free(60 * MiB, 10 * MiB)]
     events += [free(10 * MiB, 40 * MiB)]
     for _ in range(8):
         events += [alloc(10 * MiB, 20 * MiB), free(10 * MiB, 20 * MiB)]
-    trace = trace_of(events)
-    device = trace.devices[0]
-    value = timeline_value(trace, device, "trace")
-    mount(page, MemoryTimeline, serve=[piece_server(lambda _: (trace, device))], value=value)
-    page.locator(".mvt[data-drawn]").wait_for()
-    page.evaluate("window.states = []; addEventListener('memviz:state', ({ detail }) => window.states.push(detail))")
-    return page
+    mount_timeline(same_page, trace_of(events))
+    return same_page
 
 
 def legend_bytes(page: Any) -> int:

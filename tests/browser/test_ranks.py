@@ -11,7 +11,6 @@ import pytest
 
 from memviz.ranks.gather import Gathering, gather_ranks
 from tests.browser.conftest import at_home
-from tests.browser.mounting import load
 from tests.browser.test_axe import expect_nothing_serious
 from tests.ranks.files import write_ranks
 from tests.server import started
@@ -124,22 +123,3 @@ def test_a_table_that_is_dropped_opens_its_tab_and_closes(page: Any, server: str
     assert page.get_by_role("button", name="Open in Explore").count() == 0
     page.get_by_role("button", name="Close ranks.parquet").click()
     page.get_by_role("tab", name="Ranks").wait_for(state="detached")
-
-
-def test_shades_go_from_nothing_to_the_highest(page: Any) -> None:
-    page.goto("about:blank")
-    load(page, "rank_map/shades.js")
-    table = page.evaluate("[...memviz.shades.shadesOf(false, 0x123456)]")
-    assert [table[0] & 0xFF, table[0] >> 8 & 0xFF, table[0] >> 16 & 0xFF] == [0x12, 0x34, 0x56]
-    for dark in ("false", "true"):
-        colours = page.evaluate(f"[...memviz.shades.shadesOf({dark}, 0)].slice(1)")
-        sums = [sum(colour >> shift & 0xFF for shift in (0, 8, 16)) for colour in colours]
-        assert sorted(sums, reverse=dark == "false") == sums, "each is as dark as the one before, or darker"
-    assert page.evaluate("[0, 1, 128, 255].map((shade) => memviz.shades.bytesOfShade(shade, 254))") == [
-        None,
-        0,
-        127,
-        254,
-    ]
-    heights = page.evaluate("[1, 2, 40, 480, 481, 1024, 100000].map(memviz.shades.rowHeight)")
-    assert heights == [22, 22, 12, 1, 1, 1, 1]

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from tests.browser.conftest import at_home, reload
-from tests.browser.mounting import load
 from tests.ranks.files import write_ranks
 from tests.traces import MiB
 
@@ -134,20 +133,3 @@ def test_after_a_reload_what_the_mouse_rests_on_and_its_neighbours_are_asked_for
         row(dropped, 2).evaluate("(node) => node.click()")
         expect_shown_ahead(dropped, 2)
     expect_answered(dropped, "120 MiB")
-
-
-def test_what_is_at_hand_stays_within_its_bytes(page: Any) -> None:
-    page.goto("about:blank")
-    load(page, "memory_timeline/kept.js")
-    left = page.evaluate("""() => {
-      const { keepPiece, piecesOf, isAtHand, MOST_BYTES } = memviz.kept;
-      const quarter = () => ({ columns: { group: new Uint8Array(MOST_BYTES / 4) } });
-      for (const key of ["a", "b", "c", "d"]) keepPiece(key, "groups", quarter());
-      piecesOf("a");
-      keepPiece("e", "groups", quarter());
-      const small = ["a", "b", "c", "d", "e"].filter((key) => piecesOf(key).groups);
-      keepPiece("large", "timeline", { spans: { start: new Uint8Array(2 * MOST_BYTES) } });
-      const alone = ["a", "c", "d", "e", "large"].filter((key) => Object.keys(piecesOf(key)).length);
-      return [small, alone, isAtHand("large")];
-    }""")
-    assert left == [["a", "c", "d", "e"], ["large"], False], "the one used longest ago goes, the newest stays"

@@ -7,34 +7,22 @@ from typing import Any
 
 import pytest
 
-from memviz.trace.model import Trace
-from memviz.ui.components.plots import MemoryTimeline, piece_server
-from memviz.ui.payloads.timelines import timeline_value
-from tests.browser.mounting import mount
+from tests.browser.mounting import TIMELINE, mount_timeline
 from tests.traces import MiB, alloc, event, trace_of
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 
-TIMELINE = "document.getElementById('host').memviz"
 WORDS = ".mvt-measurewords"
 
 
 @pytest.fixture
 def plot(same_page: Any) -> Any:
     """Ten allocations of 10 MiB and 3 bytes, 1 ms apart, in 128 MiB."""
-    page = same_page
-    page.emulate_media(reduced_motion="reduce")
-    trace = stairs()
-    device = trace.devices[0]
-    value = timeline_value(trace, device, "trace")
-    mount(page, MemoryTimeline, serve=[piece_server(lambda _: (trace, device))], value=value)
-    page.locator(".mvt[data-drawn]").wait_for()
-    return page
-
-
-def stairs() -> Trace:
+    same_page.emulate_media(reduced_motion="reduce")
     begin = event("segment_alloc", 0, 128 * MiB, time_us=0)
-    return trace_of([begin, *(alloc(i * 11 * MiB, 10 * MiB + 3, time_us=1000 * (i + 1)) for i in range(10))])
+    steps = [alloc(i * 11 * MiB, 10 * MiB + 3, time_us=1000 * (i + 1)) for i in range(10)]
+    mount_timeline(same_page, trace_of([begin, *steps]))
+    return same_page
 
 
 def place(page: Any, instant: int, size: int) -> tuple[float, float]:
@@ -135,14 +123,7 @@ def test_the_overview_is_drawn_along_the_axis_of_the_plot(same_page: Any) -> Non
     """A click selects the moment shown there, and the window covers the visible range."""
     steps = [alloc(i * 11 * MiB, 10 * MiB, time_us=1000 * (i + 1)) for i in range(9)]
     trace = trace_of([event("segment_alloc", 0, 128 * MiB, time_us=0), *steps, alloc(99 * MiB, MiB, time_us=100_000)])
-    device = trace.devices[0]
-    mount(
-        same_page,
-        MemoryTimeline,
-        serve=[piece_server(lambda _: (trace, device))],
-        value=timeline_value(trace, device, "trace"),
-    )
-    same_page.locator(".mvt[data-drawn]").wait_for()
+    mount_timeline(same_page, trace)
     painted = """(share) => {
       const strip = document.querySelector(".mvt-overview");
       const column = strip.getContext("2d").getImageData(Math.floor(strip.width * share), 0, 1, strip.height).data;
