@@ -8,17 +8,9 @@ from pathlib import Path
 import pytest
 
 from memviz.commands import FAILED, main
+from tests.ui.run.test_form_config import TINY as TINY_LLAMA
 
-TINY = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "vocab_size": 512,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-}
+TINY = TINY_LLAMA | {"num_key_value_heads": 1}
 PARAMETERS = 2 * 512 * 64 + 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128 + 2 * 64) + 64
 
 

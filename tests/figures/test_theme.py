@@ -4,7 +4,7 @@ from itertools import combinations
 
 import pytest
 
-from memviz.figures.theme import CONFIG, DARK, LIGHT, figure, mixed, nothing_to_show, text_on
+from memviz.figures.theme import CONFIG, DARK, LIGHT, mixed, text_on
 from memviz.trace.model import Category
 from tests.figures.colour import SIGHT, contrast, distance
 
@@ -56,9 +56,3 @@ def test_mixing_goes_from_one_colour_to_the_other():
 def test_nothing_is_sent_anywhere():
     assert CONFIG["showSendToCloud"] is False
     assert CONFIG["displaylogo"] is False
-
-
-def test_an_empty_figure_says_why():
-    drawing = nothing_to_show(figure(dark=True, title="Live set"), "Nothing is live here.")
-    assert drawing.layout.title.text == "Live set"
-    assert [annotation.text for annotation in drawing.layout.annotations] == ["Nothing is live here."]

@@ -64,14 +64,14 @@ def test_the_script_makes_the_same_trace_again(name, made_again):
 
 
 @each_sample
-def test_it_is_small(name):
+def test_it_is_small_and_sound_and_says_how_to_make_it_again(name):
     assert (FOLDER / f"{name}.pickle.gz").stat().st_size < LARGEST
-
-
-@each_sample
-def test_it_says_that_it_is_predicted_and_how_to_make_it_again(name):
     assert trace(name).about.label == "predicted for NVIDIA A10"
     assert trace(name).about.facts["again"] == "python -m sample_traces.make"
+    assert trace(name).notes == ()
+    assert matched(device(name)).faults == Faults()
+    bytes_after = timeline(device(name))
+    assert (bytes_after.live <= bytes_after.reserved).all()
 
 
 @each_sample
@@ -91,14 +91,6 @@ def test_its_stacks_lead_to_real_lines(name):
             if isinstance(node, ast.FunctionDef) and node.lineno <= line <= (node.end_lineno or 0)
         }
         assert function in inside
-
-
-@each_sample
-def test_it_is_sound(name):
-    bytes_after = timeline(device(name))
-    assert trace(name).notes == ()
-    assert matched(device(name)).faults == Faults()
-    assert (bytes_after.live <= bytes_after.reserved).all()
 
 
 @each_sample

@@ -152,22 +152,15 @@ def postprocessed(kind: type[gr.Blocks], values: Any, count: int) -> tuple[list[
     return asyncio.run(answer())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("values", [*product(SAID, ["state", gr.skip()], ["words", gr.skip(), gr.update(value="new")])])
-def test_every_mixture_is_answered_as_gradio_does(values: tuple[Any, ...]) -> None:
-    assert postprocessed(QuickBlocks, list(values), 3) == postprocessed(gr.Blocks, list(values), 3)
+MIXTURES = [list(each) for each in product(SAID, ["state", gr.skip()], ["words", gr.skip(), gr.update(value="new")])]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("value", SAID)
-def test_so_is_one_output_alone(value: Any) -> None:
-    assert postprocessed(QuickBlocks, value, 1) == postprocessed(gr.Blocks, value, 1)
-
-
-@pytest.mark.slow
-def test_one_skip_stands_for_all() -> None:
-    assert postprocessed(QuickBlocks, gr.skip(), 3) == postprocessed(gr.Blocks, gr.skip(), 3)
-    assert postprocessed(QuickBlocks, gr.skip(), 3)[0] == [gr.skip(), None, gr.skip()]
+@pytest.mark.parametrize(
+    ("values", "count"), [*((each, 3) for each in MIXTURES), *((each, 1) for each in SAID), (gr.skip(), 3)]
+)
+def test_every_mixture_is_answered_as_gradio_does(values: Any, count: int) -> None:
+    assert postprocessed(QuickBlocks, values, count) == postprocessed(gr.Blocks, values, count)
 
 
 @pytest.mark.slow
