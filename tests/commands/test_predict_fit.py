@@ -35,15 +35,27 @@ def test_workspaces_that_are_not_counted_make_it_close(tmp_path: Path) -> None:
     assert "±" not in done.stderr and "±" not in error["sentence"]
 
 
-def test_a_program_that_passes_its_own_limit_is_not_close_to_fitting(tmp_path: Path) -> None:
-    body = (
-        "import torch\ntorch.cuda.set_per_process_memory_fraction(0.25)\n"
-        "torch.empty(8 << 30, dtype=torch.uint8, device='cuda')\n"
-    )
-    done = predict(tmp_path, body, "--card", "RTX 4090")
-    assert (said(done)["fits"], said(done)["fit"]) == (False, "no")
-    assert "ran out of the share of NVIDIA GeForce RTX 4090 that it allows itself once" in done.stderr
-    assert "what the CUDA context takes" not in done.stderr
+ALLOCATE = "torch.empty({}, dtype=torch.uint8, device='cuda')"
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (ALLOCATE.format("1 << 40"), "does not fit: "),
+        ("held = [" + ALLOCATE.format("128 << 20") + " for _ in range(400)]", "does not fit: "),
+        (
+            "torch.cuda.set_per_process_memory_fraction(0.25)\n" + ALLOCATE.format("8 << 30"),
+            "ran out of the share of NVIDIA GeForce RTX 4090 that it allows itself once",
+        ),
+    ],
+    ids=["more than any card has", "piece by piece", "more than its own limit"],
+)
+def test_a_program_that_ran_out_does_not_fit_and_is_not_close(tmp_path: Path, body: str, words: str) -> None:
+    done = predict(tmp_path, f"import torch\n{body}\n", "--card", "RTX 4090")
+    figures = said(done)
+    assert (figures["exit_status"], figures["fits"], figures["fit"]) == (1, False, "no")
+    assert words in done.stderr and "close" not in done.stderr
+    assert "what the CUDA context takes" not in done.stderr or "share" not in words
 
 
 def test_reserved_on_the_card_stands_beside_reserved_without_a_limit(tmp_path: Path) -> None:
