@@ -50,17 +50,15 @@ def half(trace: Trace, look: ExploreState = START, due: frozenset[str] = ALL, **
     return details(trace, trace.devices[0], KEY, look, selection={"key": KEY, **said}, parts=due)
 
 
-def test_it_begins_at_the_peak_with_the_live_set_by_stack(trace):
+def test_it_begins_at_the_peak_and_follows_the_moment_and_the_pin(trace):
     found = half(trace)
     assert "event 1 · 2 allocations · 4.00 MiB" in words(found.head)
     assert words(found.live).startswith("all 4.00 MiB train:1 main 4.00 MiB model:3 forward 3.00 MiB Site")
     assert words(found.inspector).startswith("Event 1 4.00 MiB live")
     assert found.found == ""
-
-
-def test_it_follows_the_moment(trace):
     assert "event 3 · 1 allocation · 1.00 MiB" in words(half(trace, at=3).head)
     assert "before the first event · 0 allocations · 0 B" in words(half(trace, at=-1).head)
+    assert words(half(trace, pin=0).inspector).startswith("Pinned allocation")
 
 
 def test_a_range_is_answered_at_its_peak(trace):
@@ -71,10 +69,6 @@ def test_a_range_is_answered_at_its_peak(trace):
     assert words(found.inspector).startswith("Event 2, the range’s peak")
 
 
-def test_a_pin_is_inspected(trace):
-    assert words(half(trace, pin=0).inspector).startswith("Pinned allocation")
-
-
 @pytest.mark.parametrize("by", ["site", "category", "module", "line"])
 def test_other_groupings_are_the_table_alone(trace, by):
     html = half(trace, ExploreState(by=by)).live
@@ -82,15 +76,12 @@ def test_other_groupings_are_the_table_alone(trace, by):
     assert {element["data-light-by"] for element in elements(html, "tr") if element} == {by}
 
 
-def test_zoomed_in_the_table_holds_what_is_below(trace):
+def test_zoomed_in_the_table_holds_what_is_below_and_in_another_trace_all(trace):
     box = elements(half(trace).live, "button", data_act="zoom")[2]
     look = ExploreState().clicked({"act": "zoom", "lightGroup": box["data-light-group"]}, KEY)
     found = half(trace, look)
     assert "Live CSV 1 3,145,728 B 100 %" in words(found.live)
     assert "2 allocations · 4.00 MiB" in words(found.head)
-
-
-def test_a_path_of_another_trace_leads_nowhere(trace):
     look = ExploreState(path="0,99", path_key=KEY)
     assert half(trace, look).live == half(trace).live
 
@@ -135,6 +126,8 @@ def test_a_download_is_the_whole_table(trace):
     asked = {name.removeprefix("data-"): value for name, value in button.items()}
     device = trace.devices[0]
     assert full_table(trace, device, asked) == breakdown(trace, device, live_rows(device, 1), "line")
+    device = trace.devices[0]
+    assert full_table(trace, device, {"what": "never"}).groups == never_freed(trace, device)
 
 
 def test_by_count_boxes_and_rows_weigh_their_allocations(trace):
@@ -146,7 +139,7 @@ def test_by_count_boxes_and_rows_weigh_their_allocations(trace):
 
 
 def test_by_lifetime_the_whole_trace_or_the_range_is_answered_for(trace):
-    """3 MiB after three of five moments and 1 MiB after three of them: 12 MiB in five."""
+    # 3 MiB after three of five moments and 1 MiB after three of them: 12 MiB in five.
     turned = START.clicked({"act": "weight", "value": "lifetime"}, KEY)
     whole = half(trace, turned, at=1)
     assert "events 0 to 3 · 2 allocations · 2.40 MiB on average" in words(whole.head)
@@ -154,9 +147,6 @@ def test_by_lifetime_the_whole_trace_or_the_range_is_answered_for(trace):
     assert elements(whole.live, "span", title=f"{12 * MiB:,} B × events")
     inside = half(trace, turned, at=1, range=[2, 3])
     assert "events 2 to 3 · 2 allocations · 2.50 MiB on average" in words(inside.head)
-
-
-def test_a_download_by_lifetime_is_what_the_table_shows(trace):
     turned = START.clicked({"act": "weight", "value": "lifetime"}, KEY)
     button = elements(half(trace, turned, at=1).live, "button", data_csv="")[0]
     wanted = {name.removeprefix("data-"): value for name, value in button.items()}
@@ -181,11 +171,6 @@ def test_icicle_and_table_have_the_colours_of_the_timeline(trace, meaning):
     assert f"--mv-light:{shade};" in box["style"]
     bars = [bar["style"] for bar in elements(html, "i", class_="mv-kind") if "width" in bar["style"]]
     assert f"--mv-light:{shade};" in bars[0]
-
-
-def test_a_download_of_what_was_never_freed(trace):
-    device = trace.devices[0]
-    assert full_table(trace, device, {"what": "never"}).groups == never_freed(trace, device)
 
 
 @pytest.mark.parametrize(

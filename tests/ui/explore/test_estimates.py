@@ -11,21 +11,16 @@ from memviz.analysis.timeline import timeline
 from memviz.results.comparison import comparison_headline
 from memviz.results.summary import trace_headline
 from memviz.ui.explore.findings import findings_html, offers, with_estimate
-from memviz.ui.shell.session import Context, Session, open_trace
-from memviz.ui.shell.store import TraceStore
+from memviz.ui.shell.session import Session
 from tests.analysis.actions.test_checkpoint import LAYERS, WEIGHTS, network, network_events
 from tests.analysis.findings.steps import Loop
 from tests.analysis.training import FORWARD, LOSS, MOVE
 from tests.traces import MiB, block, segment, trace_of
+from tests.ui.opened import opened
 from tests.ui.page import elements, words
 
 SAVED = LAYERS * 58 + 21 - LAYERS * 8 - 50
 """MiB, where all layers of `network` are checkpointed."""
-
-
-def opened(trace):
-    context = Context(TraceStore())
-    return context, Session().with_opened(open_trace(context.store, trace))
 
 
 def test_what_an_action_saves_stands_on_a_button_and_says_what_it_assumes():

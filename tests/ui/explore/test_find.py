@@ -12,7 +12,7 @@ def site(name: str, live: int = 0, count: int = 1) -> FoundSite:
     return FoundSite(f"key {name}", name, live, int(live > 0), 9 * MiB, count)
 
 
-def test_sites_with_their_bytes_now_and_their_number_ever():
+def test_sites_have_their_bytes_now_and_their_number_ever_and_light_up():
     html = matches_html(FindResult(7, (site("a.py:1 f", 2 * MiB, 30), site("b.py:1 g"))), "py")
     assert words(html).startswith("31 allocations at 2 sites 2.00 MiB live at event 7")
     assert rows(html)[1:] == [
@@ -20,9 +20,6 @@ def test_sites_with_their_bytes_now_and_their_number_ever():
         ["b.py:1 g", "0", "0 B", "1"],
         ["Found", "1", "2,097,152 B", "31"],
     ]
-
-
-def test_the_query_is_lit_while_nothing_else_is():
     html = matches_html(FindResult(7, (site("a"),)), "linear >1MiB")
     assert elements(html, "section", data_light_rest="find", data_light_rest_group="linear >1MiB")
     assert elements(html, "tr", data_light_by="site", data_light_group="key a")

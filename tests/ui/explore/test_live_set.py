@@ -32,16 +32,13 @@ def found() -> Breakdown:
     )
 
 
-def test_a_row_says_place_kind_blocks_bytes_and_share(found):
+def test_a_row_says_place_kind_blocks_bytes_and_share_with_a_bar_from_zero(found):
     assert rows(table_html(found, ExploreState())) == [
         ["Site", "Category", "", "Blocks", "Bytes ↓", "of 4.00 MiB"],
         ["model.py:3 forward", "activation 67 %", "", "2", "3.00 MiB", "75 %"],
         ["train.py:9 step", "optimizer state", "", "7", "1.00 MiB", "25 %"],
         ["Live", "", "", "9", "4,194,304 B", "100 %"],
     ]
-
-
-def test_bars_begin_at_zero_on_one_scale(found):
     styles = [element["style"] for element in elements(table_html(found, ExploreState()), "i", class_="mv-kind")]
     assert [style.partition(";")[0] for style in styles] == ["width:100.00%", "width:33.33%"]
 
@@ -76,7 +73,7 @@ def test_heads_sort(found, sort, is_rising, first):
     assert elements(html, "th", aria_sort="ascending" if is_rising else "descending")
 
 
-def test_what_is_not_shown_is_one_row_and_nothing_is_lost():
+def test_what_is_not_shown_is_one_row_until_it_is_asked_for():
     many = table(*((f"f.py:{i} f", 1000 - i, 1, "unknown", 1000 - i) for i in range(FEW_ROWS + 10)))
     shown = rows(table_html(many, ExploreState()))
     rest = sum(1000 - i for i in range(FEW_ROWS, FEW_ROWS + 10))
@@ -84,9 +81,6 @@ def test_what_is_not_shown_is_one_row_and_nothing_is_lost():
     assert shown[-2][:1] + shown[-2][3:4] == ["everything else, 10 more", "10"]
     assert elements(table_html(many, ExploreState()), "span", title=f"{rest:,} B")
     assert elements(table_html(many, ExploreState()), "button", data_act="more")
-
-
-def test_more_rows_are_shown_when_asked_for():
     many = table(*((f"f.py:{i} f", 1000 - i, 1, "unknown", 1000 - i) for i in range(500)))
     shown = rows(table_html(many, ExploreState(is_long=True)))
     assert len(shown) == 203

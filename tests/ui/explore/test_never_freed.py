@@ -14,9 +14,14 @@ NO_GROUPS = Groups("site", (), 0, 0)
 NO_GROWTH = Growth("site", (), (), (), ())
 
 
-def test_nothing_kept_says_so():
+def test_where_there_is_nothing_it_is_said():
     html = sites_html(Breakdown(NO_GROUPS, {}), ExploreState(), None)
     assert words(html) == "Everything that was made here was freed again, or asked to be."
+    assert "is not known" in words(growth_html(NO_GROWTH))
+    assert "there is none to compare it with" in words(growth_html(Growth("site", ("step 0",), (5,), (), (5,))))
+    html = growth_html(Growth("site", ("a", "b"), (5, 5), (), (5, 5)))
+    assert words(html).startswith("No change from the end of a to the end of b No site holds more")
+    assert words(churn_html(NO_GROUPS)).startswith("Nothing was freed at once")
 
 
 def test_growth_adds_up_and_shows_its_direction():
@@ -37,24 +42,10 @@ def test_growth_adds_up_and_shows_its_direction():
     assert elements(html, "tr", data_light_by="site", data_light_group="k")
 
 
-def test_growth_that_cannot_be_known_is_said():
-    assert "is not known" in words(growth_html(NO_GROWTH))
-    assert "there is none to compare it with" in words(growth_html(Growth("site", ("step 0",), (5,), (), (5,))))
-
-
-def test_no_growth_says_so():
-    html = growth_html(Growth("site", ("a", "b"), (5, 5), (), (5, 5)))
-    assert words(html).startswith("No change from the end of a to the end of b No site holds more")
-
-
 def test_churn_is_a_table_with_its_rest():
     html = churn_html(Groups("site", (Group("k", "f.py:1 f", 10, 3),), 14, 5, rest_bytes=4, rest_count=2))
     assert words(html).startswith("5 allocations freed at once 14 B passed through")
     assert rows(html)[1:] == [["f.py:1 f", "3", "10 B"], ["everything else", "2", "4 B"], ["Together", "5", "14 B"]]
-
-
-def test_no_churn_says_so():
-    assert words(churn_html(NO_GROUPS)).startswith("Nothing was freed at once")
 
 
 def test_names_from_a_file_stay_text():

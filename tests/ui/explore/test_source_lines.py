@@ -22,9 +22,11 @@ def line(root: Path | str, filename: str, number: int = 1) -> str:
     return source_line(filename, number, {SOURCES_SETTING: str(root)})
 
 
-def test_a_line_of_a_file_in_the_folder(root):
+def test_a_line_is_of_a_file_in_the_folder_though_that_is_a_link(root):
     assert line(root, "train.py", 2) == "x = torch.zeros(3)"
     assert line(root, str(root / "train.py"), 1) == "import torch"
+    (root.parent / "link").symlink_to(root)
+    assert line(root.parent / "link", str(root / "train.py")) == "import torch"
 
 
 def test_off_by_default(root):
@@ -37,29 +39,18 @@ def test_nothing_outside_the_folder(root, name):
     assert line(root, name.format(outside=root.parent / "secret.py")) == ""
 
 
-def test_a_link_that_leads_outside_is_not_followed(root):
+def test_what_is_no_source_or_not_there_gives_nothing(root):
     (root / "innocent.py").symlink_to(root.parent / "secret.py")
     assert line(root, "innocent.py") == ""
-
-
-def test_a_folder_that_is_itself_a_link_is_one_folder(root):
-    (root.parent / "link").symlink_to(root)
-    assert line(root.parent / "link", str(root / "train.py")) == "import torch"
-
-
-def test_only_python_is_source(root):
     (root / "key.pem").write_text("secret\n", encoding="utf-8")
     assert line(root, "key.pem") == ""
+    (root / "dir.py").mkdir()
+    assert line(root, "dir.py") == line(root, "gone.py") == line(root / "gone", "train.py") == ""
 
 
 @pytest.mark.parametrize("number", [0, -1, 99])
 def test_a_line_that_is_not_there(root, number):
     assert line(root, "train.py", number) == ""
-
-
-def test_a_folder_or_file_that_is_not_there(root):
-    (root / "dir.py").mkdir()
-    assert line(root, "dir.py") == line(root, "gone.py") == line(root / "gone", "train.py") == ""
 
 
 def test_a_long_line_is_cut_and_odd_bytes_are_shown(root):

@@ -16,22 +16,11 @@ def device():
     return trace_of([alloc(1, 10), alloc(2, 20), *free(1, 10)]).devices[0]
 
 
-def test_it_begins_at_the_peak(device):
-    assert chosen_of({}, KEY, device) == Chosen(KEY, at=1)
-
-
-def test_what_was_chosen_is_kept(device):
-    said = {"key": KEY, "at": -1, "pin": 1, "range": [3, 0]}
-    assert chosen_of(said, KEY, device) == Chosen(KEY, at=-1, pin=1, range=(0, 3))
-
-
-def test_what_was_chosen_on_another_trace_says_nothing(device):
-    assert chosen_of({"key": "other/0", "at": 0, "pin": 1}, KEY, device) == Chosen(KEY, at=1)
-
-
 @pytest.mark.parametrize(
     ("said", "chosen"),
     [
+        ({"at": -1, "pin": 1, "range": [3, 0]}, Chosen(KEY, at=-1, pin=1, range=(0, 3))),
+        ({"key": "other/0", "at": 0, "pin": 1}, Chosen(KEY, at=1)),
         ({"at": 99, "pin": 99}, Chosen(KEY, at=3)),
         ({"at": -7, "pin": -7}, Chosen(KEY, at=-1)),
         ({"at": "2", "pin": True, "range": "ab"}, Chosen(KEY, at=1)),
@@ -40,7 +29,8 @@ def test_what_was_chosen_on_another_trace_says_nothing(device):
         ({"at": 2, "range": [1, None]}, Chosen(KEY, at=2)),
     ],
 )
-def test_what_a_browser_says_is_bounded(device, said, chosen):
+def test_what_a_browser_says_is_kept_within_bounds(device, said, chosen):
+    assert chosen_of({}, KEY, device) == Chosen(KEY, at=1), "it begins at the peak"
     assert chosen_of({"key": KEY, **said}, KEY, device) == chosen
 
 
@@ -69,10 +59,7 @@ def test_what_is_no_control_changes_nothing(data):
     assert ExploreState().clicked(data, KEY) == ExploreState()
 
 
-def test_a_path_belongs_to_its_trace():
+def test_a_path_belongs_to_its_trace_and_a_query_is_bounded():
     look = ExploreState().clicked({"act": "zoom", "lightGroup": "1,2"}, KEY)
     assert (look.path_of(KEY), look.path_of("other/0")) == ("1,2", "")
-
-
-def test_a_query_is_bounded():
     assert ExploreState().finding(f"  {'x' * 999}").query == "x" * 198
