@@ -91,36 +91,46 @@ def runs(found: RunRequests) -> list[tuple[str, dict[str, str], dict[str, dict[s
     ]
 
 
-def test_every_field_that_can_be_wrong_has_a_place_for_its_fault() -> None:
+def test_fields_and_their_faults_have_places_but_not_what_the_workload_decides() -> None:
     form = form_fields_of({"workload": "tiny", "w:mode": "training", "o:split": True}, LISTING)
     html = form_html(form, LISTING)
     for name in ("w:batch", "w:mode", "o:split:parts", "warmup", "steps", "optimizer"):
         assert f'data-fault="{name}"' in html
-
-
-def test_what_the_workload_decides_is_no_field_of_an_optimization() -> None:
-    """Its own default would be shown there while the workload's number runs."""
+    # Its own default would be shown there while the workload's number runs.
     listing = {**LISTING, "optimizations": [optimization("flat", knob("micro_batches", 4), knob("joined", 1))]}
     html = form_html(form_fields_of({"workload": "tiny"}, listing), listing)
     assert ("o:flat:joined" in html, "o:flat:micro_batches" in html) == (True, False)
 
 
-def test_several_values_of_a_knob_make_variants() -> None:
+def test_values_of_knobs_and_optimizations_make_variants() -> None:
     assert runs(asked(o__split=True, o__split__parts="2, 4,8")) == [
         ("Baseline", {}, {}),
         ("Split, parts 2", {}, {"split": {"parts": "2"}}),
         ("Split, parts 4", {}, {"split": {}}),
         ("Split, parts 8", {}, {"split": {"parts": "8"}}),
     ]
-
-
-def test_several_optimizations_are_combined() -> None:
     found = asked(o__split=True, o__checkpoint=True, o__checkpoint__every="1, 2", w__mode="training")
     assert runs(found) == [
         ("Baseline", {"mode": "training"}, {}),
         ("Split + every block", {"mode": "training"}, {"split": {}, "checkpoint": {}}),
         ("Split + every 2nd block", {"mode": "training"}, {"split": {}, "checkpoint": {"every": "2"}}),
     ]
+    assert runs(asked(w__batch="1,2", o__split=True)) == [
+        ("batch 1: Baseline", {}, {}),
+        ("batch 1: Split", {}, {"split": {}}),
+        ("batch 2: Baseline", {"batch": "2"}, {}),
+        ("batch 2: Split", {"batch": "2"}, {"split": {}}),
+    ]
+    every = [("fast: Baseline", {}), ("small: Baseline", {"way": "small"}), ("exact: Baseline", {"way": "exact"})]
+    for text in ("*", "fast, small, exact"):
+        assert [(label, settings) for label, settings, _ in runs(asked(workload="other", w__way=text))] == every
+    assert [label for label, _, _ in runs(asked(workload="other", w__way=""))] == ["Baseline"]
+    assert runs(asked(w__note="a, b"))[0][1] == {"note": "a, b"}
+    assert runs(asked(o__split=True, o__split__only="x,y"))[1][2] == {"split": {"only": "x,y"}}
+    assert runs(asked(o__split__parts="2, 8")) == [("Baseline", {}, {})]
+    many = ",".join(map(str, range(3000)))
+    found = asked(w__batch=many, o__split=True, o__split__parts=many, o__split__only="x")
+    assert (found.requests, found.faults["run"].split(",")[0]) == ((), "These would be 9")
 
 
 @pytest.mark.parametrize(
@@ -136,31 +146,6 @@ def test_several_optimizations_are_combined() -> None:
 def test_variants_are_called_as_people_call_them(fields: dict[str, Any], labels: list[str]) -> None:
     theirs = {f"o__checkpoint__{key}": value for key, value in fields.items()}
     assert list(asked(w__mode="training", o__checkpoint=True, **theirs).labels) == ["Baseline", *labels]
-
-
-def test_values_of_the_workload_are_variants_too() -> None:
-    assert runs(asked(w__batch="1,2", o__split=True)) == [
-        ("batch 1: Baseline", {}, {}),
-        ("batch 1: Split", {}, {"split": {}}),
-        ("batch 2: Baseline", {"batch": "2"}, {}),
-        ("batch 2: Split", {"batch": "2"}, {"split": {}}),
-    ]
-
-
-def test_all_choices_of_a_knob_can_be_asked_for_at_once() -> None:
-    every = [("fast: Baseline", {}), ("small: Baseline", {"way": "small"}), ("exact: Baseline", {"way": "exact"})]
-    for text in ("*", "fast, small, exact"):
-        assert [(label, settings) for label, settings, _ in runs(asked(workload="other", w__way=text))] == every
-    assert [label for label, _, _ in runs(asked(workload="other", w__way=""))] == ["Baseline"]
-
-
-def test_a_text_may_hold_commas() -> None:
-    assert runs(asked(w__note="a, b"))[0][1] == {"note": "a, b"}
-    assert runs(asked(o__split=True, o__split__only="x,y"))[1][2] == {"split": {"only": "x,y"}}
-
-
-def test_knobs_of_what_is_switched_off_change_nothing() -> None:
-    assert runs(asked(o__split__parts="2, 8")) == [("Baseline", {}, {})]
 
 
 @pytest.mark.parametrize(
@@ -267,13 +252,18 @@ def test_the_form_shows_what_there_is_and_escapes_it() -> None:
     assert NO_DEVICE in html and NO_DEVICE not in form_html(form, with_device)
 
 
-def test_what_is_not_usable_is_counted_unless_it_is_on() -> None:
+def test_what_would_do_nothing_is_counted_or_says_why() -> None:
     def count(**fields: Any) -> str:
         form = form_fields_of({"workload": "tiny", **fields}, LISTING)
         return words(form_value(form, requests_of(form, LISTING), LISTING, version="1")["parts"]["idle"])
 
     assert count() == "1 not usable"
     assert count(**{"o:checkpoint": True}) == count(**{"w:mode": "training"}) == ""
+    split = {**LISTING["optimizations"][0], "name": "tiles", "only_on": "an autoencoder"}
+    for holds, said in (([], "autoencoders only"), (["an autoencoder"], None), (None, None)):
+        workloads = [{**LISTING["workloads"][0], "holds": holds}]
+        listing = {**LISTING, "workloads": workloads, "optimizations": [{**split, "needs": "any", "not_with": {}}]}
+        assert without_effect(FormFields(workload=workloads[0]["name"]), listing).get("tiles") == said
 
 
 @pytest.mark.parametrize(
@@ -292,14 +282,6 @@ def test_what_would_do_nothing_says_so_before_it_is_switched_on(fields: dict[str
     assert words(parts["price:checkpoint"]) == idle
 
 
-def test_what_changes_a_kind_of_model_that_is_not_there_says_so() -> None:
-    split = {**LISTING["optimizations"][0], "name": "tiles", "only_on": "an autoencoder"}
-    for holds, said in (([], "autoencoders only"), (["an autoencoder"], None), (None, None)):
-        workloads = [{**LISTING["workloads"][0], "holds": holds}]
-        listing = {**LISTING, "workloads": workloads, "optimizations": [{**split, "needs": "any", "not_with": {}}]}
-        assert without_effect(FormFields(workload=workloads[0]["name"]), listing).get("tiles") == said
-
-
 def test_what_is_said_and_what_has_no_field_stand_above_the_button() -> None:
     form = form_fields_of({"workload": "tiny"}, LISTING)
     refused = replace(requests_of(form, LISTING), faults={"run": "Too many.", "knobs": "Too large.", "w:batch": "x"})
@@ -307,12 +289,6 @@ def test_what_is_said_and_what_has_no_field_stand_above_the_button() -> None:
     assert words(value["parts"]["buttons"]).startswith("Nothing was run. Too many. Too large.")
     assert [field for field in ("run", "knobs") if elements(value["html"], "p", data_fault=field)] == []
     assert elements(value["html"], "p", data_fault="w:batch")
-
-
-def test_a_thousand_values_are_counted_and_not_made() -> None:
-    many = ",".join(map(str, range(3000)))
-    found = asked(w__batch=many, o__split=True, o__split__parts=many, o__split__only="x")
-    assert (found.requests, found.faults["run"].split(",")[0]) == ((), "These would be 9")
 
 
 def test_a_knob_with_choices_is_a_menu_or_boxes_to_tick() -> None:
@@ -342,9 +318,11 @@ def test_the_form_is_drawn_anew_only_where_other_fields_stand(
     assert changed(fields, before, LISTING) == (fields, is_redrawn)
 
 
-def test_another_workload_begins_with_its_own_values() -> None:
+def test_other_workloads_and_stories_begin_with_their_own_values() -> None:
     fields = {"workload": "other", "w:batch": "2", "steps": "3"}
     assert changed(fields, {"workload": "tiny"}, LISTING) == ({"workload": "other", "steps": "3"}, True)
+    fields = story_fields("checkpointing", {"card": "NVIDIA X", "w:batch": "9", "o:cast": True})
+    assert (fields["card"], fields["workload"], "w:batch" in fields) == ("NVIDIA X", "ltx_video", False)
 
 
 @pytest.mark.parametrize(
@@ -369,12 +347,7 @@ def test_strangers_on_a_space_get_less_than_whoever_is_at_home() -> None:
     )
 
 
-def test_a_story_leaves_the_card_as_it_was_chosen() -> None:
-    fields = story_fields("checkpointing", {"card": "NVIDIA X", "w:batch": "9", "o:cast": True})
-    assert (fields["card"], fields["workload"], "w:batch" in fields) == ("NVIDIA X", "ltx_video", False)
-
-
-def test_axes_are_asked_of_many_gpus_alone() -> None:
+def test_axes_are_asked_of_many_gpus_alone_and_faults_stand_at_them() -> None:
     def parallel(**fields: Any) -> list[dict[str, str]]:
         return [dict(each.parallel) for each in asked(**fields).requests]
 
@@ -382,9 +355,6 @@ def test_axes_are_asked_of_many_gpus_alone() -> None:
     assert parallel(p__gpus="1", p__tensor="2") == [{}] == parallel()
     variants = parallel(p__gpus="8", o__split=True)
     assert variants == [{"gpus": "8"}] * 2
-
-
-def test_what_is_wrong_with_an_axis_stands_at_its_field() -> None:
     faults = {"p:gpus": {"p__gpus": "8", "p__tensor": "3"}, "p:tensor": {"p__gpus": "8", "p__tensor": "x"}}
     html = form_html(form_fields_of({"workload": "tiny"}, LISTING), LISTING)
     for place, fields in faults.items():

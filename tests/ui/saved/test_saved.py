@@ -46,13 +46,10 @@ def live_bytes(spans: SavedSpans, count: int) -> np.ndarray:
     return np.cumsum(change)[:count]
 
 
-def test_all_spans_are_the_live_bytes():
+def test_all_spans_are_the_live_bytes_and_of_too_many_the_peak_stays_to_the_byte():
     device = busy().devices[0]
     whole = timeline(device).live
     assert (live_bytes(all_spans(device, colouring(busy(), device)), len(whole)) == whole).all()
-
-
-def test_of_too_many_the_peak_stays_to_the_byte_and_the_largest_stay_as_they_are():
     device = busy().devices[0]
     whole, spans = timeline(device).live, largest_spans(device, colouring(busy(), device), 300)
     drawn = live_bytes(spans, len(whole))
@@ -62,7 +59,7 @@ def test_of_too_many_the_peak_stays_to_the_byte_and_the_largest_stay_as_they_are
     assert "the 300 largest are drawn one by one" in spans.note
 
 
-def test_what_does_not_fit_is_left_out_and_said():
+def test_what_does_not_fit_is_left_out_and_said_down_to_the_least():
     trace = busy()
     kept = [saved_pieces(trace, trace.devices[0], most) for most in (1 << 20, 16_000, 12_000)]
     sizes = [sum(len(piece["body"]) for piece in each.pieces.values()) for each in kept]
@@ -70,9 +67,6 @@ def test_what_does_not_fit_is_left_out_and_said():
     assert all(size <= most for size, most in zip(sizes, (1 << 20, 16_000, 12_000), strict=True))
     assert "drawn together by category" in kept[2].note
     assert "Times are" in kept[2].note
-
-
-def test_where_even_the_least_is_too_much_the_least_is_kept():
     trace = busy()
     assert "the 0 largest are drawn one by one" in saved_pieces(trace, trace.devices[0], 1000).note
 

@@ -176,7 +176,9 @@ def test_a_trace_that_rests_is_not_counted_again_and_again(monkeypatch: pytest.M
     assert counted == [trace] * 3
 
 
-def test_replays_rest_with_their_trace(context: Context, replays: Replays, key: str, monkeypatch: pytest.MonkeyPatch):
+def test_replays_rest_and_go_with_their_trace(
+    context: Context, replays: Replays, key: str, monkeypatch: pytest.MonkeyPatch
+):
     replay = replays.replayer(key).as_recorded().trace
     line = timeline(replay.devices[0])
     cached_on(replay, "a view", lambda: bytearray(1 << 20))
@@ -185,9 +187,6 @@ def test_replays_rest_with_their_trace(context: Context, replays: Replays, key: 
     assert size_in_bytes(replay) < 1 << 20
     assert replays.replayer(key).as_recorded().trace is replay, "it is not replayed again"
     assert len(timeline(replay.devices[0])) == len(line)
-
-
-def test_replays_go_with_their_trace(context: Context, replays: Replays, key: str):
     replays.replayer(key).as_recorded()
     assert len(replays._kept) == 2
     context.store.drop(key.partition("/")[0])
