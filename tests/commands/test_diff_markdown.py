@@ -53,11 +53,6 @@ def test_the_three_largest_causes_and_the_rest_add_up(tmp_path: Path) -> None:
     assert text.startswith("### head peaks 16.0 MiB higher than base.")
 
 
-def test_what_is_the_same_says_so(tmp_path: Path) -> None:
-    base = saved(tmp_path, "base.pickle", 10)
-    assert "Nothing is held differently at the peaks of A and B." in comment(base, base)
-
-
 @pytest.mark.parametrize("evil", ["`x` | **b** | @team", "``` <img src=x> ```", "a\n\n# heading", "[x](https://evil)"])
 def test_names_from_a_file_stay_in_their_code_span(tmp_path: Path, evil: str) -> None:
     base, head = saved(tmp_path, "base.pickle", 1), saved(tmp_path, "head.pickle", 2, function=evil)
@@ -70,13 +65,12 @@ def test_names_from_a_file_stay_in_their_code_span(tmp_path: Path, evil: str) ->
         assert set(fence) == {"`"} and cells[0].endswith(f" {fence}") and cells[0].count(fence) == 2
 
 
-def test_marks_of_markup_are_escaped_outside_of_code() -> None:
+def test_marks_of_markup_are_escaped_and_a_link_leads_to_a_page_and_nowhere_else(tmp_path: Path) -> None:
     assert plain("*a* [b](c) @all <i>") == r"\*a\* \[b\]\(c\) &#64;all \<i\>"
     assert code("a``b|c") == r"``` a``b\|c ```"
-
-
-def test_a_link_leads_to_a_page_and_nowhere_else(tmp_path: Path) -> None:
     base = saved(tmp_path, "base.pickle", 1)
     for wrong in ("javascript:alert(1)", "https://a b", "https://a)(x"):
         assert memviz("diff", base, base, "--markdown", "--link", wrong).returncode == 2
     assert memviz("diff", base, base, "--markdown", "--json").returncode == 2
+    base = saved(tmp_path, "base.pickle", 10)
+    assert "Nothing is held differently at the peaks of A and B." in comment(base, base)

@@ -37,17 +37,14 @@ def test_a_profile_is_written_beside_the_snapshot_and_each_says_what_it_is(tmp_p
     assert [Path(place.address).name for place in places_of([str(tmp_path)])] == ["run.pickle"]
 
 
-def test_a_profile_that_cannot_be_had_is_said_and_the_snapshot_is_written(tmp_path):
+def test_a_profile_that_cannot_be_had_is_said_and_one_that_is_there_stays(tmp_path):
     lines = f"import sys\nsys.modules['torch.profiler'] = None\n{USES_GPU}GPU.malloc(1000)\n"
     (tmp_path / "train.py").write_text(lines)
     done = recorded(tmp_path, "--profile", "train.py")
     said = "memviz: The profiler could not be switched on: There is no torch here."
     assert done.returncode == 0 and said in done.stderr, done.stderr
     assert names(tmp_path) == ["run.pickle"] and "profile" not in load_trace(tmp_path / "run.pickle").about.facts
-
-
-def test_a_profile_that_is_there_stays(tmp_path):
-    (tmp_path / "run.profile.json.gz").write_bytes(b"")
+    (tmp_path / "run.pickle").rename(tmp_path / "run.profile.json.gz")
     done = record(tmp_path, "GPU.malloc(1000)\n", "--profile")
     assert done.returncode == 2 and "run.profile.json.gz is there already" in done.stderr
 

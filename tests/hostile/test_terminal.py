@@ -307,7 +307,7 @@ def test_a_full_disk_leaves_the_older_file_and_no_half_one(tmp_path: Path) -> No
     assert {each.name: each.read_bytes() for each in tmp_path.iterdir()} == {"out.pickle.gz": b"older"}
 
 
-def test_a_device_is_written_to_and_stays_a_device(tmp_path: Path) -> None:
+def test_a_device_and_a_link_stay_what_they_are(tmp_path: Path) -> None:
     link = tmp_path / "full"
     link.symlink_to("/dev/full")
     for path in (Path("/dev/full"), link):
@@ -316,9 +316,6 @@ def test_a_device_is_written_to_and_stays_a_device(tmp_path: Path) -> None:
     written(Path("/dev/null"))
     assert Path("/dev/null").is_char_device() and Path("/dev/full").is_char_device()
     assert link.is_symlink() and os.listdir(tmp_path) == ["full"]
-
-
-def test_a_link_stays_a_link(tmp_path: Path) -> None:
     (tmp_path / "old").write_bytes(b"old")
     (tmp_path / "link").symlink_to("old")
     written(tmp_path / "link")
