@@ -82,15 +82,6 @@ def test_what_is_kept_has_a_chip_outlives_the_meaning_of_colours_and_goes_with_i
     assert page.evaluate(f"({TIMELINE}).lit") is None
 
 
-def test_escape_ends_what_is_kept(page: Any) -> None:
-    page.locator(".mvt-legend .mvt-key", has_text="activation").click()
-    page.mouse.move(700, 700)
-    page.locator(".mvt-plot").focus()
-    page.keyboard.press("Escape")
-    playwright.expect(page.locator(".mvt-chip")).to_have_count(0)
-    assert page.evaluate(f"({TIMELINE}).lit") is None
-
-
 @pytest.mark.parametrize("width", [1440, 1024, 760])
 def test_what_is_clicked_stays_in_sight_and_the_room_of_its_chip_lights_nothing_else(page: Any, width: int) -> None:
     page.set_viewport_size({"width": width, "height": 900})

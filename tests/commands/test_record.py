@@ -1,4 +1,4 @@
-"""`record` as people use it, in a second process; the GPU is the tests' own."""
+"""`record` in a second process, alone, in ranks and under torchrun, with a profile; the GPU is the tests' own."""
 
 from __future__ import annotations
 
@@ -12,9 +12,14 @@ from typing import Any
 
 import pytest
 
+from memviz.analysis.health import health
+from memviz.ranks.gather import Gathering, gather_ranks
+from memviz.ranks.places import places_of
 from memviz.trace.load import load_trace
 from memviz.trace.model import Action, Trace
+from memviz.trace.profile import is_profiled
 from tests import forked
+from tests.second_process import OF_RUNS
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = "from tests.runner.one_gpu import main; main()"
@@ -356,3 +361,142 @@ def test_a_card_that_is_listed_but_cannot_start_is_said_plainly(tmp_path, body):
         "The NVIDIA driver on your system is too old. Driver and PyTorch have to fit"
     ) in done.stderr
     assert names(tmp_path) == []
+
+
+def test_every_rank_has_its_own_file(tmp_path):
+    done = record(tmp_path, "GPU.malloc(1000)\n", RANK="3", LOCAL_RANK="1", WORLD_SIZE="4")
+    assert done.returncode == 0
+    assert names(tmp_path) == ["run.rank3.pickle"]
+
+
+@pytest.mark.parametrize(("rank", "writes"), [(0, True), (1, False), (3, True)])
+def test_only_chosen_ranks_write_their_end(tmp_path, rank, writes):
+    done = record(tmp_path, "GPU.malloc(1000)\n", "--ranks", "0,last", RANK=str(rank), WORLD_SIZE="4")
+    assert done.returncode == 0
+    assert names(tmp_path) == ([f"run.rank{rank}.pickle"] if writes else [])
+    assert bool(done.stderr) == writes
+
+
+def test_a_rank_that_fails_writes_and_says_which_it_is(tmp_path):
+    more = {"RANK": "2", "LOCAL_RANK": "2", "WORLD_SIZE": "4"}
+    body = "GPU.malloc(1000)\nraise KeyError('weights')\n"
+    done = record(tmp_path, body, "--ranks", "0", "--mesh", "pp=2,dp=2", **more)
+    assert done.returncode == 1
+    assert "memviz: Rank 2 of 4 (pp1, dp0) failed.\n" in done.stderr
+    assert names(tmp_path) == ["run.rank2.pp1.dp0.pickle"]
+    facts = load_trace(tmp_path / "run.rank2.pp1.dp0.pickle").about.facts
+    assert {name: facts[name] for name in ("rank", "world_size", "mesh")} == {
+        "rank": "2",
+        "world_size": "4",
+        "mesh": "pp=1,dp=0",
+    }
+    body = "GPU.malloc(1000)\nGPU.malloc(1 << 50)\n"
+    done = record(tmp_path, body, "--ranks", "first", RANK="1", WORLD_SIZE="2")
+    assert done.returncode == 1
+    assert "Rank 1 of 2 failed." in done.stderr
+    assert names(tmp_path) == ["run.rank1.pickle", "run.rank2.pp1.dp0.pickle"]
+    assert load_trace(tmp_path / "run.rank1.pickle").about.facts["rank"] == "1"
+
+
+def test_ranks_that_the_launcher_ends_write_only_where_they_were_chosen(tmp_path):
+    body = "import os, signal, time\nGPU.malloc(1000)\nos.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(30)\n"
+    for rank in (0, 1):
+        done = record(tmp_path, body, "--ranks", "0", RANK=str(rank), WORLD_SIZE="2")
+        assert done.returncode == -signal.SIGTERM
+    assert names(tmp_path) == ["run.rank0.pickle"]
+
+
+def test_a_profile_is_written_beside_the_snapshot_and_each_says_what_it_is(tmp_path):
+    pytest.importorskip("torch")
+    body = "import torch\nGPU.malloc(1000)\nkept = torch.ones(3, 8) @ torch.ones(8, 5)\n"
+    done = record(tmp_path, body, "--profile", of=OF_RUNS)
+    assert done.returncode == 0, done.stderr
+    assert "memviz: The profile is written to run.profile.json.gz." in done.stderr
+    assert names(tmp_path) == ["run.pickle", "run.profile.json.gz"]
+    snapshot, profile = (load_trace(tmp_path / name) for name in names(tmp_path))
+    assert (
+        snapshot.about.facts["profile"] == "run.profile.json.gz" and not is_profiled(snapshot) and is_profiled(profile)
+    )
+    assert "run.profile.json.gz" in next(note.text for note in health(snapshot) if note.code == "profile_beside")
+    texts = [profile.strings[name] for name in profile.stacks.frames.name]
+    assert "aten::mm" in texts and (profile.devices[0].events.size == 60).any()
+    # The same clock, independent of its epoch.
+    apart = abs(int(profile.devices[0].events.time_us[0]) - int(snapshot.devices[0].events.time_us[-1]))
+    assert apart < 600e6 or not snapshot.devices[0].events.time_us[-1]
+    assert [Path(place.address).name for place in places_of([str(tmp_path)])] == ["run.pickle"]
+
+
+def test_a_profile_that_cannot_be_had_is_said_and_one_that_is_there_stays(tmp_path):
+    lines = f"import sys\nsys.modules['torch.profiler'] = None\n{USES_GPU}GPU.malloc(1000)\n"
+    (tmp_path / "train.py").write_text(lines)
+    done = recorded(tmp_path, "--profile", "train.py")
+    said = "memviz: The profiler could not be switched on: There is no torch here."
+    assert done.returncode == 0 and said in done.stderr, done.stderr
+    assert names(tmp_path) == ["run.pickle"] and "profile" not in load_trace(tmp_path / "run.pickle").about.facts
+    (tmp_path / "run.pickle").rename(tmp_path / "run.profile.json.gz")
+    done = record(tmp_path, "GPU.malloc(1000)\n", "--profile")
+    assert done.returncode == 2 and "run.profile.json.gz is there already" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ends", [signal.SIGTERM, signal.SIGINT])
+def test_a_profile_of_what_there_is_is_written_when_the_script_is_told_to_end(tmp_path, ends):
+    pytest.importorskip("torch")
+    body = "import time\nimport torch\nGPU.malloc(1000)\ntorch.ones(3, 8) @ torch.ones(8, 5)\n"
+    wait = "print('waiting', flush=True)\nwhile True:\n    time.sleep(0.1)\n"
+    (tmp_path / "train.py").write_text(f"{USES_GPU}{body}{wait}")
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    arguments = ["-c", PROGRAM, "-o", "run.pickle", "--profile", "train.py"]
+    process = forked.start(arguments, of=OF_RUNS, cwd=tmp_path, env=environment(), **streams)
+    try:
+        assert process.stdout.readline() == "waiting\n"
+        process.send_signal(ends)
+        _, said = process.communicate(timeout=forked.MOST_SECONDS)
+    finally:
+        process.kill()
+    assert process.returncode, said
+    assert names(tmp_path) == ["run.pickle", "run.profile.json.gz"], said
+    profile = load_trace(tmp_path / "run.profile.json.gz")
+    assert "aten::mm" in [profile.strings[name] for name in profile.stacks.frames.name]
+
+
+MEETS_AND_FAILS = """
+import os, time
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.tensor([dist.get_rank() + 1.0])
+dist.all_reduce(total)
+GPU.malloc(1000 * int(total))
+if dist.get_rank() == 1:
+    # The launcher ends all others as soon as one fails.
+    until = time.monotonic() + 60
+    while not os.path.exists("run.rank0.dp0.pickle") and time.monotonic() < until:
+        time.sleep(0.05)
+    raise KeyError("weights")
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_files_of_torchrun_are_named_by_rank_and_mesh_and_the_one_that_fails_says_so(tmp_path: Path) -> None:
+    """`torchrun` itself starts `record`: two processes that meet by gloo, and one of them fails."""
+    pytest.importorskip("torch.distributed.run", reason="PyTorch is not installed")
+    (tmp_path / "train.py").write_text(USES_GPU + MEETS_AND_FAILS)
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    launch += ["--no-python", sys.executable, "-c", PROGRAM]
+    arguments = ["-o", "run.pickle", "--ranks", "0", "--mesh", "dp=2", "train.py"]
+    done = subprocess.run(
+        [sys.executable, *launch, *arguments],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 1
+    assert names(tmp_path) == ["run.rank0.dp0.pickle", "run.rank1.dp1.pickle"], done.stderr
+    assert "memviz: Rank 1 of 2 (dp1) failed.\n" in done.stderr
+    assert load_trace(tmp_path / "run.rank1.dp1.pickle").about.facts["world_size"] == "2"
+    ranks = gather_ranks(Gathering((str(tmp_path),), processes=1)).ranks
+    # The sum of both went through the group.
+    assert [(rank.number, rank.row.peak_bytes) for rank in ranks] == [(0, 3000), (1, 3000)]

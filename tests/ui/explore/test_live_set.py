@@ -1,4 +1,4 @@
-"""The head of the lower half, and the tables of groups."""
+"""The head of the lower half, tables of groups, what was never freed, and the results of a query."""
 
 from __future__ import annotations
 
@@ -8,12 +8,25 @@ from io import StringIO
 import pytest
 
 from memviz.analysis.breakdown import Breakdown, Dominant
+from memviz.analysis.find import FindResult, FoundSite
 from memviz.analysis.groups import Group, Groups
-from memviz.ui.explore.live_set import FEW_ROWS, head_html, ordered, table_html
+from memviz.analysis.leaks import Growth, GrowthRow
+from memviz.ui.explore.live_set import (
+    FEW_ROWS,
+    MOST_FOUND,
+    churn_html,
+    growth_html,
+    head_html,
+    matches_html,
+    never_freed_html,
+    ordered,
+    sites_html,
+    table_html,
+)
 from memviz.ui.explore.state import ExploreState
 from memviz.ui.explore.tab import groups_csv
 from tests.traces import MiB
-from tests.ui.page import elements, rows, words
+from tests.ui.page import HOSTILE, elements, rows, tags, words
 
 
 def table(*groups: tuple[str, int, int, str, int], by: str = "site") -> Breakdown:
@@ -105,3 +118,78 @@ def test_csv_has_all_rows_to_the_byte():
         ["'=1+1", "activation", "2", "2", "3"],
         ["a,b", "unknown", "1", "1", "1"],
     ]
+
+
+NO_GROUPS = Groups("site", (), 0, 0)
+NO_GROWTH = Growth("site", (), (), (), ())
+
+
+def test_where_there_is_nothing_it_is_said():
+    html = sites_html(Breakdown(NO_GROUPS, {}), ExploreState(), None)
+    assert words(html) == "Everything that was made here was freed again, or asked to be."
+    assert "is not known" in words(growth_html(NO_GROWTH))
+    assert "there is none to compare it with" in words(growth_html(Growth("site", ("step 0",), (5,), (), (5,))))
+    html = growth_html(Growth("site", ("a", "b"), (5, 5), (), (5, 5)))
+    assert words(html).startswith("No change from the end of a to the end of b No site holds more")
+    assert words(churn_html(NO_GROUPS)).startswith("Nothing was freed at once")
+
+
+def test_growth_adds_up_and_shows_its_direction():
+    grown = Growth(
+        "site",
+        ("step 0", "step 1", "step 2"),
+        (10 * MiB, 12 * MiB, 13 * MiB),
+        (GrowthRow("k", "cache.py:7 add", (MiB, 4 * MiB, 7 * MiB)),),
+        (9 * MiB, 8 * MiB, 6 * MiB),
+    )
+    html = growth_html(grown)
+    assert words(html).startswith("+3.00 MiB from the end of step 0 to the end of step 2 Site")
+    assert rows(html)[1:] == [
+        ["cache.py:7 add", "1.00 MiB", "7.00 MiB", "+6.00 MiB", "+3.00 MiB"],
+        ["everything else", "9.00 MiB", "6.00 MiB", "−3.00 MiB", "−1.50 MiB"],
+        ["Live", "10,485,760 B", "13,631,488 B", "+3.00 MiB", "+1.50 MiB"],
+    ]
+    assert elements(html, "tr", data_light_by="site", data_light_group="k")
+
+
+def test_churn_is_a_table_with_its_rest():
+    html = churn_html(Groups("site", (Group("k", "f.py:1 f", 10, 3),), 14, 5, rest_bytes=4, rest_count=2))
+    assert words(html).startswith("5 allocations freed at once 14 B passed through")
+    assert rows(html)[1:] == [["f.py:1 f", "3", "10 B"], ["everything else", "2", "4 B"], ["Together", "5", "14 B"]]
+
+
+def test_names_from_a_file_stay_text():
+    groups = Groups("site", (Group(HOSTILE, HOSTILE, 5, 1),), 5, 1)
+    grown = Growth("site", (HOSTILE, "b"), (1, 3), (GrowthRow(HOSTILE, HOSTILE, (1, 3)),), (0, 0))
+    html = never_freed_html(Breakdown(groups, {HOSTILE: Dominant("unknown", 5)}), grown, groups, ExploreState())
+    assert "b" not in tags(html)
+    assert words(html).count(HOSTILE) == 5
+
+
+def site(name: str, live: int = 0, count: int = 1) -> FoundSite:
+    return FoundSite(f"key {name}", name, live, int(live > 0), 9 * MiB, count)
+
+
+def test_sites_have_their_bytes_now_and_their_number_ever_and_light_up():
+    html = matches_html(FindResult(7, (site("a.py:1 f", 2 * MiB, 30), site("b.py:1 g"))), "py")
+    assert words(html).startswith("31 allocations at 2 sites 2.00 MiB live at event 7")
+    assert rows(html)[1:] == [
+        ["a.py:1 f", "1", "2.00 MiB", "30"],
+        ["b.py:1 g", "0", "0 B", "1"],
+        ["Found", "1", "2,097,152 B", "31"],
+    ]
+    html = matches_html(FindResult(7, (site("a"),)), "linear >1MiB")
+    assert elements(html, "section", data_light_rest="find", data_light_rest_group="linear >1MiB")
+    assert elements(html, "tr", data_light_by="site", data_light_group="key a")
+
+
+def test_nothing_found_says_so_and_lights_nothing():
+    html = matches_html(FindResult(7, ()), HOSTILE)
+    assert words(html) == f"Nothing in this trace is found by {HOSTILE}"
+    assert not elements(html, "section", data_light_rest="find")
+
+
+def test_many_sites_end_in_one_row():
+    html = matches_html(FindResult(-1, tuple(site(str(i), 10) for i in range(MOST_FOUND + 5))), "x")
+    assert rows(html)[-2] == ["everything else, 5 more", "5", "50 B", "5"]
+    assert len(rows(html)) == MOST_FOUND + 3
