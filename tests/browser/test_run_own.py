@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from tests.browser.test_fit import TINY, own_model
-from tests.browser.test_run import done, field, fill, opened, row, switch, verdict
-from tests.server import ROOT, started
+from tests.browser.test_run import done, field, fill, opened, page_of, row, switch, verdict
+from tests.server import ROOT
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 expect = playwright.expect
@@ -66,9 +66,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory, program: Path) -> Iterator[Any]:
-    folder = tmp_path_factory.mktemp("runs")
-    known = {"MEMVIZ_RUNS": str(folder), "PYTHONPATH": str(ROOT), "OWN_PROGRAM": str(program)}
-    with started(known, 0, ("-c", PAGE), quickly=True) as server:
+    with page_of(tmp_path_factory.mktemp("runs"), page=PAGE, OWN_PROGRAM=str(program)) as server:
         yield server
 
 

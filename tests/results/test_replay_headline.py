@@ -66,12 +66,6 @@ WANT = "The recording reserves 80.0 MiB: for want of memory, by all that shows, 
             f"Without a limit this run would reserve 140 MiB at its peak. {WANT} without a limit it need not.",
         ),
         (
-            None,
-            EXPANDABLE,
-            "Expandable segments would reserve 80.0 MiB at the peak, 60.0 MiB less than the recorded settings. "
-            f"{WANT} without a limit it need not.",
-        ),
-        (
             200,
             EXPANDABLE,
             "In 200 MiB this run fits, with 60.0 MiB to spare. Expandable segments would reserve 80.0 MiB at the peak, "

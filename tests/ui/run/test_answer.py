@@ -29,13 +29,6 @@ from tests.ui.page import words
 SMALL = {"sequence": "64", "dim": "64", "layers": "2"}
 
 
-@pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunAnswers]:
-    made = RunAnswers(TraceStore(), tmp_path_factory.mktemp("runs"), replace(AT_HOME, variants=3))
-    yield made
-    made.close()
-
-
 def asked(*names: str) -> RunRequests:
     split = (("split_feed_forward", {"splits": "2"}),)
     requests = [Request("feed_forward", SMALL, split if number else (), numerics=False) for number in range(len(names))]

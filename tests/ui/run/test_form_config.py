@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from memviz.ui.run.answer import RunAnswers
 from memviz.ui.run.form import changed, config_of, form_fields_of, requests_of
 from memviz.ui.run.form_html import config_field_html, form_html
 from memviz.ui.run.programs import predict_run
-from memviz.ui.shell.store import TraceStore
 from tests.ui.page import elements
 
 TINY = {
@@ -29,13 +27,6 @@ TINY = {
     "num_attention_heads": 2,
 }
 FIELDS = {"workload": "config.json", "w:sequence": "32", "w:mode": "lora", "card": "NVIDIA GeForce RTX 4090"}
-
-
-@pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunAnswers]:
-    made = RunAnswers(TraceStore(), tmp_path_factory.mktemp("runs"))
-    yield made
-    made.close()
 
 
 def faults(answers: RunAnswers, **fields: Any) -> dict[str, str]:

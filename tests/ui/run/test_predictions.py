@@ -10,8 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from memviz.runner.jobs.service import OrderStatus
 from memviz.runner.request import Request
 from memviz.ui.run.answer import AT_HOME, RunAnswers, timeline_values, with_measured
@@ -21,15 +19,6 @@ from tests.runner.processes import wait_until
 
 SMALL = {"sequence": "64", "dim": "64", "layers": "2"}
 SPLIT = (("split_feed_forward", {"splits": "2"}),)
-
-
-@pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunAnswers]:
-    # A machine that is busy with other things may take minutes to start the process.
-    patient = replace(AT_HOME, price_seconds=AT_HOME.seconds)
-    made = RunAnswers(TraceStore(), tmp_path_factory.mktemp("runs"), patient)
-    yield made
-    made.close()
 
 
 def asked(*changes: Any, numerics: bool = False, **settings: str) -> RunRequests:

@@ -89,10 +89,6 @@ LTX = (
     [
         (LTX, ("Every 4th makes the step fit, with no optimizer.", "It saves 4,608 MiB for 8.4 % more compute.")),
         (
-            (variant("Baseline", predicted(20, 100)), variant("Half", predicted(10, 100))),
-            ("Half saves 10.00 GiB, 50 % of what is reserved.", "It costs no more compute."),
-        ),
-        (
             (variant("Baseline", predicted(30, 100)), variant("Half", predicted(25, 100))),
             (
                 "Nothing here makes the step fit in 23.50 GiB, with no optimizer.",
@@ -102,11 +98,6 @@ LTX = (
         (
             (variant("Baseline", predicted(10, 100)), variant("Worse", predicted(12, 100))),
             ("Nothing here saves memory: the baseline reserves 10.00 GiB.", ""),
-        ),
-        ((LTX[0],), ("This step reserves 26.50 GiB at its peak.", "It does not fit in 23.50 GiB, with no optimizer.")),
-        (
-            (variant("Baseline", predicted(26, 100, window="2 forward passes")), variant("Half", predicted(9, 100))),
-            ("Half makes the forward pass fit.", "It saves 17.00 GiB for no more compute."),
         ),
         ((variant("Baseline", None),), ("", "")),
         (

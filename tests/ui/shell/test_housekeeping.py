@@ -17,7 +17,6 @@ from memviz.analysis.cache import cached_on, size_in_bytes
 from memviz.analysis.timeline import timeline
 from memviz.errors import UsageError
 from memviz.ui.shell import housekeeping
-from memviz.ui.shell import store as shell_store
 from memviz.ui.shell.housekeeping import Housekeeping, keep_seconds
 from memviz.ui.shell.session import Context, Session, open_trace
 from memviz.ui.shell.store import TraceStore
@@ -162,18 +161,6 @@ def test_the_store_charges_what_is_computed_later_too():
     trace.__dict__.setdefault("_kept", {})["a view"] = bytearray(1 << 20)
     store.forget(set(), 1000)
     assert charged.bytes >= before + (1 << 20)
-
-
-def test_a_trace_that_rests_is_not_counted_again_and_again(monkeypatch: pytest.MonkeyPatch):
-    counted: list[Any] = []
-    monkeypatch.setattr(shell_store, "size_in_bytes", lambda trace: counted.append(trace) or size_in_bytes(trace))
-    store, trace = TraceStore(), growing()
-    key = store.add(trace)
-    for seconds in (10, 80, 90, 100):
-        later(monkeypatch, seconds)
-        store.forget({key}, 1000)
-    # When it came, soon afterwards, when it came to rest; and no more.
-    assert counted == [trace] * 3
 
 
 def test_replays_rest_and_go_with_their_trace(
