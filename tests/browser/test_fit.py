@@ -12,7 +12,7 @@ import pytest
 
 from tests.browser.conftest import reload
 from tests.browser.test_run import choose_model, field, opened, page_of, press, row, verdict
-from tests.ui.run.test_form_config import TINY as TINY_LLAMA
+from tests.ui.run.test_form import TINY as TINY_LLAMA
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 expect = playwright.expect

@@ -190,9 +190,6 @@ def test_where_no_value_helps_none_is_asked_for(tmp_path: Path) -> None:
     done = predict(tmp_path, body)
     assert done.returncode == 3 and said(done)["stopped"]["assume"] == ""
     assert "--assume" not in done.stderr and "No value helps" in done.stderr
-
-
-def test_a_note_does_not_say_that_a_number_decides_where_it_stops(tmp_path: Path) -> None:
     body = "import torch\nx = torch.rand(9, 9, device='cuda')\n[1, 2][int((x @ x).mean().item())]\n"
     done = predict(tmp_path, body)
     assert done.returncode == 3 and "counts as 1 where it decides" not in done.stderr

@@ -51,36 +51,24 @@ def test_with_one_trace_the_tab_says_what_to_add(context):
     assert elements(drawing[2], "button", data_act="sample")[0]["data-sample"] == "checkpointing"
     assert drawing[3:5] == ["", ""]
     assert [element["data-act"] for element in elements(offer_html(), "button")] == ["sample"]
-
-
-def test_what_is_open_already_can_be_chosen():
     text = compare_empty_html([Opened("k1", "one", "0", ("0",)), Opened("k2", "two", "0", ("0",))], [])
     assert [element["data-key"] for element in elements(text, "button", data_act="toggle")] == ["k1", "k2"]
 
 
-def test_with_two_traces_every_part_is_drawn(context):
+def test_with_two_traces_every_part_is_drawn_and_not_again(context):
     drawing = draw(context, opened(run(1), run(2), context=context)[1], CompareState())
     assert drawing[1:3] == ["", ""]
     assert "peaks 1.00 MiB higher" in words(drawing[3])
     assert [bool(each) for each in drawing[5:13]] == [True, True, *[False] * 6]
     assert "From peak A to peak B" in words(drawing[-2])
-
-
-def test_what_was_drawn_is_not_drawn_again(context):
     current = opened(run(1), run(2), context=context)[1]
     first = draw(context, current, CompareState())
     again = draw(context, current, CompareState(), first[0])
     assert len(again) == len(first)
     assert all(isinstance(each, dict) and each["__type__"] == "update" for each in again)
-
-
-def test_a_closed_trace_leaves_the_comparison(context):
     current = opened(run(1), run(2), context=context)[1]
     context.store.drop(current.compared[0])
     assert [side.letter for side in sides_of(context, current)] == ["A"]
-
-
-def test_aligned_by_a_step_that_another_set_lacks_is_aligned_by_start(context):
     drawing = draw(context, opened(run(1), run(2), context=context)[1], CompareState(way=Alignment("step", number=5)))
     assert "Align start" in words(drawing[4])
 

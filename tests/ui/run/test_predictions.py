@@ -123,13 +123,10 @@ def test_a_refusal_is_remembered_and_marks_its_field(answers: RunAnswers) -> Non
     assert "w:frames" not in answers.parse({**fields, "w:frames": "81"})[1].faults
 
 
-def test_pinned_variants_come_between_the_baseline_and_the_newest_and_none_twice(answers: RunAnswers) -> None:
+def test_pinned_and_measured_variants_have_their_places_and_none_comes_twice(answers: RunAnswers) -> None:
     requests = asked(SPLIT)
     pins = ((asked(dim="96").requests[0], "wide"), (requests.requests[1], "again"))
     assert answers.with_pinned(requests, pins).labels == ("variant 0", "wide", "variant 1")
-
-
-def test_measured_runs_are_listed_beside_what_was_predicted() -> None:
     both = with_measured(asked(SPLIT))
     assert [(one.on, label) for one, label in zip(both.requests, both.labels, strict=True)] == [
         ("predict", "variant 0"),

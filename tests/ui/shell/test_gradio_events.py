@@ -49,23 +49,17 @@ def asked(line: FairLock, questions: list[tuple[str, str]]) -> tuple[list[str], 
     return order, asyncio.run(all_of_them())
 
 
-def test_one_who_asks_often_waits_behind_others() -> None:
+def test_one_who_asks_often_waits_behind_others_and_who_asks_too_often_hears_so() -> None:
     order, answers = asked(FairLock(), [("a", "a1"), ("a", "a2"), ("a", "a3"), ("b", "b1"), ("c", "c1")])
     assert order.index("b1") < order.index("a3")
     assert order.index("c1") < order.index("a3")
     assert answers == ["A1", "A2", "A3", "B1", "C1"]
-
-
-def test_who_asks_too_often_hears_so_and_nobody_else_does() -> None:
     _, answers = asked(FairLock(), [("a", "a")] * 12 + [("b", "b")])
     # One is being answered, and eight wait.
     assert answers.count("A") == 9
     refused = [answer for answer in answers if answer not in ("A", "B")]
     assert set(refused) == {"8 questions of yours wait here already. Ask again when one is answered."}
     assert answers[-1] == "B"
-
-
-def test_a_fault_gives_the_turn_on() -> None:
     line = FairLock()
 
     def fails(question: str) -> str:

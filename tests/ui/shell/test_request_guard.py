@@ -182,7 +182,7 @@ def test_halves_of_characters_and_what_is_no_number_become_what_everybody_can_re
     }
 
 
-def test_what_is_not_there_is_said_and_raises_nothing():
+def test_what_breaks_or_is_not_there_is_said_in_words():
     async def missing(_: Request) -> Response:
         raise KeyError("/nosuch")
 
@@ -191,8 +191,6 @@ def test_what_is_not_there_is_said_and_raises_nothing():
     answer = TestClient(app, base_url="http://localhost").post("/x", json={})
     assert (answer.status_code, "no answer to that (KeyError: '/nosuch')" in answer.json()["detail"]) == (400, True)
 
-
-def test_a_full_disk_during_gradios_upload_is_said():
     async def full(_: Request) -> Response:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

@@ -119,13 +119,10 @@ def test_what_is_typed_is_bounded_and_escaped_and_pasted_as_a_shell_takes_it() -
 # -- what is kept
 
 
-def test_a_question_is_replayed_once(replays: Replays, key: str) -> None:
+def test_a_question_is_replayed_and_searched_once(replays: Replays, key: str) -> None:
     first = replays.what_if(key, EXPANDABLE, SMALL)
     assert replays.what_if(key, EXPANDABLE, SMALL).replayed is first.replayed
     assert replays.what_if(key, EXPANDABLE, Terms(CardMemory(130 * MiB, 0))).recorded is first.recorded
-
-
-def test_a_search_is_made_again_only_for_settings_that_it_has_not_tried(replays: Replays, key: str) -> None:
     assert replays.known_search(key, SMALL) is None
     first = replays.search(key, EXPANDABLE, SMALL)
     assert replays.search(key, Settings(), SMALL) is first is replays.known_search(key, SMALL)
@@ -285,7 +282,7 @@ def test_the_first_question_is_about_segments_that_expand_in_the_memory_it_had(
     assert "80.0 MiB is what it had at least" in text(form_value(asked, parse_question(asked), had, version="")["html"])
 
 
-def test_a_trace_without_history_has_no_answer(context: Context, replays: Replays) -> None:
+def test_what_a_trace_does_not_hold_is_no_answer(context: Context, replays: Replays) -> None:
     key = timeline_key(open_trace(context.store, trace_of([], [segment(0, 2 * MiB, [block(0, MiB)])])))
     answers = WhatIfAnswers(context, replays)
     asked, searched = answers.find(key, parse_question(Question()), True, lambda done, total: None)
@@ -296,6 +293,10 @@ def test_a_trace_without_history_has_no_answer(context: Context, replays: Replay
     assert {name: parts[name] for name in EMPTY if name != "verdict"} == {
         name: value for name, value in EMPTY.items() if name != "verdict"
     }
+    trace = trace_of([], host_traces=[[alloc(0, 4096)]], host_segments=[])
+    one = open_trace(context.store, trace)
+    with pytest.raises(MemvizError, match="Pinned memory has another allocator"):
+        replays.replayer(f"{one.key}/host0")
 
 
 def test_text_of_a_trace_is_escaped(context: Context, replays: Replays) -> None:
@@ -308,10 +309,3 @@ def test_text_of_a_trace_is_escaped(context: Context, replays: Replays) -> None:
     page = what_if_page(evil, shown.device, shown.what_if)
     assert "<img" not in what_if_html(shown)
     assert "<img" not in page
-
-
-def test_pinned_memory_is_refused_in_words(context: Context, replays: Replays) -> None:
-    trace = trace_of([], host_traces=[[alloc(0, 4096)]], host_segments=[])
-    one = open_trace(context.store, trace)
-    with pytest.raises(MemvizError, match="Pinned memory has another allocator"):
-        replays.replayer(f"{one.key}/host0")
