@@ -1,4 +1,4 @@
-"""What answers the Run tab, for all tests of a file."""
+"""The answers of the Run tab, shared by all tests of a file."""
 
 from __future__ import annotations
 
