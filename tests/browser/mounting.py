@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from memviz.trace.model import Trace
 from memviz.ui.components.component import Component
-from memviz.ui.components.plots import MemoryTimeline
+from memviz.ui.components.plots import MemoryTimeline, piece_server
 from memviz.ui.components.scripts import bundle
+from memviz.ui.payloads.timelines import timeline_value
 
 _UI = Path(__file__).parents[2] / "memviz" / "ui"
 _COMPONENTS = _UI / "components"
@@ -35,6 +37,8 @@ async ([mount, functions, value]) => {
 """
 
 
+TIMELINE = "document.getElementById('host').memviz"
+"""The component that is mounted, in JavaScript."""
 _behind: weakref.WeakKeyDictionary[Any, dict[str, Callable[[str], str]]] = weakref.WeakKeyDictionary()
 """Functions that each page may call; a function exposed to a page stays exposed."""
 
@@ -77,6 +81,16 @@ def mount(
     page.set_content(PAGE.format(style=style))
     load(page, *more, str(component.script))
     page.evaluate(MOUNT, [component.script.stem, [function.__name__ for function in serve], value])
+    return shown
+
+
+def mount_timeline(page: Any, trace: Trace, *, key: str = "trace", state: dict[str, Any] | None = None) -> Mounted:
+    """Mount the timeline of the first device, wait until it is drawn, and note its states in `window.states`."""
+    device = trace.devices[0]
+    value = timeline_value(trace, device, key, state=state)
+    shown = mount(page, MemoryTimeline, serve=[piece_server(lambda _: (trace, device))], value=value)
+    page.locator(".mvt[data-drawn]").wait_for()
+    page.evaluate("window.states = []; addEventListener('memviz:state', ({ detail }) => window.states.push(detail))")
     return shown
 
 

@@ -1,13 +1,12 @@
-"""A file dropped on the page: drawn before it is understood, cancelled, refused, and where our way does not answer."""
+"""A dropped file: drawn before it is understood, cancelled, refused, over a slow line, where our way fails."""
 
 from __future__ import annotations
 
-import base64
+import gzip
 import pickle
-import random
 import re
 import threading
-import zlib
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,7 +18,6 @@ from memviz.analysis.timeline import timeline
 from memviz.trace.load import load_trace
 from memviz.ui.upload.routes import PATH
 from memviz.units import bytes_text
-from tests.browser.mounting import load
 from tests.server import started as started_page
 from tests.traces import alloc, frame, free, snapshot
 
@@ -213,45 +211,27 @@ def test_behind_a_login_files_arrive_all_the_same(page: Any, large: Path) -> Non
         assert not [each for each in asked if each.endswith("/upload")]
 
 
-def test_several_files_come_one_after_the_other(page: Any, server: str, large: Path, tmp_path: Path) -> None:
-    files = [large]
-    for name in ("second.pickle", "third.pickle"):
-        files.append(tmp_path / name)
-        files[-1].write_bytes(pickle.dumps(snapshot([alloc(512 * i, 512) for i in range(200)])))
-    broken = tmp_path / "broken.pickle"
-    broken.write_bytes(large.read_bytes()[:5000])
-    started(page, server)
-    page.set_input_files("#first-files input[type=file]", [*files, broken])
-    page.locator(".mv-trace").nth(2).wait_for()
-    page.get_by_text("cut off while it was written or copied").first.wait_for()
-    names = [all_inner_text.split("\n")[0] for all_inner_text in page.locator(".mv-trace").all_inner_texts()]
-    assert [name.split(".")[0] for name in names] == ["large", "second", "third"]
-    assert page.locator(".mv-arrival").count() == 0
+SAMPLE = Path(__file__).parents[2] / "sample_traces" / "training.pickle.gz"
+BYTES_A_SECOND = 250_000
 
 
-DEFLATE = """({ text, step }) => {
-  const raw = Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
-  const parts = [];
-  for (let at = 0; at === 0 || at < raw.length; at += step) {
-    const part = memviz.deflate.deflate(raw.subarray(at, at + step), at + step >= raw.length);
-    parts.push(btoa(Array.from(part, (c) => String.fromCharCode(c)).join("")));
-  }
-  return parts;
-}"""
-
-
-def test_what_the_browser_packs_unpacks_to_the_same_bytes(page: Any) -> None:
-    rare = random.Random(3)
-    cases = {
-        "noise": rare.randbytes(70_001),
-        "repeats": bytes(rare.choices(b"abc", k=90_000)),
-        "runs": b"".join(bytes([i % 256]) * (i * 37 % 900) for i in range(300)) + b"end",
-        "pickle": pickle.dumps(snapshot([alloc(i, 512, frames=[frame("f", "m.py", i % 7)]) for i in range(900)])),
-    }
-    page.goto("about:blank")
-    load(page, "arrivals/deflate.js")
-    for kind, raw in cases.items():
-        sent = page.evaluate(DEFLATE, {"text": base64.b64encode(raw).decode(), "step": 40_000})
-        parts = [base64.b64decode(each) for each in sent]
-        assert zlib.decompress(b"".join(parts), -zlib.MAX_WBITS) == raw, kind
-        assert kind == "noise" or sum(map(len, parts)) < len(raw) / 2
+def test_over_a_slow_line_far_fewer_bytes_go(page: Any, server: str, tmp_path: Path) -> None:
+    """The browser's developer tools throttle the line."""
+    file = tmp_path / "training.pickle"
+    # Several steps of a sample, as long as a real file of 3 MB.
+    root = pickle.loads(gzip.decompress(SAMPLE.read_bytes()))
+    root = {"segments": [], "device_traces": [[e for _ in range(10) for e in deepcopy(root["device_traces"][0])]]}
+    file.write_bytes(pickle.dumps(root, protocol=4))
+    assert file.stat().st_size > 2_500_000
+    parts: list[Any] = []
+    page.on("request", lambda request: parts.append(request) if "/memviz/readings/" in request.url else None)
+    page.goto(server)
+    page.get_by_role("heading", name="See what fills your GPU.").wait_for()
+    tools = page.context.new_cdp_session(page)
+    tools.send("Network.enable")
+    line = {"offline": False, "latency": 40, "downloadThroughput": -1, "uploadThroughput": BYTES_A_SECOND}
+    tools.send("Network.emulateNetworkConditions", line)
+    page.set_input_files("#first-files input[type=file]", file)
+    page.locator("#verdict .mv-verdict").wait_for()
+    sent = sum(int(part.all_headers()["content-length"]) for part in parts if part.method == "POST")
+    assert 0 < sent < file.stat().st_size / 4

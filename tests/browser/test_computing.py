@@ -1,18 +1,25 @@
-"""Computations of the page's scripts without elements, on one page, compared to Python or to a law."""
+"""Computations of the page's scripts without elements, and words, on one page, compared to Python or to a law."""
 
 from __future__ import annotations
 
+import base64
 import bisect
 import itertools
 import json
+import pickle
 import random
 import re
+import threading
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from memviz.ui.upload.arriving import Arriving
+from memviz.units import bytes_text, delta_text, duration_text
 from tests.browser.mounting import load
+from tests.traces import alloc, frame, snapshot
 
 MODULES = (
     "axes.js",
@@ -27,9 +34,15 @@ MODULES = (
     "overlay/overlay.js",
     "reserved_plot/reserved_plot.js",
     "segment_map/canvas.js",
+    "arrivals/deflate.js",
+    "arrivals/line.js",
+    "arrivals/sending.js",
     "arrivals/stream.js",
+    "memory_timeline/kept.js",
+    "rank_map/shades.js",
+    "words.js",
 )
-_SEED = 11
+_SEED, _SEED_OF_WORDS = 11, 7
 FIGURE_ROOM, WORDS_ROOM = 30, 16
 
 
@@ -335,6 +348,215 @@ def test_an_overlay_says_the_change_with_its_sign(scripts: Any) -> None:
     cases = [[5 * mib, 3 * mib], [3 * mib, 5 * mib], [mib, mib], [mib, None], [None, mib]]
     words = scripts.evaluate("(cases) => cases.map(([a, b]) => memviz.overlay.changeWords(a ?? NaN, b ?? NaN))", cases)
     assert words == ["5.00 MiB, +2.00 MiB", "3.00 MiB, −2.00 MiB", "1.00 MiB", "1.00 MiB", "nothing here"]
+
+
+def test_shades_go_from_nothing_to_the_highest(scripts: Any) -> None:
+    table = scripts.evaluate("[...memviz.shades.shadesOf(false, 0x123456)]")
+    assert [table[0] & 0xFF, table[0] >> 8 & 0xFF, table[0] >> 16 & 0xFF] == [0x12, 0x34, 0x56]
+    for dark in ("false", "true"):
+        colours = scripts.evaluate(f"[...memviz.shades.shadesOf({dark}, 0)].slice(1)")
+        sums = [sum(colour >> shift & 0xFF for shift in (0, 8, 16)) for colour in colours]
+        assert sorted(sums, reverse=dark == "false") == sums, "each is as dark as the one before, or darker"
+    assert scripts.evaluate("[0, 1, 128, 255].map((shade) => memviz.shades.bytesOfShade(shade, 254))") == [
+        None,
+        0,
+        127,
+        254,
+    ]
+    heights = scripts.evaluate("[1, 2, 40, 480, 481, 1024, 100000].map(memviz.shades.rowHeight)")
+    assert heights == [22, 22, 12, 1, 1, 1, 1]
+
+
+def test_what_is_at_hand_stays_within_its_bytes(scripts: Any) -> None:
+    left = scripts.evaluate("""() => {
+      const { keepPiece, piecesOf, isAtHand, MOST_BYTES } = memviz.kept;
+      const quarter = () => ({ columns: { group: new Uint8Array(MOST_BYTES / 4) } });
+      for (const key of ["a", "b", "c", "d"]) keepPiece(key, "groups", quarter());
+      piecesOf("a");
+      keepPiece("e", "groups", quarter());
+      const small = ["a", "b", "c", "d", "e"].filter((key) => piecesOf(key).groups);
+      keepPiece("large", "timeline", { spans: { start: new Uint8Array(2 * MOST_BYTES) } });
+      const alone = ["a", "c", "d", "e", "large"].filter((key) => Object.keys(piecesOf(key)).length);
+      return [small, alone, isAtHand("large")];
+    }""")
+    assert left == [["a", "c", "d", "e"], ["large"], False], "the one used longest ago goes, the newest stays"
+
+
+# -- files on their way
+
+DEFLATE = """({ text, step }) => {
+  const raw = Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
+  const parts = [];
+  for (let at = 0; at === 0 || at < raw.length; at += step) {
+    const part = memviz.deflate.deflate(raw.subarray(at, at + step), at + step >= raw.length);
+    parts.push(btoa(Array.from(part, (c) => String.fromCharCode(c)).join("")));
+  }
+  return parts;
+}"""
+
+
+def test_what_the_browser_packs_unpacks_to_the_same_bytes(scripts: Any) -> None:
+    rare = random.Random(3)
+    cases = {
+        "noise": rare.randbytes(70_001),
+        "repeats": bytes(rare.choices(b"abc", k=90_000)),
+        "runs": b"".join(bytes([i % 256]) * (i * 37 % 900) for i in range(300)) + b"end",
+        "pickle": pickle.dumps(snapshot([alloc(i, 512, frames=[frame("f", "m.py", i % 7)]) for i in range(900)])),
+    }
+    for kind, raw in cases.items():
+        sent = scripts.evaluate(DEFLATE, {"text": base64.b64encode(raw).decode(), "step": 40_000})
+        parts = [base64.b64decode(each) for each in sent]
+        assert zlib.decompress(b"".join(parts), -zlib.MAX_WBITS) == raw, kind
+        assert kind == "noise" or sum(map(len, parts)) < len(raw) / 2
+
+
+JUDGED = """(parts) => {
+  const line = new memviz.line.Line(40);
+  return parts.map(([bytes, ms]) => {
+    line.sent(bytes, ms);
+    return line.isKnown ? (line.isFast ? "as it is" : "packed") : "unknown";
+  });
+}"""
+SENT = """async ({ text, kinds, rate }) => {
+  const raw = Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
+  let turn = 0;
+  const isFast = () => kinds[turn % kinds.length] === "plain";
+  const line = { isKnown: true, rate, sent: () => turn++, get isFast() { return isFast(); } };
+  const sending = new memviz.sending.Sending(new File([raw], "run.pickle"), true, line, () => false);
+  const parts = [];
+  await sending.run(async ({ body, isPlain }) => {
+    const bytes = new Uint8Array(await body.arrayBuffer());
+    parts.push([btoa(Array.from(bytes, (c) => String.fromCharCode(c)).join("")), isPlain]);
+  });
+  return parts;
+}"""
+
+
+def test_the_line_is_judged_by_what_was_sent(scripts: Any) -> None:
+    kilo = 1024
+    # A slow first part is measured again; on a fast line one part is enough.
+    assert scripts.evaluate(JUDGED, [[48 * kilo, 240], [48 * kilo, 235]]) == ["unknown", "packed"]
+    assert scripts.evaluate(JUDGED, [[512 * kilo, 80], [4000 * kilo, 300]]) == ["as it is", "as it is"]
+    # Of two the better counts: it is the machine that was slow.
+    assert scripts.evaluate(JUDGED, [[48 * kilo, 60], [48 * kilo, 8]]) == ["unknown", "as it is"]
+    # However slow the answer to nothing was, half a second for a little is a slow line.
+    assert (
+        scripts.evaluate(JUDGED.replace("Line(40)", "Line(900)"), [[48 * kilo, 240], [48 * kilo, 241]])[-1] == "packed"
+    )
+    # A busy machine is slow for once, and a small part slips through.
+    assert scripts.evaluate(JUDGED, [[512 * kilo, 60], [16_000 * kilo, 900], [400 * kilo, 300]])[-1] == "as it is"
+    assert scripts.evaluate(JUDGED, [[512 * kilo, 290], [512 * kilo, 300], [2000 * kilo, 1000], [400 * kilo, 45]])[
+        1:
+    ] == (["packed"] * 3)
+    # It may change for good.
+    slower = scripts.evaluate(JUDGED, [[512 * kilo, 50], *[[8000 * kilo, 9000]] * 3])
+    assert slower[0] == "as it is" and slower[-1] == "packed"
+
+
+def test_a_measure_is_a_small_part_of_any_file(scripts: Any) -> None:
+    sizes = [0, 3_000_000, 160_000_000, 8 << 30]
+    assert scripts.evaluate("(sizes) => sizes.map(memviz.line.probeOf)", sizes) == [49_152, 49_152, 524_288, 524_288]
+
+
+@pytest.mark.parametrize("kinds", [["plain"], ["plain", "plain", "packed"], ["packed", "plain", "plain", "plain"]])
+@pytest.mark.parametrize("size", [0, 1, 65_536, 2_000_001])
+def test_packed_and_as_they_are_parts_are_one_file(scripts: Any, kinds: list[str], size: int) -> None:
+    """Random bytes do not compress, so that compressed and plain parts alternate."""
+    raw = random.Random(size).randbytes(size)
+    given = {"text": base64.b64encode(raw).decode(), "kinds": kinds, "rate": 300_000}
+    parts = scripts.evaluate(SENT, given)
+    arriving = Arriving(size, packed=True, gate=threading.Semaphore(0))
+    for text, is_plain in parts:
+        arriving.add(base64.b64decode(text), plain=is_plain)
+    arriving.end()
+    assert arriving.read() == raw
+    assert parts[0][1] == (kinds[0] == "plain")
+
+
+# -- words
+
+
+def said_by_browser(scripts: Any, function: str, values: list[int]) -> list[str]:
+    found: list[str] = scripts.evaluate(f"(values) => values.map((each) => memviz.words.{function}(each))", values)
+    return found
+
+
+def numbers(most_bits: int) -> list[int]:
+    """Return numbers of every magnitude, multiples of powers of two (often half-way cases), and values near borders."""
+    chance = random.Random(_SEED_OF_WORDS)
+    found = [chance.getrandbits(chance.randint(1, most_bits)) for _ in range(4000)]
+    found += [chance.randrange(1, 4096) << chance.randint(0, most_bits - 12) for _ in range(4000)]
+    borders = [round(digits * unit) for unit in (1, 1 << 10, 1 << 20, 1 << 30, 1 << 40) for digits in _BORDERS]
+    return found + [border + near for border in borders for near in range(-3, 4) if border + near >= 0]
+
+
+_BORDERS = (1, 9.995, 10, 99.95, 100, 999.5, 1000, 1023, 1023.5, 1023.996, 1024, 10240)
+
+
+def test_bytes_have_the_same_words_in_the_browser(scripts: Any) -> None:
+    values = [sign * number for number in numbers(47) for sign in (1, -1)]
+    assert said_by_browser(scripts, "bytesText", values) == [bytes_text(value) for value in values]
+
+
+def test_changes_have_the_same_words_in_the_browser(scripts: Any) -> None:
+    values = [sign * number for number in numbers(47)[::4] for sign in (1, -1)]
+    assert said_by_browser(scripts, "deltaText", values) == [delta_text(value) for value in values]
+
+
+def test_times_have_the_same_words_in_the_browser(scripts: Any) -> None:
+    values = [*numbers(40), *range(0, 20_000, 7), *(10**k + near for k in range(3, 9) for near in range(-600, 600))]
+    assert said_by_browser(scripts, "durationText", values) == [duration_text(value) for value in values]
+
+
+def test_neighbouring_ticks_of_a_time_axis_never_read_the_same(scripts: Any) -> None:
+    """Zoomed far in, 1.2345 s and 1.2346 s are not both '1.23 s', and a tick at 2.5 µs is not labelled 3."""
+    texts = scripts.evaluate(
+        """(axes) => axes.map(([step, first]) => [0, 1, 2, 3, 4].map((k) => {
+            const place = (first + k) * step;
+            return [place, memviz.words.timeTick(place, step)];
+        }))""",
+        [[2.5, 1], [25, 100], [100, 12345], [500, 1999], [2500, 399], [0.5, 4000], [250000, 3]],
+    )
+    units = {"µs": 1.0, "ms": 1e3, "s": 1e6}
+    for axis in texts:
+        for place, text in axis:
+            figure, unit = text.split()
+            assert abs(float(figure.replace(",", "")) * units[unit] - place) < 1e-6 * place, (place, text)
+        assert len({text for _, text in axis}) == len(axis)
+
+
+def test_an_event_axis_has_no_tick_between_two_events(scripts: Any) -> None:
+    steps = scripts.evaluate("() => Array.from({ length: 2000 }, (_, i) => memviz.words.roundStep(i / 20, 1))")
+    assert all(step == int(step) >= i / 20 for i, step in enumerate(steps))
+
+
+def test_ticks_between_two_heights_stand_where_they_say_and_differ(scripts: Any) -> None:
+    """From a whole GPU down to one block of it; their base is given to the byte."""
+    chance = random.Random(_SEED_OF_WORDS)
+    heights = []
+    for _ in range(2000):
+        span = 2 ** chance.uniform(9, 36)
+        bottom = chance.choice([0, chance.uniform(0, 80 * (1 << 30)), chance.uniform(0, 2) * span])
+        heights.append((bottom, bottom + span))
+    axes = scripts.evaluate("(all) => all.map(([a, b]) => memviz.words.byteTicksBetween(a, b))", heights)
+    units = {"B": 0, "KiB": 1, "MiB": 2, "GiB": 3, "TiB": 4}
+    for (bottom, top), axis in zip(heights, axes, strict=True):
+        ticks = axis["ticks"]
+        assert 1 <= len(ticks) <= 7, (bottom, top)
+        assert axis["from"] == int(axis["from"]) <= bottom
+        unit = 1024 ** units[ticks[-1]["text"].split()[1]]
+        for tick in ticks:
+            assert bottom - 1 <= tick["value"] <= top + 1
+            figure = float(tick["text"].split()[0].replace(",", ""))
+            assert figure * unit + axis["from"] == pytest.approx(tick["value"], abs=1e-6 * unit)
+            assert len(tick["text"]) <= 10
+            assert tick["text"].startswith("+") == (axis["from"] > 0)
+
+
+def test_a_long_name_loses_its_middle_and_keeps_what_tells_it_from_others(scripts: Any) -> None:
+    names = ["short", "exactly-ten", "profile_of_a_long_run_fp32", "profile_of_a_long_run_bf16", "🟦" * 30]
+    cut = scripts.evaluate("(names) => names.map((name) => memviz.words.cutMiddle(name, 11))", names)
+    assert cut == ["short", "exactly-ten", "profi…_fp32", "profi…_bf16", "🟦" * 5 + "…" + "🟦" * 5]
 
 
 # -- messages to Python

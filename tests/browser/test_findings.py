@@ -34,12 +34,6 @@ def test_a_finding_is_lit_by_keyboard_and_let_go(explored):
     playwright.expect(second).to_have_attribute("aria-pressed", "false")
 
 
-def test_what_an_action_saves_opens_beside_the_recording(explored):
-    explored.get_by_role("button", name="checkpoint 8 layers: −962 MiB").click()
-    explored.get_by_role("heading", name=re.compile("peaks 962 MiB lower than training")).wait_for()
-    playwright.expect(explored.locator("#traces .mv-trace")).to_have_count(3)
-
-
 def test_a_finding_leads_to_the_tab_that_helps(explored):
     explored.locator("#findings").get_by_role("button", name="What if", exact=True).click()
     playwright.expect(explored.get_by_role("tab", name="What if")).to_have_attribute("aria-selected", "true")

@@ -11,29 +11,20 @@ from typing import Any
 import pytest
 
 from tests.browser.conftest import reload
-from tests.browser.test_run import PAGE, choose_model, field, opened, press, row, verdict
-from tests.server import ROOT, started
+from tests.browser.test_run import choose_model, field, opened, page_of, press, row, verdict
+from tests.ui.run.test_form import TINY as TINY_LLAMA
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 expect = playwright.expect
 
-TINY = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "vocab_size": 512,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "max_position_embeddings": 4096,
-}
+
+TINY = TINY_LLAMA | {"max_position_embeddings": 4096}
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     folder = tmp_path_factory.mktemp("runs")
-    known = {"MEMVIZ_RUNS": str(folder), "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder / "cache")}
-    with started(known, 0, ("-c", PAGE), quickly=True) as server:
+    with page_of(folder, XDG_CACHE_HOME=str(folder / "cache")) as server:
         yield server
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from tests.browser.conftest import PATIENCE_SECONDS, program
-from tests.browser.test_run import opened
+from tests.browser.test_run import opened, page_of
 from tests.runner.processes import wait_until
-from tests.server import ROOT, Server, started
+from tests.server import Server
 
 pytest.importorskip("gradio_client")
 expect = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed").expect
@@ -53,8 +53,7 @@ sys.stdin.read()
 @pytest.fixture(scope="module")
 def fake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A page whose runs end when a test touches their gate."""
-    known = {"MEMVIZ_RUNS": str(tmp_path_factory.mktemp("runs")), "PYTHONPATH": str(ROOT)}
-    with started(known, program=("-c", PAGE), quickly=True) as found:
+    with page_of(tmp_path_factory.mktemp("runs"), page=PAGE) as found:
         yield found
 
 

@@ -9,15 +9,12 @@ from typing import Any
 import pytest
 
 from memviz.trace.load import load_trace
-from memviz.ui.components.plots import MemoryTimeline, piece_server
-from memviz.ui.payloads.timelines import timeline_value
 from tests.browser.conftest import rest
-from tests.browser.mounting import mount
+from tests.browser.mounting import TIMELINE, mount_timeline
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 
 SAMPLE = Path(__file__).parents[2] / "sample_traces" / "training.pickle.gz"
-TIMELINE = "document.getElementById('host').memviz"
 RESTS_MS = 400
 NAMED = """() => [...document.querySelectorAll('.mvt-legend .mvt-key, .mvt-more-list .mvt-key')].map((key) => [
   key.title.replace(/: [\\d,]+ B$/, ''), getComputedStyle(key.querySelector('i')).backgroundColor])"""
@@ -35,10 +32,7 @@ def trace() -> Any:
 
 @pytest.fixture
 def page(same_page: Any, trace: Any) -> Any:
-    device = trace.devices[0]
-    value = timeline_value(trace, device, "trace")
-    mount(same_page, MemoryTimeline, serve=[piece_server(lambda _: (trace, device))], value=value)
-    same_page.locator(".mvt[data-drawn]").wait_for()
+    mount_timeline(same_page, trace)
     return same_page
 
 
@@ -85,15 +79,6 @@ def test_what_is_kept_has_a_chip_outlives_the_meaning_of_colours_and_goes_with_i
     chip.click()
     page.mouse.move(700, 700)
     playwright.expect(chip).to_have_count(0)
-    assert page.evaluate(f"({TIMELINE}).lit") is None
-
-
-def test_escape_ends_what_is_kept(page: Any) -> None:
-    page.locator(".mvt-legend .mvt-key", has_text="activation").click()
-    page.mouse.move(700, 700)
-    page.locator(".mvt-plot").focus()
-    page.keyboard.press("Escape")
-    playwright.expect(page.locator(".mvt-chip")).to_have_count(0)
     assert page.evaluate(f"({TIMELINE}).lit") is None
 
 

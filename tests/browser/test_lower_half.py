@@ -29,9 +29,9 @@ SAME_PART = """
 """
 
 
-def open_trace(page: Any, server: str, folder: Path, events: list[Any], segments: list[Any] | None = None) -> Any:
+def open_trace(page: Any, server: str, folder: Path, events: list[Any], *segments: Any, **more: Any) -> Any:
     path = folder / "run.pickle"
-    path.write_bytes(pickle.dumps(snapshot(events, segments)))
+    path.write_bytes(pickle.dumps(snapshot(events, list(segments), **more)))
     at_home(page, server)
     page.set_input_files("#first-files input[type=file]", path)
     page.locator(".mvt[data-drawn]").first.wait_for()
@@ -55,17 +55,7 @@ def rows(page: Any, panel: str = "#live-set") -> list[str]:
     return [" ".join(all_inner_text.split()) for all_inner_text in page.locator(f"{panel} tbody tr").all_inner_texts()]
 
 
-def test_the_tables_follow_the_moment(run):
-    assert rows(run) == ["model.py:36 forward output 1 3.00 MiB 75 %", "train.py:9 main output 1 1.00 MiB 25 %"]
-    run.locator("#timeline .mvt-plot").focus()
-    run.keyboard.press("Shift+ArrowRight")
-    run.keyboard.press("Shift+ArrowRight")
-    run.get_by_text("event 3 · 1 allocation · 1.00 MiB").wait_for()
-    assert rows(run) == ["train.py:9 main output 1 1.00 MiB 100 %"]
-    run.get_by_role("heading", name="Event 3", exact=True).wait_for()
-
-
-def test_an_allocation_is_pinned_read_and_let_go_by_keyboard(run):
+def test_an_allocation_is_pinned_and_the_icicle_walked_by_keyboard(run):
     run.locator("#timeline .mvt-plot").focus()
     for key in ("ArrowUp", "Enter"):
         run.keyboard.press(key)
@@ -77,9 +67,6 @@ def test_an_allocation_is_pinned_read_and_let_go_by_keyboard(run):
     run.get_by_role("button", name="Stack", exact=True).focus()
     run.keyboard.press("Escape")
     run.get_by_role("heading", name="Event 1", exact=True).wait_for()
-
-
-def test_the_icicle_is_walked_and_zoomed_by_keyboard(run):
     run.get_by_role("button", name=re.compile("^all 4.00 MiB")).focus()
     for key in ("ArrowDown", "ArrowDown", "Enter"):
         run.keyboard.press(key)
@@ -140,7 +127,7 @@ def test_segments_over_time_show_the_part_of_the_run_that_is_looked_at(same_page
     used = [alloc(at * MiB, MiB, frames=[MODEL], time_us=10 + at) for at in range(19)]
     gone = event("segment_free", 20 * MiB, 20 * MiB, time_us=50)
     left = segment(0, 20 * MiB, [block(at * MiB, MiB) for at in range(19)])
-    open_trace(page, server, tmp_path, [*taken, *used, gone], [left])
+    open_trace(page, server, tmp_path, [*taken, *used, gone], left)
     page.get_by_role("tab", name="Segments").click()
     page.locator("#segments-over-time .mvt[data-drawn]").wait_for()
     keys = page.locator("#segments-over-time .mvt-key:visible").all_inner_texts()
@@ -159,7 +146,11 @@ def test_names_from_a_file_stay_text_everywhere(same_page, server, tmp_path):
     page = same_page
     stack = [frame(EVIL, f"/p/{EVIL}.py", 3), frame(f"{EVIL}2", f"/p/{EVIL}.py", 4)]
     made = alloc(0, MiB, frames=stack, time_us=1, user_metadata=EVIL, compile_context=EVIL)
-    open_trace(page, server, tmp_path, [made, alloc(MiB, MiB, frames=stack[1:], time_us=2)])
+    ends = (("START", 1), ("END", 4))
+    phase = [{"name": EVIL, "stage": stage, "device": 0, "time_us": at} for stage, at in ends]
+    events = [made, alloc(MiB, MiB, frames=stack[1:], time_us=2)]
+    open_trace(page, server, tmp_path, events, external_annotations=phase)
+    page.locator(".mvt-phase").first.wait_for()
     page.locator("#timeline .mvt-plot").focus()
     for key in ("ArrowUp", "Enter"):
         page.keyboard.press(key)

@@ -1,4 +1,4 @@
-"""The ruler between two points: pointer and keys, exact at the edges of allocations, removed by Escape."""
+"""The ruler and the range between two points: by pointer and keys, to the byte, removed by Escape."""
 
 from __future__ import annotations
 
@@ -7,34 +7,22 @@ from typing import Any
 
 import pytest
 
-from memviz.trace.model import Trace
-from memviz.ui.components.plots import MemoryTimeline, piece_server
-from memviz.ui.payloads.timelines import timeline_value
-from tests.browser.mounting import mount
-from tests.traces import MiB, alloc, event, trace_of
+from tests.browser.mounting import TIMELINE, mount_timeline
+from tests.traces import MiB, alloc, event, free, trace_of
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 
-TIMELINE = "document.getElementById('host').memviz"
 WORDS = ".mvt-measurewords"
 
 
 @pytest.fixture
 def plot(same_page: Any) -> Any:
     """Ten allocations of 10 MiB and 3 bytes, 1 ms apart, in 128 MiB."""
-    page = same_page
-    page.emulate_media(reduced_motion="reduce")
-    trace = stairs()
-    device = trace.devices[0]
-    value = timeline_value(trace, device, "trace")
-    mount(page, MemoryTimeline, serve=[piece_server(lambda _: (trace, device))], value=value)
-    page.locator(".mvt[data-drawn]").wait_for()
-    return page
-
-
-def stairs() -> Trace:
+    same_page.emulate_media(reduced_motion="reduce")
     begin = event("segment_alloc", 0, 128 * MiB, time_us=0)
-    return trace_of([begin, *(alloc(i * 11 * MiB, 10 * MiB + 3, time_us=1000 * (i + 1)) for i in range(10))])
+    steps = [alloc(i * 11 * MiB, 10 * MiB + 3, time_us=1000 * (i + 1)) for i in range(10)]
+    mount_timeline(same_page, trace_of([begin, *steps]))
+    return same_page
 
 
 def place(page: Any, instant: int, size: int) -> tuple[float, float]:
@@ -135,14 +123,7 @@ def test_the_overview_is_drawn_along_the_axis_of_the_plot(same_page: Any) -> Non
     """A click selects the moment shown there, and the window covers the visible range."""
     steps = [alloc(i * 11 * MiB, 10 * MiB, time_us=1000 * (i + 1)) for i in range(9)]
     trace = trace_of([event("segment_alloc", 0, 128 * MiB, time_us=0), *steps, alloc(99 * MiB, MiB, time_us=100_000)])
-    device = trace.devices[0]
-    mount(
-        same_page,
-        MemoryTimeline,
-        serve=[piece_server(lambda _: (trace, device))],
-        value=timeline_value(trace, device, "trace"),
-    )
-    same_page.locator(".mvt[data-drawn]").wait_for()
+    mount_timeline(same_page, trace)
     painted = """(share) => {
       const strip = document.querySelector(".mvt-overview");
       const column = strip.getContext("2d").getImageData(Math.floor(strip.width * share), 0, 1, strip.height).data;
@@ -163,3 +144,65 @@ def test_the_right_button_on_the_overview_moves_nothing(plot: Any) -> None:
     box = plot.locator(".mvt-overview").bounding_box()
     plot.mouse.click(box["x"] + 3, box["y"] + 10, button="right")
     assert plot.evaluate(f"({TIMELINE}).viewport.sight()") == before
+
+
+playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+
+PEAK = 4
+
+
+@pytest.fixture
+def peaks(same_page: Any) -> Any:
+    """Up to 70 MiB at event 4, then 10 and 30 MiB in turns."""
+    events = [event("segment_alloc", 0, 128 * MiB), alloc(0, 10 * MiB), alloc(10 * MiB, 40 * MiB)]
+    events += [alloc(50 * MiB, 10 * MiB), alloc(60 * MiB, 10 * MiB), free(50 * MiB, 10 * MiB), free(60 * MiB, 10 * MiB)]
+    events += [free(10 * MiB, 40 * MiB)]
+    for _ in range(8):
+        events += [alloc(10 * MiB, 20 * MiB), free(10 * MiB, 20 * MiB)]
+    mount_timeline(same_page, trace_of(events))
+    return same_page
+
+
+def legend_bytes(page: Any) -> int:
+    sizes = "[...document.querySelectorAll('.mvt-legend button')].map((each) => each.title.replace(/.*: |,| B/g, ''))"
+    return sum(int(size) for size in page.evaluate(sizes))
+
+
+def test_legend_pill_and_what_is_told_are_of_the_peak_of_the_range(peaks: Any) -> None:
+    assert legend_bytes(peaks) == 70 * MiB
+    box = peaks.locator(".mvt-plot").bounding_box()
+    left, right = (box["x"] + x for x in peaks.evaluate(f"[14, 20].map((at) => ({TIMELINE}).viewport.xOfInstant(at))"))
+    peaks.keyboard.down("Shift")
+    peaks.mouse.move(left, box["y"] + 9)
+    peaks.mouse.down()
+    peaks.mouse.move(right, box["y"] + 9, steps=3)
+    peaks.mouse.up()
+    peaks.keyboard.up("Shift")
+    peaks.wait_for_function("window.states.some(({ range }) => range)")
+    said = peaks.evaluate("window.states.at(-1)")
+    first, last = said["range"]
+    assert (first, last) == (13, 19)
+    highest = peaks.evaluate(f"({TIMELINE}).data.spans.largestIn({first + 1}, {last + 2})") - 1
+    assert first <= said["at"] == highest <= last and highest > PEAK
+    playwright.expect(peaks.locator(".mvt-pilltext").first).to_have_text(f"range’s peak · event {highest}")
+    assert legend_bytes(peaks) == 30 * MiB
+    peaks.keyboard.press("Escape")
+    playwright.expect(peaks.locator(".mvt-pilltext").first).to_have_text(f"peak · event {PEAK}")
+
+
+def test_keys_mark_one_end_and_then_the_other(peaks: Any) -> None:
+    peaks.locator(".mvt-plot").focus()
+    at = f"({TIMELINE}).choosing.setMoment"
+    ends = f"({TIMELINE}).range"
+    peaks.evaluate(f"{at}(10)")
+    peaks.keyboard.press("[")
+    peaks.evaluate(f"{at}(15)")
+    peaks.keyboard.press("]")
+    assert peaks.evaluate(ends) == [10, 15]
+    peaks.evaluate(f"{at}(6)")
+    peaks.keyboard.press("]")
+    assert peaks.evaluate(ends) == [0, 6], "an end before the begin begins a range anew"
+    peaks.keyboard.press("Escape")
+    peaks.evaluate(f"{at}(12)")
+    peaks.keyboard.press("[")
+    assert peaks.evaluate(ends)[0] == 12 and peaks.evaluate(ends)[1] > 20, "Escape has forgotten the other end"

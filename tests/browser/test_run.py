@@ -33,10 +33,10 @@ build_app().launch(**launch_options())
 
 
 @contextmanager
-def page_of(folder: Path, port: int = 0) -> Iterator[Any]:
+def page_of(folder: Path, port: int = 0, page: str = PAGE, **more: str) -> Iterator[Any]:
     """Start a page that saves its runs in a folder of the tests."""
-    known = {"MEMVIZ_RUNS": str(folder), "PYTHONPATH": str(ROOT)}
-    with started(known, port, ("-c", PAGE), quickly=True) as server:
+    known = {"MEMVIZ_RUNS": str(folder), "PYTHONPATH": str(ROOT), **more}
+    with started(known, port, ("-c", page), quickly=True) as server:
         yield server
 
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser.test_run import done, fill, opened, press, row, small, switch, verdict
-from tests.server import ROOT, started
+from tests.browser.test_run import done, fill, opened, page_of, press, row, small, switch, verdict
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 expect = playwright.expect
@@ -41,8 +40,7 @@ build_app().launch(**launch_options())
 
 @pytest.fixture
 def tab(page: Any, tmp_path: Any) -> Iterator[Any]:
-    known = {"MEMVIZ_RUNS": str(tmp_path), "PYTHONPATH": str(ROOT)}
-    with started(known, 0, ("-c", PAGE), quickly=True) as server:
+    with page_of(tmp_path, page=PAGE) as server:
         yield opened(page, server.address)
 
 

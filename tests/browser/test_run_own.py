@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from tests.browser.test_fit import TINY, own_model
-from tests.browser.test_run import done, field, fill, opened, row, switch, verdict
-from tests.server import ROOT, started
+from tests.browser.test_run import done, field, fill, opened, page_of, row, switch, verdict
+from tests.server import ROOT
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 expect = playwright.expect
@@ -66,9 +66,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory, program: Path) -> Iterator[Any]:
-    folder = tmp_path_factory.mktemp("runs")
-    known = {"MEMVIZ_RUNS": str(folder), "PYTHONPATH": str(ROOT), "OWN_PROGRAM": str(program)}
-    with started(known, 0, ("-c", PAGE), quickly=True) as server:
+    with page_of(tmp_path_factory.mktemp("runs"), page=PAGE, OWN_PROGRAM=str(program)) as server:
         yield server
 
 
@@ -167,9 +165,3 @@ def test_a_configuration_has_prices_a_check_and_a_true_command(tab: Any, tmp_pat
     assert "memviz run config.json" in shown
     (tmp_path / "config.json").write_text(json.dumps(TINY))
     assert peak_of(shown, tmp_path) / (1 << 20) == pytest.approx(reserved_mib(tab, 1), abs=0.6)
-
-
-def test_where_no_hub_is_allowed_a_name_on_it_is_refused_in_words(tab: Any) -> None:
-    own_model(tab).fill("meta-llama/Llama-3.2-1B")
-    fault = tab.locator("#run-form [data-fault='config']")
-    expect(fault).to_contain_text("Nothing is asked of the Hugging Face hub here")

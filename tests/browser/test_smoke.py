@@ -12,26 +12,17 @@ import pytest
 from memviz.trace.load import load_trace
 from memviz.ui.saved.report import report_page
 from tests.browser.conftest import at_home, playwright
+from tests.browser.test_run import page_of
 from tests.house.repository import ROOT
 from tests.ranks.files import write_ranks
-from tests.server import started
 from tests.traces import MiB
 
 expect = playwright.expect
 
-PAGE = """
-from memviz.ui.app import build_app, launch_options
-from tests import forked
-
-forked.runs_from_here()
-build_app().launch(**launch_options())
-"""
-
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    known = {"MEMVIZ_RUNS": str(tmp_path_factory.mktemp("runs")), "PYTHONPATH": str(ROOT)}
-    with started(known, program=("-c", PAGE), quickly=True) as server:
+    with page_of(tmp_path_factory.mktemp("runs")) as server:
         yield server.address
 
 

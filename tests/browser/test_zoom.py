@@ -7,16 +7,12 @@ from typing import Any
 import pytest
 
 from memviz.trace.model import Trace
-from memviz.ui.components.plots import MemoryTimeline, piece_server
-from memviz.ui.payloads.timelines import timeline_value
 from tests.browser.conftest import rest
-from tests.browser.mounting import Mounted, mount
+from tests.browser.mounting import TIMELINE, Mounted, mount_timeline
 from tests.traces import MiB, alloc, free, trace_of
 
 GiB = 1 << 30
-TIMELINE = "document.getElementById('host').memviz"
 RESTS_MS = 400
-KEY = "trace"
 
 
 @pytest.fixture
@@ -35,23 +31,12 @@ def crowded() -> Trace:
 
 def shown(page: Any, state: dict[str, Any] | None = None) -> Mounted:
     page.emulate_media(reduced_motion="reduce")
-    trace = crowded()
-    device = trace.devices[0]
-    value = timeline_value(trace, device, KEY, state=state)
-    mounted = mount(page, MemoryTimeline, serve=[piece_server(lambda _: (trace, device))], value=value)
-    page.locator(".mvt[data-drawn]").wait_for()
-    page.evaluate("window.states = []; addEventListener('memviz:state', ({ detail }) => window.states.push(detail))")
-    return mounted
+    return mount_timeline(page, crowded(), state=state)
 
 
 def sight(page: Any) -> dict[str, float]:
     edges: dict[str, float] = page.evaluate(f"({TIMELINE}).viewport.sight()")
     return edges
-
-
-def most(page: Any) -> float:
-    whole: float = page.evaluate(f"({TIMELINE}).viewport.most")
-    return whole
 
 
 def plot(page: Any) -> dict[str, float]:
@@ -201,10 +186,8 @@ def test_a_view_that_comes_back_from_a_link_is_the_same_link(page: Any, axis: st
     """It grew by an event each time."""
     stairs = trace_of([alloc(i * MiB, MiB, time_us=1000 * i) for i in range(60)])
     links = [{"from": 20, "to": 30, "axis": axis}]
-    device = stairs.devices[0]
     for number in range(2):
-        value = timeline_value(stairs, device, f"{KEY}{number}", state=links[-1])
-        mount(page, MemoryTimeline, serve=[piece_server(lambda _: (stairs, device))], value=value)
+        mount_timeline(page, stairs, key=f"trace{number}", state=links[-1])
         page.wait_for_function(f"({TIMELINE})?.data && ({TIMELINE}).viewport.axis === '{axis}'")
         said = page.evaluate(f"({TIMELINE}).telling.state('', '')")
         links.append({name: said[name] for name in ("from", "to", "axis")})

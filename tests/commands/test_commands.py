@@ -16,9 +16,8 @@ import pytest
 from memviz.commands import COMMANDS
 from memviz.trace.load import load_trace
 from tests.commands.answers import answer, written
-from tests.real import expected, real_files, requires_real
 from tests.second_process import memviz
-from tests.traces import alloc, block, event, frame, free, segment, snapshot
+from tests.traces import alloc, block, free, segment, snapshot
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,28 +40,6 @@ def test_without_segments_what_is_reserved_is_not_said_to_be_nothing(tmp_path: P
     assert [rank["reserved_is_known"] for rank in both["ranks"]] == [False, True]
 
 
-@requires_real
-@pytest.mark.parametrize("path", real_files(), ids=lambda path: path.stem)
-def test_summary_equals_the_independent_count(path: Path) -> None:
-    wanted, found = expected()[path.name], answer("summary", path)
-    for device in found["devices"]:
-        number = str(device["device"])
-        assert device["reserved_end_bytes"] == wanted["reserved_end"][number]
-        assert device["end_bytes"] == wanted["live_end"][number]
-        assert sum(device["actions"].values()) == device["events"]
-    counted = {each["dev"]: each for each in wanted["devices"]}
-    found_counts = {each["device"]: each for each in found["devices"] if each["events"]}
-    assert found_counts.keys() == counted.keys()
-    for number, each in counted.items():
-        device = found_counts[number]
-        assert (device["events"], len(device["oom"])) == (each["events"], each["ooms"])
-        assert (device["start_bytes"], device["peak_bytes"], device["end_bytes"]) == (
-            each["init_active"],
-            each["peak_active"],
-            each["final_active"],
-        )
-
-
 def test_a_summary_of_one_device_has_no_notes_of_another(tmp_path: Path) -> None:
     both = tmp_path / "both.pickle"
     traces = [[alloc(0, 512)], [*free(512, 512), *free(4096, 512)]]
@@ -75,12 +52,28 @@ def test_a_summary_of_one_device_has_no_notes_of_another(tmp_path: Path) -> None
     assert any("Device 1" in text for text in second) and not any("Device 1" in text for text in first)
 
 
-def test_a_report_of_more_than_it_can_show_says_so_and_writes_nothing(small: Path, tmp_path: Path) -> None:
-    page = tmp_path / "report.html"
-    done = memviz("report", *[small] * 9, "-o", page)
-    assert done.returncode == 2
-    assert "A report shows at most 8 snapshots side by side, not 9." in done.stderr
-    assert not page.exists()
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["report", *["small.pickle"] * 9, "-o", "x.html"], "A report shows at most 8 snapshots side by side, not 9."),
+        (
+            ["export", "small.pickle", "-o", "x.pickle", "--table", "stacks"],
+            "A table is written as CSV, and x.pickle would be pickle.",
+        ),
+        (["export", "small.pickle", "-o", "x.xyz"], "does not say which format"),
+        (["diff", "small.pickle"], "two files or more"),
+        *(
+            (["open", "small.pickle", f"--port={port}"], f"'{port}' is no port: those are 0 to 65535")
+            for port in (-1, 65536, "http")
+        ),
+    ],
+    ids=lambda each: " ".join(each)[-40:] if isinstance(each, list) else "",
+)
+def test_what_makes_no_sense_is_refused_and_writes_nothing(small: Path, words: list[str], said: str) -> None:
+    done = memviz(*words, folder=small.parent)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
+    assert os.listdir(small.parent) == ["small.pickle"]
 
 
 def test_a_report_never_takes_the_place_of_a_recording(small: Path, tmp_path: Path) -> None:
@@ -95,19 +88,6 @@ def test_a_report_never_takes_the_place_of_a_recording(small: Path, tmp_path: Pa
         done = memviz("report", recording, "-o", place)
         assert (done.returncode, why in done.stderr) == (2, True)
     assert small.read_bytes() == plain.read_bytes() == before
-
-
-def test_a_table_is_no_snapshot(small: Path, tmp_path: Path) -> None:
-    done = memviz("export", small, "-o", tmp_path / "x.pickle", "--table", "stacks")
-    assert (done.returncode, (tmp_path / "x.pickle").exists()) == (2, False)
-    assert "A table is written as CSV, and x.pickle would be pickle." in done.stderr
-
-
-@pytest.mark.parametrize("port", ["-1", "65536", "http"])
-def test_a_port_that_is_none_is_refused(small: Path, port: str) -> None:
-    done = memviz("open", small, f"--port={port}")
-    assert done.returncode == 2
-    assert f"'{port}' is no port: those are 0 to 65535" in done.stderr
 
 
 def test_report_is_one_page_without_network(small: Path, larger: Path, tmp_path: Path) -> None:
@@ -126,26 +106,6 @@ def test_export_and_read_again(small: Path, tmp_path: Path, name: str) -> None:
     before, after = load_trace(small), load_trace(tmp_path / name)
     assert after.devices == before.devices
     assert sorted(after.strings) == sorted(before.strings)
-
-
-def test_export_for_sharing_leaves_no_home(small: Path, tmp_path: Path) -> None:
-    assert memviz("export", small, "-o", tmp_path / "shared.pickle", "--strip-paths").returncode == 0
-    raw = (tmp_path / "shared.pickle").read_bytes()
-    assert b"model.py" in raw
-    assert b"ada" not in raw
-
-
-def test_an_output_that_cannot_be_written_leaves_the_old_one(small: Path, tmp_path: Path) -> None:
-    done = memviz("export", small, "-o", tmp_path / "no" / "such" / "folder.pickle")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "cannot be written" in done.stderr
-    done = memviz("export", small, "-o", tmp_path / "what.xyz")
-    assert "does not say which format" in done.stderr
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["small.pickle"]
-
-
-def test_diff_of_one_file_is_refused(small: Path) -> None:
-    assert "two files or more" in memviz("diff", small).stderr
 
 
 def test_where_nothing_stands_out_it_says_so(tmp_path: Path) -> None:
@@ -169,21 +129,6 @@ def test_a_broken_pipe_is_no_error_and_no_answer() -> None:
         os.close(reading)
         assert process.communicate()[1] == ""
     assert (len(read), process.returncode) == (10, 141)
-
-
-def test_text_from_a_file_cannot_steer_the_terminal(tmp_path: Path) -> None:
-    evil = frame("\x1b[2Jgone\r", "a.py", 1)
-    out = memviz("peak", written(tmp_path, "evil.pickle", [alloc(0, 512, frames=[evil])])).stdout
-    assert "\x1b" not in out
-    assert "\\x1b[2Jgone" in out
-    held = [alloc(0, 512, frames=[evil], time_us=1), event("free_requested", 0, 512, time_us=2)]
-    out = memviz("findings", written(tmp_path, "held.pickle", [*held, alloc(4096, 512, time_us=9)])).stdout
-    assert "\x1b" not in out
-    assert "\\x1b[2Jgone" in out
-
-
-def test_nothing_is_said_into_a_pipe(small: Path) -> None:
-    assert memviz("summary", small).stderr == ""
 
 
 def test_every_command_has_help() -> None:

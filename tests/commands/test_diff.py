@@ -1,15 +1,18 @@
-"""`diff`, as people and scripts use it: what differs, and a gate for a peak that grew."""
+"""`diff`: what differs, a gate for a peak that grew, and the text of a pull request comment."""
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from memviz.commands.diff import code, plain
 from tests.commands.answers import EVENTS, answer, written
 from tests.real import FOLDER, requires_real
 from tests.second_process import memviz
-from tests.traces import event
+from tests.traces import MiB, alloc, event, frame, snapshot
 
 
 def test_diff_names_settings_that_are_known_to_differ_and_no_others(tmp_path: Path) -> None:
@@ -57,3 +60,66 @@ def test_a_real_pair_adds_up_to_the_byte() -> None:
     found = answer("diff", FOLDER / "train-complete.pickle", FOLDER / "train-mixed-precision.pickle", "--top", 5)
     assert found["delta_bytes"] == 977167528 - 682735240
     assert sum(each["delta_bytes"] for each in found["rows"]) + found["rest_bytes"] == found["delta_bytes"]
+
+
+def saved(folder: Path, name: str, *sizes: int, function: str = "forward") -> Path:
+    path = folder / name
+    events: list[Any] = [
+        alloc(at << 30, size * MiB, frames=[frame(function, "model.py", at)]) for at, size in enumerate(sizes) if size
+    ]
+    path.write_bytes(pickle.dumps(snapshot(events)))
+    return path
+
+
+def comment(*arguments: Any) -> str:
+    done = memviz("diff", *arguments, "--markdown")
+    assert done.returncode in (0, 1), done.stderr
+    return str(done.stdout)
+
+
+def test_the_three_largest_causes_and_the_rest_add_up(tmp_path: Path) -> None:
+    base, head = saved(tmp_path, "base.pickle", 10, 20, 30, 40), saved(tmp_path, "head.pickle", 10, 21, 33, 45, 7)
+    text = comment(base, head, "--max-growth", "5%", "--link", "https://host/space?trace=a")
+    assert text.splitlines()[2:] == [
+        "|  | trace | live at the peak | reserved at most | against A |",
+        "| --- | --- | ---: | ---: | ---: |",
+        "| A | ` base.pickle ` | 100 MiB | not known | baseline |",
+        "| B | ` head.pickle ` | 116 MiB | not known | +16.0 MiB, 16 % |",
+        "",
+        "| from A to B | A | B | change |",
+        "| --- | ---: | ---: | ---: |",
+        "| ` model.py:4 forward ` | 0 B | 7.00 MiB | +7.00 MiB |",
+        "| ` model.py:3 forward ` | 40.0 MiB | 45.0 MiB | +5.00 MiB |",
+        "| ` model.py:2 forward ` | 30.0 MiB | 33.0 MiB | +3.00 MiB |",
+        "| everything else | 30.0 MiB | 31.0 MiB | +1.00 MiB |",
+        "| **peak** | 100 MiB | 116 MiB | +16.0 MiB |",
+        "",
+        "**The peak of B grew by more than is allowed.**",
+        "",
+        "[Open it in memviz](https://host/space?trace=a)",
+        "",
+    ]
+    assert text.startswith("### head peaks 16.0 MiB higher than base.")
+
+
+@pytest.mark.parametrize("evil", ["`x` | **b** | @team", "``` <img src=x> ```", "a\n\n# heading", "[x](https://evil)"])
+def test_names_from_a_file_stay_in_their_code_span(tmp_path: Path, evil: str) -> None:
+    base, head = saved(tmp_path, "base.pickle", 1), saved(tmp_path, "head.pickle", 2, function=evil)
+    lines = [line for line in comment(base, head).splitlines() if "model.py" in line and line.startswith("|")]
+    assert len(lines) == 2
+    for line in lines:
+        cells = line.replace("\\|", "").split(" | ")
+        assert len(cells) == 4
+        fence = cells[0].removeprefix("| ").partition(" ")[0]
+        assert set(fence) == {"`"} and cells[0].endswith(f" {fence}") and cells[0].count(fence) == 2
+
+
+def test_marks_of_markup_are_escaped_and_a_link_leads_to_a_page_and_nowhere_else(tmp_path: Path) -> None:
+    assert plain("*a* [b](c) @all <i>") == r"\*a\* \[b\]\(c\) &#64;all \<i\>"
+    assert code("a``b|c") == r"``` a``b\|c ```"
+    base = saved(tmp_path, "base.pickle", 1)
+    for wrong in ("javascript:alert(1)", "https://a b", "https://a)(x"):
+        assert memviz("diff", base, base, "--markdown", "--link", wrong).returncode == 2
+    assert memviz("diff", base, base, "--markdown", "--json").returncode == 2
+    base = saved(tmp_path, "base.pickle", 10)
+    assert "Nothing is held differently at the peaks of A and B." in comment(base, base)

@@ -108,7 +108,7 @@ def test_where_nothing_fits_it_says_so_and_what_comes_nearest(
     assert "`--keep training` lets more be changed." in words
 
 
-def test_a_search_that_was_stopped_before_the_weakest_class_lists_what_it_tried(
+def test_what_was_tried_is_listed_and_that_it_fits_as_it_is_said_beside_what_is_cheaper(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     tried = (way(3, 20 << 30),)
@@ -118,9 +118,6 @@ def test_a_search_that_was_stopped_before_the_weakest_class_lists_what_it_tried(
     assert answer.listed == tried
     fit_command._print(answer)
     assert "20.00 GiB" in capsys.readouterr().out
-
-
-def test_that_it_fits_as_it_is_is_said_beside_what_is_cheaper(capsys: pytest.CaptureFixture[str]) -> None:
     ways = (way(3, 12 << 30), way(2, 2 << 30, "split_feed_forward"))
     request = ways[0].candidate.request
     fit_command._print(FitAnswer(request, "outputs", 14 << 30, Searched(ways, 2, 2), None))

@@ -1,4 +1,4 @@
-"""`record` as people use it, in a second process; the GPU is the tests' own."""
+"""`record` in a second process, alone, in ranks and under torchrun, with a profile; the GPU is the tests' own."""
 
 from __future__ import annotations
 
@@ -12,9 +12,14 @@ from typing import Any
 
 import pytest
 
+from memviz.analysis.health import health
+from memviz.ranks.gather import Gathering, gather_ranks
+from memviz.ranks.places import places_of
 from memviz.trace.load import load_trace
 from memviz.trace.model import Action, Trace
+from memviz.trace.profile import is_profiled
 from tests import forked
+from tests.second_process import OF_RUNS
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = "from tests.runner.one_gpu import main; main()"
@@ -85,25 +90,112 @@ def test_a_module_runs_as_python_m_would_run_it(tmp_path):
     assert sizes(tmp_path / "run.pickle") == [1000]
 
 
-def test_what_was_alive_at_the_end_is_in_the_file(tmp_path):
-    record(tmp_path, "held = GPU.malloc(1000)\nGPU.free(GPU.malloc(2000))\n")
-    blocks = load_trace(tmp_path / "run.pickle").devices[0].blocks
-    assert blocks.requested.sum() == 1000
+AT_ITS_END = "memviz: 2 events written to run.pickle, at its end.\n"
+RAN_OUT = "is the moment when memory ran out"
+SCRIPTS: dict[str, tuple[str, int, dict[str, list[int]], str]] = {
+    "ends with a status": ("GPU.malloc(1000)\nraise SystemExit(3)\n", 3, {"run": [1000]}, AT_ITS_END),
+    "ends without a status": ("GPU.malloc(1000)\nraise SystemExit\n", 0, {"run": [1000]}, AT_ITS_END),
+    "ends with words": (
+        "GPU.malloc(1000)\nraise SystemExit('no data')\n",
+        1,
+        {"run": [1000]},
+        AT_ITS_END + "no data\n",
+    ),
+    "ends by sys.exit": ("GPU.malloc(1000)\nimport sys; sys.exit(0)\n", 0, {"run": [1000]}, AT_ITS_END),
+    "ends by os._exit": (
+        "import os\nGPU.malloc(1000)\nif os.fork() == 0:\n    os._exit(3)\nos.wait()\nos._exit(7)\n",
+        7,
+        {"run": [1000]},
+        "2 events written",
+    ),
+    "goes on after out of memory": (
+        "try:\n    GPU.malloc(60 << 20)\nexcept RuntimeError:\n    GPU.malloc(30 << 20)\n",
+        0,
+        {"run.oom": [], "run": [30 * MiB]},
+        "",
+    ),
+    "runs out of memory in a library that tells nobody": (
+        "GPU.malloc(1000)\nraise RuntimeError('CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`')\n",
+        1,
+        {"run": [1000]},
+        f"run.pickle {RAN_OUT}.",
+    ),
+    # The observer's own device counts, not that of the thread.
+    "survives out of memory on another GPU": (
+        "GPU.malloc(1000)\nfor observer in GPU.observers:\n    observer(1, 5000, 0, 0)\n"
+        "GPU.counts_of[1] = (1, 0)\nraise KeyError('something else, later')\n",
+        1,
+        {"run.oom": [1000], "run": [1000]},
+        "something else, later",
+    ),
+    "allocates in a thread after its last line": (
+        "import threading, time\nthreading.Thread(target=lambda: (time.sleep(0.2), GPU.malloc(3000))).start()\n"
+        "GPU.malloc(1000)\n",
+        0,
+        {"run": [1000, 3000]},
+        "",
+    ),
+    "cannot be labelled": (
+        "import memviz.runner.record.recorded_script as r\nr.with_labels = lambda *_: 1 / 0\nGPU.malloc(1000)\n",
+        0,
+        {"run": [1000]},
+        "The recording has no labels: division by zero.",
+    ),
+    "forks processes that end by a signal and by themselves": (
+        """
+import os, signal, sys, time, warnings
+warnings.simplefilter("ignore")  # Python 3.12 warns of any fork where libraries have threads
+child = os.fork()
+if child == 0:
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(5)
+    sys.exit(0)
+assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGTERM
+if os.fork() == 0:
+    sys.exit(0)
+os.wait()
+GPU.malloc(1000)
+""",
+        0,
+        {"run": [1000]},
+        AT_ITS_END,
+    ),
+    "ends processes the moment it has forked them": (
+        """
+import os, signal, time
+for _ in range(100):
+    child = os.fork()
+    if child == 0:
+        time.sleep(5)
+        os._exit(0)
+    os.kill(child, signal.SIGTERM)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGTERM
+GPU.malloc(1000)
+""",
+        0,
+        {"run": [1000]},
+        AT_ITS_END,
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    ("ending", "status", "last_words"),
-    [
-        ("raise SystemExit(3)", 3, ""),
-        ("raise SystemExit", 0, ""),
-        ("raise SystemExit('no data')", 1, "no data\n"),
-        ("import sys; sys.exit(0)", 0, ""),
-    ],
-)
-def test_the_scripts_own_exit_is_kept(tmp_path, ending, status, last_words):
-    done = record(tmp_path, f"GPU.malloc(1000)\n{ending}\n")
-    written = "memviz: 2 events written to run.pickle, at its end.\n"
-    assert (done.returncode, done.stderr) == (status, written + last_words)
+@pytest.mark.parametrize("does", SCRIPTS)
+def test_whatever_a_script_does_its_status_stays_and_it_is_recorded_once(tmp_path, does):
+    body, status, files, said = SCRIPTS[does]
+    done = record(tmp_path, body)
+    assert done.returncode == status, done.stderr
+    assert {name.removesuffix(".pickle"): sizes(tmp_path / name) for name in names(tmp_path)} == files
+    assert said in done.stderr
+    assert (RAN_OUT in done.stderr) == (RAN_OUT in said)
+    assert done.stderr.count("written to run.pickle") <= 1
+
+
+def test_what_was_alive_at_the_end_and_that_the_history_was_full_is_in_the_file(tmp_path):
+    body = "held = GPU.malloc(1000)\nfor size in (2000, 3000): GPU.free(GPU.malloc(size))\n"
+    done = record(tmp_path, body, "--max-entries", "3")
+    assert "memviz: The history was full: it kept the last 3 events" in done.stderr
+    assert load_trace(tmp_path / "run.pickle").devices[0].blocks.requested.sum() == 1000
+    assert sizes(tmp_path / "run.pickle") == [3000]
 
 
 def test_an_error_is_shown_as_python_would_show_it(tmp_path):
@@ -147,20 +239,6 @@ finally:
     trace = load_trace(tmp_path / "run.pickle")
     assert has_oom(trace)
     assert trace.devices[0].blocks.requested.sum() == 40 * MiB
-
-
-def test_out_of_memory_on_the_way_has_a_file_of_its_own(tmp_path):
-    body = """
-try:
-    GPU.malloc(60 << 20)
-except RuntimeError:
-    GPU.malloc(30 << 20)
-"""
-    done = record(tmp_path, body)
-    assert done.returncode == 0
-    assert names(tmp_path) == ["run.oom.pickle", "run.pickle"]
-    assert sizes(tmp_path / "run.oom.pickle") == []
-    assert sizes(tmp_path / "run.pickle") == [30 * MiB]
 
 
 @pytest.fixture
@@ -226,45 +304,6 @@ input()
     assert sizes(tmp_path / "run.pickle") == [1000]
 
 
-def test_a_process_that_the_script_forks_is_none_of_ours(tmp_path):
-    body = """
-import os, signal, sys, time, warnings
-warnings.simplefilter("ignore")  # Python 3.12 warns of any fork where libraries have threads
-child = os.fork()
-if child == 0:
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(5)
-    sys.exit(0)
-_, status = os.waitpid(child, 0)
-print(os.WTERMSIG(status) == signal.SIGTERM, flush=True)
-if os.fork() == 0:
-    sys.exit(0)
-os.wait()
-GPU.malloc(1000)
-"""
-    done = record(tmp_path, body)
-    assert (done.stdout, done.returncode) == ("True\n", 0)
-    assert done.stderr == "memviz: 2 events written to run.pickle, at its end.\n"
-
-
-def test_a_process_ended_the_moment_it_is_forked_ends_alone(tmp_path):
-    body = """
-import os, signal, time
-ends = set()
-for _ in range(100):
-    child = os.fork()
-    if child == 0:
-        time.sleep(5)
-        os._exit(0)
-    os.kill(child, signal.SIGTERM)
-    ends.add(os.WTERMSIG(os.waitpid(child, 0)[1]))
-print(ends == {signal.SIGTERM}, flush=True)
-GPU.malloc(1000)
-"""
-    done = record(tmp_path, body)
-    assert (done.stdout, done.returncode) == ("True\n", 0)
-
-
 def test_a_file_that_is_there_stays_unless_told_otherwise(tmp_path):
     (tmp_path / "run.pickle").write_bytes(b"precious")
     done = record(tmp_path, "print('started')\nGPU.malloc(1000)\n")
@@ -273,12 +312,6 @@ def test_a_file_that_is_there_stays_unless_told_otherwise(tmp_path):
     assert (tmp_path / "run.pickle").read_bytes() == b"precious"
     assert record(tmp_path, "GPU.malloc(1000)\n", "--overwrite").returncode == 0
     assert sizes(tmp_path / "run.pickle") == [1000]
-
-
-def test_a_full_history_is_said(tmp_path):
-    done = record(tmp_path, "for size in (1000, 2000, 3000): GPU.malloc(size)\n", "--max-entries", "2")
-    assert "memviz: The history was full: it kept the last 2 events" in done.stderr
-    assert sizes(tmp_path / "run.pickle") == [2000, 3000]
 
 
 def test_a_script_that_never_uses_the_gpu_is_told_so(tmp_path):
@@ -330,56 +363,140 @@ def test_a_card_that_is_listed_but_cannot_start_is_said_plainly(tmp_path, body):
     assert names(tmp_path) == []
 
 
-def test_what_threads_allocate_after_the_last_line_is_recorded_too(tmp_path):
-    body = """
-import threading, time
-def later():
-    time.sleep(0.2)
-    GPU.malloc(3000)
-threading.Thread(target=later).start()
-GPU.malloc(1000)
-"""
-    done = record(tmp_path, body)
+def test_every_rank_has_its_own_file(tmp_path):
+    done = record(tmp_path, "GPU.malloc(1000)\n", RANK="3", LOCAL_RANK="1", WORLD_SIZE="4")
     assert done.returncode == 0
-    assert sizes(tmp_path / "run.pickle") == [1000, 3000]
+    assert names(tmp_path) == ["run.rank3.pickle"]
 
 
-def test_a_script_that_ends_by_os_exit_leaves_its_recording_and_its_status(tmp_path):
-    done = record(
-        tmp_path, "import os\nGPU.malloc(1000)\nif os.fork() == 0:\n    os._exit(3)\nos.wait()\nos._exit(7)\n"
-    )
-    assert done.returncode == 7
-    assert sizes(tmp_path / "run.pickle") == [1000]
-    assert done.stderr.count("events written") == 1
+@pytest.mark.parametrize(("rank", "writes"), [(0, True), (1, False), (3, True)])
+def test_only_chosen_ranks_write_their_end(tmp_path, rank, writes):
+    done = record(tmp_path, "GPU.malloc(1000)\n", "--ranks", "0,last", RANK=str(rank), WORLD_SIZE="4")
+    assert done.returncode == 0
+    assert names(tmp_path) == ([f"run.rank{rank}.pickle"] if writes else [])
+    assert bool(done.stderr) == writes
 
 
-def test_a_library_that_runs_out_of_memory_without_telling_anybody_is_out_of_memory(tmp_path):
-    body = (
-        "GPU.malloc(1000)\nraise RuntimeError('CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`')\n"
-    )
-    done = record(tmp_path, body)
+def test_a_rank_that_fails_writes_and_says_which_it_is(tmp_path):
+    more = {"RANK": "2", "LOCAL_RANK": "2", "WORLD_SIZE": "4"}
+    body = "GPU.malloc(1000)\nraise KeyError('weights')\n"
+    done = record(tmp_path, body, "--ranks", "0", "--mesh", "pp=2,dp=2", **more)
     assert done.returncode == 1
-    assert "run.pickle is the moment when memory ran out." in done.stderr
-    assert names(tmp_path) == ["run.pickle"]
+    assert "memviz: Rank 2 of 4 (pp1, dp0) failed.\n" in done.stderr
+    assert names(tmp_path) == ["run.rank2.pp1.dp0.pickle"]
+    facts = load_trace(tmp_path / "run.rank2.pp1.dp0.pickle").about.facts
+    assert {name: facts[name] for name in ("rank", "world_size", "mesh")} == {
+        "rank": "2",
+        "world_size": "4",
+        "mesh": "pp=1,dp=0",
+    }
+    body = "GPU.malloc(1000)\nGPU.malloc(1 << 50)\n"
+    done = record(tmp_path, body, "--ranks", "first", RANK="1", WORLD_SIZE="2")
+    assert done.returncode == 1
+    assert "Rank 1 of 2 failed." in done.stderr
+    assert names(tmp_path) == ["run.rank1.pickle", "run.rank2.pp1.dp0.pickle"]
+    assert load_trace(tmp_path / "run.rank1.pickle").about.facts["rank"] == "1"
 
 
-def test_a_recording_that_cannot_be_labelled_is_written_as_torch_gave_it(tmp_path):
-    body = "import memviz.runner.record.recorded_script as r\nr.with_labels = lambda *_: 1 / 0\nGPU.malloc(1000)\n"
-    done = record(tmp_path, body)
-    assert done.returncode == 0
-    assert "The recording has no labels: division by zero." in done.stderr
-    assert sizes(tmp_path / "run.pickle") == [1000]
+def test_ranks_that_the_launcher_ends_write_only_where_they_were_chosen(tmp_path):
+    body = "import os, signal, time\nGPU.malloc(1000)\nos.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(30)\n"
+    for rank in (0, 1):
+        done = record(tmp_path, body, "--ranks", "0", RANK=str(rank), WORLD_SIZE="2")
+        assert done.returncode == -signal.SIGTERM
+    assert names(tmp_path) == ["run.rank0.pickle"]
 
 
-def test_out_of_memory_that_a_program_survives_on_another_gpu_is_not_its_end(tmp_path):
-    """The observer's own device counts, not that of the thread."""
-    body = """
-held = GPU.malloc(1000)
-for observer in GPU.observers:
-    observer(1, 5000, 0, 0)
-GPU.counts_of[1] = (1, 0)
-raise KeyError('something else, later')
+def test_a_profile_is_written_beside_the_snapshot_and_each_says_what_it_is(tmp_path):
+    pytest.importorskip("torch")
+    body = "import torch\nGPU.malloc(1000)\nkept = torch.ones(3, 8) @ torch.ones(8, 5)\n"
+    done = record(tmp_path, body, "--profile", of=OF_RUNS)
+    assert done.returncode == 0, done.stderr
+    assert "memviz: The profile is written to run.profile.json.gz." in done.stderr
+    assert names(tmp_path) == ["run.pickle", "run.profile.json.gz"]
+    snapshot, profile = (load_trace(tmp_path / name) for name in names(tmp_path))
+    assert (
+        snapshot.about.facts["profile"] == "run.profile.json.gz" and not is_profiled(snapshot) and is_profiled(profile)
+    )
+    assert "run.profile.json.gz" in next(note.text for note in health(snapshot) if note.code == "profile_beside")
+    texts = [profile.strings[name] for name in profile.stacks.frames.name]
+    assert "aten::mm" in texts and (profile.devices[0].events.size == 60).any()
+    # The same clock, independent of its epoch.
+    apart = abs(int(profile.devices[0].events.time_us[0]) - int(snapshot.devices[0].events.time_us[-1]))
+    assert apart < 600e6 or not snapshot.devices[0].events.time_us[-1]
+    assert [Path(place.address).name for place in places_of([str(tmp_path)])] == ["run.pickle"]
+
+
+def test_a_profile_that_cannot_be_had_is_said_and_one_that_is_there_stays(tmp_path):
+    lines = f"import sys\nsys.modules['torch.profiler'] = None\n{USES_GPU}GPU.malloc(1000)\n"
+    (tmp_path / "train.py").write_text(lines)
+    done = recorded(tmp_path, "--profile", "train.py")
+    said = "memviz: The profiler could not be switched on: There is no torch here."
+    assert done.returncode == 0 and said in done.stderr, done.stderr
+    assert names(tmp_path) == ["run.pickle"] and "profile" not in load_trace(tmp_path / "run.pickle").about.facts
+    (tmp_path / "run.pickle").rename(tmp_path / "run.profile.json.gz")
+    done = record(tmp_path, "GPU.malloc(1000)\n", "--profile")
+    assert done.returncode == 2 and "run.profile.json.gz is there already" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ends", [signal.SIGTERM, signal.SIGINT])
+def test_a_profile_of_what_there_is_is_written_when_the_script_is_told_to_end(tmp_path, ends):
+    pytest.importorskip("torch")
+    body = "import time\nimport torch\nGPU.malloc(1000)\ntorch.ones(3, 8) @ torch.ones(8, 5)\n"
+    wait = "print('waiting', flush=True)\nwhile True:\n    time.sleep(0.1)\n"
+    (tmp_path / "train.py").write_text(f"{USES_GPU}{body}{wait}")
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    arguments = ["-c", PROGRAM, "-o", "run.pickle", "--profile", "train.py"]
+    process = forked.start(arguments, of=OF_RUNS, cwd=tmp_path, env=environment(), **streams)
+    try:
+        assert process.stdout.readline() == "waiting\n"
+        process.send_signal(ends)
+        _, said = process.communicate(timeout=forked.MOST_SECONDS)
+    finally:
+        process.kill()
+    assert process.returncode, said
+    assert names(tmp_path) == ["run.pickle", "run.profile.json.gz"], said
+    profile = load_trace(tmp_path / "run.profile.json.gz")
+    assert "aten::mm" in [profile.strings[name] for name in profile.stacks.frames.name]
+
+
+MEETS_AND_FAILS = """
+import os, time
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.tensor([dist.get_rank() + 1.0])
+dist.all_reduce(total)
+GPU.malloc(1000 * int(total))
+if dist.get_rank() == 1:
+    # The launcher ends all others as soon as one fails.
+    until = time.monotonic() + 60
+    while not os.path.exists("run.rank0.dp0.pickle") and time.monotonic() < until:
+        time.sleep(0.05)
+    raise KeyError("weights")
+dist.destroy_process_group()
 """
-    done = record(tmp_path, body)
-    assert "is the moment when memory ran out" not in done.stderr
-    assert names(tmp_path) == ["run.oom.pickle", "run.pickle"]
+
+
+@pytest.mark.slow
+def test_files_of_torchrun_are_named_by_rank_and_mesh_and_the_one_that_fails_says_so(tmp_path: Path) -> None:
+    """`torchrun` itself starts `record`: two processes that meet by gloo, and one of them fails."""
+    pytest.importorskip("torch.distributed.run", reason="PyTorch is not installed")
+    (tmp_path / "train.py").write_text(USES_GPU + MEETS_AND_FAILS)
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    launch += ["--no-python", sys.executable, "-c", PROGRAM]
+    arguments = ["-o", "run.pickle", "--ranks", "0", "--mesh", "dp=2", "train.py"]
+    done = subprocess.run(
+        [sys.executable, *launch, *arguments],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 1
+    assert names(tmp_path) == ["run.rank0.dp0.pickle", "run.rank1.dp1.pickle"], done.stderr
+    assert "memviz: Rank 1 of 2 (dp1) failed.\n" in done.stderr
+    assert load_trace(tmp_path / "run.rank1.dp1.pickle").about.facts["world_size"] == "2"
+    ranks = gather_ranks(Gathering((str(tmp_path),), processes=1)).ranks
+    # The sum of both went through the group.
+    assert [(rank.number, rank.row.peak_bytes) for rank in ranks] == [(0, 3000), (1, 3000)]

@@ -1,4 +1,4 @@
-"""`run` and `reproduce`: output, refusals with their messages, and the written file."""
+"""`run` and `reproduce`, of workloads and of a config.json: output, refusals, and the written file."""
 
 from __future__ import annotations
 
@@ -12,50 +12,29 @@ import pytest
 from memviz.commands import FAILED, main, parser
 from memviz.commands.run import _request
 from memviz.runner.jobs.worker_process import Worker
-from memviz.runner.request import Request
-from memviz.trace.load import load_trace
 from tests.contracts.cases import GOLDEN
+from tests.ui.run.test_form import TINY as TINY_LLAMA
 
 SMALL = ["--set", "sequence=64", "--set", "dim=64", "--set", "layers=3", "--on", "predict"]
 
 
-def test_run_says_what_it_found_and_keeps_the_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_of_what_was_asked_and_its_trace_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The printed peak equals the one that other commands read from the file."""
     path = tmp_path / "kept.pickle"
-    arguments = [
-        "run",
-        "feed_forward",
-        *SMALL,
-        "--with",
-        "split_feed_forward:splits=8",
-        "--card",
-        "h200",
-        "-o",
-        str(path),
-    ]
-    assert main([*arguments, "--json"]) == 0
+    asked = ["--with", "split_feed_forward:splits=8", "--card", "h200", "--conversion", "measured", "-o", str(path)]
+    assert main(["run", "feed_forward", *SMALL, *asked, "--json"]) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert (found["workload"], found["mode"], found["device"]) == ("feed_forward", "predicted", "NVIDIA H200")
-    assert found["settings"] == {"sequence": "64", "dim": "64", "layers": "3"}
-    assert found["optimizations"] == [{"name": "split_feed_forward", "splits": "8"}]
     assert found["weights_bytes"] == 3 * 4 * (2 * 64 * 256 + 64 + 256)
-    assert found["peak_reserved_bytes"] >= found["peak_allocated_bytes"] > found["weights_bytes"]
     # Two matrix products of 2 * 64 tokens, 64 channels and 256 inside, in three layers.
     assert found["flops"] == 3 * 2 * 2 * 128 * 64 * 256
     assert found["numerics"]["verdict"]["words"] == "equal up to rounding, as claimed"
     assert found["trace"] == str(path)
-    assert load_trace(path).about.label == "predicted for NVIDIA H200"
-
-
-def test_the_peak_of_a_prediction_is_that_of_its_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The printed peak equals the one that other commands read from the file."""
-    path = tmp_path / "kept.pickle"
-    assert main(["run", "feed_forward", *SMALL, "--conversion", "measured", "-o", str(path), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
     assert main(["replay", str(path), "--json"]) == 0
     replayed = json.loads(capsys.readouterr().out)
     assert replayed["exact"]
-    assert replayed["peak_allocated_bytes"] == found["peak_allocated_bytes"]
-    assert replayed["peak_reserved_bytes"] == found["peak_reserved_bytes"]
+    for peak in ("peak_allocated_bytes", "peak_reserved_bytes"):
+        assert replayed[peak] == found[peak]
 
 
 @pytest.mark.parametrize(
@@ -96,21 +75,14 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
         ([*SMALL, "--with", "checkpointing"], "mode=training"),
         ([*SMALL, "--optimizer", "adamw"], "mode=training"),
         (["--card", "GTX 9000"], "GTX 9000"),
+        (["ltx_video", "--set", "height=500"], "32"),
     ],
 )
 def test_a_question_that_cannot_be_answered_is_refused(arguments: list[str], words: str, worker: Worker) -> None:
-    *_, only = worker.run([request_of(["run", "feed_forward", *arguments])])
+    model = [] if arguments[0] == "ltx_video" else ["feed_forward"]
+    *_, only = worker.run([_request(parser().parse_args(["run", *model, *arguments]))])
     assert (only.kind, only.what) == ("failed", "refused")
     assert words in only.text
-
-
-def test_a_size_that_a_model_cannot_have_is_refused(worker: Worker) -> None:
-    *_, only = worker.run([request_of(["run", "ltx_video", "--set", "height=500"])])
-    assert (only.what, "32" in only.text) == ("refused", True)
-
-
-def request_of(arguments: list[str]) -> Request:
-    return _request(parser().parse_args(arguments))
 
 
 def test_measuring_without_a_gpu_names_the_remedy(capsys: pytest.CaptureFixture[str]) -> None:
@@ -157,3 +129,52 @@ def test_reproduced_rows_keep_the_published_order() -> None:
     # Four bytes for each fp32 gradient held twice, in segments of whole pages next to those of reductions.
     assert 4 <= more["a list, then one cat"] < 4.15
     assert listed > baseline
+
+
+TINY = TINY_LLAMA | {"num_key_value_heads": 1}
+PARAMETERS = 2 * 512 * 64 + 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128 + 2 * 64) + 64
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(TINY))
+    return path
+
+
+def test_a_file_and_its_folder_are_the_same_model(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = []
+    for name in (config, config.parent):
+        settings = ["--set", "sequence=32", "--set", "mode=inference", "--set", "dtype=bf16"]
+        assert main(["run", str(name), *settings, "--on", "predict", "--json"]) == 0
+        runs.append(json.loads(capsys.readouterr().out))
+    assert [run["run"]["parameters"] for run in runs] == [PARAMETERS] * 2
+    assert runs[0]["peak_reserved_bytes"] == runs[1]["peak_reserved_bytes"]
+    assert runs[0]["run"]["weights_bytes"] == 2 * PARAMETERS
+    assert f"run {config} --set sequence=32" in runs[0]["run"]["command"]
+
+
+@pytest.mark.parametrize("command", ["run", "fit"])
+def test_code_of_its_own_is_refused_with_what_to_do(
+    command: str, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config.write_text(json.dumps({**TINY, "auto_map": {"AutoModel": "own.Model"}}))
+    assert main([command, str(config)]) == FAILED
+    assert "auto_map names code of its own, and none is run. Take auto_map out" in capsys.readouterr().err
+
+
+def test_a_script_is_not_a_configuration(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", str(config)]) == FAILED
+    assert f"python -m memviz run {config} --on predict" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_way_that_fits_is_found_for_it(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(config.parent / "cache"))
+    arguments = ["--set", "mode=inference", "--set", "sequence=64", "--card", "T4", "--processes", "1", "--json"]
+    assert main(["fit", str(config), *arguments, "--largest", "batch"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["chosen"]["fits"] and answer["chosen"]["keeps"] == "outputs"
+    assert answer["largest"]["knob"] == "batch" and answer["largest"]["next_fails"]

@@ -60,12 +60,9 @@ def test_help_says_word_for_word_what_argparse_would(columns: int, monkeypatch: 
     assert help_text(columns) == parser([]).format_help()
 
 
-def test_the_version_is_one_line() -> None:
+def test_the_version_is_one_line_and_where_there_is_no_room_argparse_helps() -> None:
     done = subprocess.run([sys.executable, "-m", "memviz", "--version"], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, f"memviz {memviz.__version__}\n")
-
-
-def test_where_there_is_no_room_for_it_argparse_says_it() -> None:
     for columns in (20, 53):
         assert help_text(columns) == ""
     asked = [sys.executable, "-m", "memviz", "--help"]

@@ -69,13 +69,17 @@ def test_an_answer_is_drawn_at_its_own_moment(training):
     assert not same(figures.waterfall(compared), figures.waterfall(compared.by("category")))
 
 
-def test_a_trace_itself_is_drawn_and_what_has_one(training):
+def test_a_trace_itself_is_drawn_and_what_has_one_and_nothing_else(training):
     class Recording:
         trace = training.trace
         device = 0
 
     for source in (training.trace, Recording(), training.summary()):
         assert same(figures.timeline(source), figures.timeline(training))
+    with pytest.raises(UsageError, match="There is no trace in str: open it with memviz.open first"):
+        figures.timeline("training.pickle")
+    with pytest.raises(UsageError, match="name both"):
+        figures.waterfall(training)
 
 
 def two_devices() -> Any:
@@ -92,22 +96,12 @@ def test_the_device_is_the_answers_or_the_one_that_is_named():
     assert "2.00 MiB reserved" in figures.segments(trace, device=0).layout.title.text
 
 
-def test_time_is_an_axis_where_there_is_one(training):
+def test_time_is_an_axis_where_there_is_one_and_failures_are_marked(training):
     assert figures.timeline(two_devices(), over="time").layout.xaxis.title.text == "ms"
     with pytest.raises(UsageError, match="have no times"):
         figures.timeline(training, over="time")
     with pytest.raises(UsageError, match="there are event and time"):
         figures.timeline(training, over="bytes")
-
-
-def test_failures_and_annotations_are_marked():
     drawn = figures.timeline(memviz.open(SAMPLES / "out-of-memory.pickle.gz"))
     assert "out of memory" in {series.name for series in drawn.data}
     assert "y2" in {series.yaxis for series in figures.timeline(memviz.open(SAMPLES / "training.pickle.gz")).data}
-
-
-def test_what_holds_no_trace_is_refused(training):
-    with pytest.raises(UsageError, match="There is no trace in str: open it with memviz.open first"):
-        figures.timeline("training.pickle")
-    with pytest.raises(UsageError, match="name both"):
-        figures.waterfall(training)

@@ -29,15 +29,12 @@ def tree_of(trace: Trace) -> StackTree:
     return stack_tree(trace, device, live_rows(device, len(device.events) - 1))
 
 
-def test_frames_are_named_with_their_place(trace):
+def test_frames_are_named_with_their_place_and_the_first_level_adds_up(trace):
     drawing = plot_icicle(tree_of(trace), trace)
     labels = drawing.data[0].labels
     assert titles(drawing) == "6.00 MiB by call stack, callers on top"
     assert labels[:3] == ("all", "main train.py:9", "no stack recorded")
     assert "forward model.py:5" in labels
-
-
-def test_the_first_level_adds_up_to_the_root(trace):
     icicle = plot_icicle(tree_of(trace), trace).data[0]
     level = [value for value, of in zip(icicle.values, icicle.parents, strict=True) if of == icicle.ids[0]]
     assert sum(level) == icicle.values[0] == 6 * MiB

@@ -22,11 +22,14 @@ def live_set(*groups: Group, by: str = "site") -> LiveSet:
     return LiveSet("0", 7, None, size, 0, size, Groups(by, groups, size, count))
 
 
-def test_bars_are_labelled_largest_first():
+def test_bars_are_labelled_largest_first_in_their_fixed_colours():
     drawing = plot_peak(live_set(Group("a", "a.py:1 f", 3 * MiB, 2), Group("b", "b.py:2 g", MiB, 1)))
     assert titles(drawing) == "4.00 MiB live after event 7, by site"
     assert drawing.layout.yaxis.ticktext == ("a.py:1 f", "b.py:2 g")
     assert spec(drawing)["data"][0]["text"] == ["3.00 MiB · 75 %", "1.00 MiB · 25 %"]
+    drawing = plot_peak(live_set(Group("p", "parameter", 2, 1), Group("u", "unknown", 1, 1), by="category"))
+    expected = [LIGHT.category(Category.PARAMETER), LIGHT.category(Category.UNKNOWN)]
+    assert list(drawing.data[0].marker.color) == expected
 
 
 def test_groups_that_are_not_drawn_are_one_bar_and_all_add_up():
@@ -37,12 +40,6 @@ def test_groups_that_are_not_drawn_are_one_bar_and_all_add_up():
     assert drawing.layout.yaxis.ticktext[-1] == "everything else"
     cut = Groups("site", (Group("a", "a", 3, 1),), 10, 5, rest_bytes=7, rest_count=4)
     assert list(plot_peak(LiveSet("0", 0, None, 10, 0, 10, cut)).data[0].x) == [3, 7]
-
-
-def test_categories_have_their_fixed_colours():
-    drawing = plot_peak(live_set(Group("p", "parameter", 2, 1), Group("u", "unknown", 1, 1), by="category"))
-    expected = [LIGHT.category(Category.PARAMETER), LIGHT.category(Category.UNKNOWN)]
-    assert list(drawing.data[0].marker.color) == expected
 
 
 def comparison(rows: list[tuple[str, int, int]]) -> Changes:

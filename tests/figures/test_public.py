@@ -24,11 +24,16 @@ ANSWERS = re.findall(
 TRAINING, CHECKPOINTED = (f"sample_traces/{name}.pickle.gz" for name in ("training", "training-checkpointed"))
 
 
-def test_the_readme_names_every_figure_there_is() -> None:
+def test_the_readme_names_every_figure_and_answer_there_is() -> None:
     texts = [text_of(name) for name in python_files() if name.startswith("memviz/figures/plots/")]
     texts.append(text_of("memviz/figures/drawings.py"))
     defined = [name for name in re.findall(r"^def ([a-z]\w+)", "\n".join(texts), re.M)]
     assert sorted(CALLS) == sorted(figures.__all__) == sorted(defined)
+    asked = {call.partition("(")[0] for call in ANSWERS}
+    given = {name for name in vars(memviz.results.open_trace.OpenTrace) if not name.startswith("_")}
+    assert given - asked == {"device", "devices", "on", "headline", "as_json", "columns", "table"}
+    with pytest.raises(AttributeError, match="plot_nothing"):
+        _ = figures.plot_nothing
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -51,19 +56,8 @@ def test_each_answer_is_given_as_the_readme_says(call: str, monkeypatch: pytest.
     assert str(answer).endswith(".") and answer.to_frame() is not None
 
 
-def test_the_answers_are_all_that_an_open_trace_gives() -> None:
-    asked = {call.partition("(")[0] for call in ANSWERS}
-    given = {name for name in vars(memviz.results.open_trace.OpenTrace) if not name.startswith("_")}
-    assert given - asked == {"device", "devices", "on", "headline", "as_json", "columns", "table"}
-
-
 def test_the_example_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(ROOT)
     (example,) = re.findall(r"```python\n(.*?)```", SECTION, re.S)
     exec(example, {})
     assert capsys.readouterr().out == f"{memviz.open(TRAINING).peak()}\n"
-
-
-def test_what_is_no_figure_is_refused() -> None:
-    with pytest.raises(AttributeError, match="plot_nothing"):
-        _ = figures.plot_nothing

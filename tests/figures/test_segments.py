@@ -23,7 +23,7 @@ def drawn(trace: Trace, **options: object):
     return plot_segments(segments_at(trace, trace.devices[0], 1), **options)
 
 
-def test_blocks_lie_where_they_are_in_their_segment_and_add_up(trace):
+def test_blocks_lie_where_they_are_in_their_segment_add_up_and_have_their_colours(trace):
     figure = drawn(trace)
     live, free = trace_named(figure, "live"), trace_named(figure, "free")
     assert titles(figure) == "2 segments, 22.0 MiB reserved"
@@ -31,23 +31,17 @@ def test_blocks_lie_where_they_are_in_their_segment_and_add_up(trace):
     assert sum(live["x"]) + sum(free["x"]) == 22 * MiB
     ground = spec(figure)["data"][0]["hovertext"][0]
     assert ground == "segment 0x6400000, 20.0 MiB<br>large pool<br>2 blocks, 6.00 MiB; free 14.0 MiB"
-
-
-def test_with_categories_live_blocks_have_their_colours(trace):
     figure = drawn(trace, categories=categories(trace, trace.devices[0]))
     parameter = trace_named(figure, "parameter")
     assert parameter["marker"]["color"] == LIGHT.category(Category.PARAMETER)
     assert parameter["x"] == [4 * MiB]
 
 
-def test_areas_of_fragmentation_add_up_and_parts_that_never_occur_are_left_out(trace):
+def test_fragmentation_adds_up_over_events_and_after_one(trace):
     drawing = plot_fragmentation(fragmentation_over(trace, trace.devices[0], [0, 1]))
     assert [sum(sizes) for sizes in zip(*(area.y for area in drawing.data), strict=True)] == [22 * MiB] * 2
     expected = ["live", "free, in segments in use", "free, whole segments"]
     assert [area.name for area in drawing.data] == expected
-
-
-def test_the_fragmentation_after_one_event_is_one_bar(trace):
     drawing = plot_fragmentation_at(fragmentation_at(trace, trace.devices[0], 1))
     assert titles(drawing) == "22.0 MiB reserved after event 1"
     assert sum(bar.x[0] for bar in drawing.data) == 22 * MiB

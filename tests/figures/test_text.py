@@ -33,15 +33,14 @@ def test_no_text_brings_markup(text):
     plain(text).encode()
 
 
-def test_a_long_text_keeps_its_tail():
+def test_a_long_text_keeps_its_tail_and_lines_and_rows_stand_one_under_the_other():
     shown = plain("x" * 1000 + "model.py:12")
     assert len(shown) == LONGEST
     assert shown.startswith("…")
     assert shown.endswith("model.py:12")
-
-
-def test_lines_stand_one_under_the_other():
     assert lines(plain("a<br>"), "b") == "a&lt;br&gt;<br>b"
+    assert rows_axis(["a", "a"])["tickvals"] == [0, 1]
+    assert rows_axis(["a", "b", "c"])["range"] == [2.5, -0.5]
 
 
 @pytest.mark.parametrize(
@@ -67,11 +66,3 @@ def test_ticks_lie_between_zero_and_the_top(top):
     assert ticks[-1] <= top
     assert ticks == sorted(set(ticks))
     assert len(ticks) <= 6
-
-
-def test_equal_labels_stay_two_rows():
-    assert rows_axis(["a", "a"])["tickvals"] == [0, 1]
-
-
-def test_the_first_row_is_on_top():
-    assert rows_axis(["a", "b", "c"])["range"] == [2.5, -0.5]

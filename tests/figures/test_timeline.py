@@ -30,7 +30,7 @@ def trace() -> Trace:
     return trace_of(events, [segment(0, 20 * MiB, [block(4 * MiB, 2 * MiB)])], external_annotations=ends)
 
 
-def test_every_event_is_a_step_of_live_bytes_below_the_reserved_ones(trace):
+def test_bytes_over_events_are_steps_and_over_time_milliseconds(trace):
     drawing = plot_timeline(by_event(trace.devices[0], 100))
     live = trace_named(drawing, "live")
     assert titles(drawing) == "6.00 MiB live at the peak, after event 1"
@@ -40,24 +40,18 @@ def test_every_event_is_a_step_of_live_bytes_below_the_reserved_ones(trace):
     assert live["text"][1] == "4.00 MiB"
     assert set(trace_named(drawing, "reserved")["y"]) == {20 * MiB}
     assert trace_named(plot_timeline(by_event(trace.devices[0], 2)), "live")["text"][0] == "0 B to 6.00 MiB"
-
-
-def test_on_the_axis_of_time_columns_are_milliseconds_from_the_start(trace):
     drawing = plot_timeline(by_time(trace.devices[0], 8), span_us=SPAN)
     assert trace_named(drawing, "live")["x"] == [0, 1, 2, 3, 4, 5, 6, 7, 8]
     assert drawing.layout.xaxis.title.text == "ms"
 
 
-def test_a_failed_allocation_is_marked_at_its_event_or_time(trace):
+def test_failures_and_annotations_stand_at_their_events_or_times(trace):
     failures = failed_requests(trace, trace.devices[0])
     mark = trace_named(plot_timeline(by_event(trace.devices[0], 100), out_of_memory=failures), "out of memory")
     assert (mark["x"], mark["y"]) == ([4], [20 * MiB])
     assert "asked 8.00 MiB, the driver had 1.00 MiB" in mark["text"][0]
     drawing = plot_timeline(by_time(trace.devices[0], 8), out_of_memory=failures, span_us=SPAN)
     assert trace_named(drawing, "out of memory")["x"] == [8]
-
-
-def test_an_annotation_spans_its_events_or_its_time(trace):
     bands = {"intervals": annotated(trace.devices[0]).intervals, "strings": trace.strings}
     by_events = plot_timeline(by_event(trace.devices[0], 100), **bands).data[-1]
     by_times = plot_timeline(by_time(trace.devices[0], 8), span_us=SPAN, **bands).data[-1]
@@ -72,15 +66,12 @@ def replayed(*mebibytes: int, stopped: bool = False, limit: int | None = None) -
     return plot_replay(reserved_lines(by_event(trace_of(events).devices[0], 1000), [line], limit))
 
 
-def test_live_bytes_are_one_area_and_reserved_bytes_of_each_replay_a_line():
+def test_a_replay_is_a_line_that_ends_where_it_ran_out():
     drawing = replayed(0, 2, 6, 6, 6)
     assert trace_named(drawing, "live")["y"] == [0, 0, 4 * MiB, 4 * MiB, 0, 0]
     assert trace_named(drawing, "reserved as recorded")["y"] == [0, *[20 * MiB] * 5]
     assert trace_named(drawing, "replayed")["y"] == [0, 2 * MiB, *[6 * MiB] * 4]
     assert notes(drawing) == []
-
-
-def test_a_replay_that_ran_out_ends_there_and_is_marked():
     drawing = replayed(0, 2, 6, stopped=True, limit=8 * MiB)
     assert trace_named(drawing, "replayed")["x"] == [-1, 0, 1, 2]
     mark = trace_named(drawing, "out of memory")

@@ -1,7 +1,6 @@
 """Looks for files that the reader or an analysis does not take.
 
     python -m tests.hostile.fuzz --minutes 30        snapshots changed at random, guided by the code they reach
-    python -m tests.hostile.fuzz --minutes 30 --atheris    the same with atheris, where it is installed
 
 Findings are written to a folder; each becomes a case of this folder's tests once it is mended.
 """
@@ -91,35 +90,14 @@ def _fuzz(minutes: float, most: int | None, fuzzer: Fuzzer) -> int:
     return 1 if fuzzer.found else 0
 
 
-def _atheris(minutes: float) -> int:
-    try:
-        import atheris  # type: ignore[import-not-found]
-    except ImportError:
-        sys.stderr.write("atheris is not installed: pip install atheris, or leave --atheris out.\n")
-        return 2
-    atheris.instrument_all()
-    corpus = files()
-
-    def changed(raw: bytes, _: int, seed: int) -> bytes:
-        luck = random.Random(seed)
-        return mutated(raw, luck.choice(corpus), luck)
-
-    atheris.Setup([sys.argv[0], f"-max_total_time={int(60 * minutes)}"], check, custom_mutator=changed)
-    atheris.Fuzz()
-    return 0
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--executions", type=int, help="end earlier, after so many")
     parser.add_argument("--seed", type=int, default=None, help="the same seed gives the same files")
     parser.add_argument("--findings", type=Path, default=Path("fuzz-findings"))
-    parser.add_argument("--atheris", action="store_true")
     args = parser.parse_args()
     resource.setrlimit(resource.RLIMIT_AS, (_ADDRESS_SPACE, _ADDRESS_SPACE))
-    if args.atheris:
-        return _atheris(args.minutes)
     seed = random.randrange(2**32) if args.seed is None else args.seed
     sys.stdout.write(f"seed {seed}\n")
     return _fuzz(args.minutes, args.executions, Fuzzer(seed, args.findings))

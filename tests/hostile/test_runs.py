@@ -19,12 +19,6 @@ OWN = """
 import os, sys, time
 from pathlib import Path
 
-def grows():
-    held = []
-    while True:
-        held.append(bytearray(16 << 20))
-        time.sleep(0.01)
-
 def endless():
     import subprocess
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
@@ -38,24 +32,6 @@ def own(tmp_path: Path) -> Path:
     path = tmp_path / "own.py"
     path.write_text(OWN)
     return path
-
-
-def test_ten_million_layers_are_refused_in_words(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("MEMVIZ_MAX_RUN_BYTES", "2GiB")
-    assert main(["run", "feed_forward", "--set", "layers=10000000", "--on", "predict"]) == 2
-    said = capsys.readouterr().err
-    assert "10,000,000 layers" in said and "a run may take 2,048 MiB" in said and "MEMVIZ_MAX_RUN_BYTES" in said
-
-
-def test_a_model_of_ones_own_that_grows_is_ended(
-    own: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The size of a user's model is unknown until its file is executed."""
-    monkeypatch.setenv("MEMVIZ_MAX_RUN_BYTES", "1GiB")
-    assert main(["run", f"{own}:grows", "--on", "predict"]) == 2
-    assert "more than the 1,024 MiB of this machine's own memory" in capsys.readouterr().err
 
 
 @pytest.mark.slow

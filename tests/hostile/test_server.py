@@ -164,6 +164,8 @@ def test_halves_of_characters_in_a_file_are_shown_as_what_can_be_shown(server: S
         (f"{API}queue/join", {"data": [], "fn_index": 9999, "session_hash": "x"}),
         (f"{API}queue/join", {"data": [], "fn_index": 2**70, "session_hash": "x"}),
         (f"{API}call/peak", b'{"data":' + b"[" * 100_000),
+        (READINGS, b"no JSON"),
+        (READINGS, b'{"name":"x"}'),
         (f"{API}queue/join", b"x" * (20 << 20)),
         (READINGS, b"x" * (20 << 20)),
         (READINGS, b"[" * 10_000),
@@ -294,7 +296,8 @@ def test_exports_are_given_once_and_to_nobody_who_only_guesses(server: Server, f
     status, text = ask(server, f"{API}file={path}")
     assert (status, text.startswith("<!doctype html>")) == (200, True)
     wait_for(lambda: not path.parent.exists())
-    assert ask(server, f"{API}file={path}")[0] == 404
+    status, words = ask(server, f"{API}file={path}")
+    assert (status, "fetched already" in words) == (404, True)
 
 
 def test_an_upload_that_breaks_off_leaves_nothing_on_the_disk(server: Server):

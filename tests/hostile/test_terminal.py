@@ -26,7 +26,7 @@ from memviz.commands.command import printable
 from memviz.errors import UsageError
 from memviz.text import escape_control_chars
 from memviz.trace.write import replacing
-from tests.traces import alloc, frame, snapshot
+from tests.traces import alloc, event, frame, snapshot
 
 ROOT = Path(__file__).parents[2]
 ESCAPES = "\x1b[2J\x1b]0;title\x07\r\x08\x9b31m\u202e\u2066\u200f\x00\udc80"
@@ -37,8 +37,10 @@ SPOKEN = r"\x1b[2J\x1b]0;title\x07\x0d\x08\x9b31m\u202e\u2066\u200f\x00\udc80"
 def evil(tmp_path: Path) -> Path:
     """Its own name, a function's and an annotation's are all hostile."""
     path = tmp_path / "evil\x1b[31m\u202e.pickle"
-    event = alloc(0, 512, frames=[frame(ESCAPES.replace("\udc80", ""), f"/{ESCAPES[:5]}/a.py", 1)])
-    path.write_bytes(pickle.dumps(snapshot([event])))
+    frames = [frame(ESCAPES.replace("\udc80", ""), f"/{ESCAPES[:5]}/a.py", 1)]
+    # A free that waits is a finding.
+    held = [alloc(0, 512, frames=frames, time_us=1), event("free_requested", 0, 512, time_us=2)]
+    path.write_bytes(pickle.dumps(snapshot([*held, alloc(4096, 512, time_us=9)])))
     return path
 
 
@@ -66,7 +68,15 @@ def test_what_moves_a_cursor_or_turns_writing_round_is_spelled_out() -> None:
 
 @pytest.mark.parametrize(
     "more",
-    [["summary"], ["peak"], ["at", "--event", "0"], ["diff", "again"], ["replay"], ["summary", "--device", ESCAPES]],
+    [
+        ["summary"],
+        ["peak"],
+        ["findings"],
+        ["at", "--event", "0"],
+        ["diff", "again"],
+        ["replay"],
+        ["summary", "--device", ESCAPES],
+    ],
 )
 def test_no_command_lets_a_file_steer_the_terminal(
     evil: Path, more: list[str], capsys: pytest.CaptureFixture[str]
@@ -297,7 +307,7 @@ def test_a_full_disk_leaves_the_older_file_and_no_half_one(tmp_path: Path) -> No
     assert {each.name: each.read_bytes() for each in tmp_path.iterdir()} == {"out.pickle.gz": b"older"}
 
 
-def test_a_device_is_written_to_and_stays_a_device(tmp_path: Path) -> None:
+def test_a_device_and_a_link_stay_what_they_are(tmp_path: Path) -> None:
     link = tmp_path / "full"
     link.symlink_to("/dev/full")
     for path in (Path("/dev/full"), link):
@@ -306,9 +316,6 @@ def test_a_device_is_written_to_and_stays_a_device(tmp_path: Path) -> None:
     written(Path("/dev/null"))
     assert Path("/dev/null").is_char_device() and Path("/dev/full").is_char_device()
     assert link.is_symlink() and os.listdir(tmp_path) == ["full"]
-
-
-def test_a_link_stays_a_link(tmp_path: Path) -> None:
     (tmp_path / "old").write_bytes(b"old")
     (tmp_path / "link").symlink_to("old")
     written(tmp_path / "link")

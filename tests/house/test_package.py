@@ -65,28 +65,19 @@ def requirements() -> list[str]:
     return [line for line in lines if line and not line.startswith("#")]
 
 
-def test_a_wheel_holds_one_name_and_all_that_the_page_needs(wheel: Path) -> None:
+def test_a_wheel_holds_one_name_all_that_the_page_needs_and_nothing_of_before(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.partition("/")[0] for name in names if ".dist-info" not in name} == {"memviz"}
     for part in PARTS:
         ours = [path for path in (ROOT / part).rglob("*") if path.is_file() and "__pycache__" not in path.parts]
         inside = {f"memviz/{path.relative_to(ROOT)}".replace("memviz/memviz/", "memviz/") for path in ours}
         assert inside <= set(names)
-
-
-def test_a_wheel_holds_nothing_that_only_an_earlier_build_had(wheel: Path) -> None:
     assert not set(LEFT_BY_AN_EARLIER_BUILD) & set(zipfile.ZipFile(wheel).namelist())
-
-
-def test_in_a_wheel_nothing_is_imported_from_the_top(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as files:
         for name in files.namelist():
             if name.endswith(".py"):
                 text = files.read(name).decode()
                 assert not re.search(r"^\s*(from|import) (optimizations|sample_traces)\b", text, re.MULTILINE), name
-
-
-def test_pytest_finds_the_plugin(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as files:
         (name,) = (name for name in files.namelist() if name.endswith("/entry_points.txt"))
         assert "[pytest11]\nmemviz = memviz.pytest_plugin" in files.read(name).decode()

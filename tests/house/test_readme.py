@@ -83,39 +83,27 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_front_matter_is_complete():
+def test_front_matter_is_complete_and_its_versions_are_those_of_the_requirements():
     assert NEEDED - set(front_matter()) == set()
     assert front_matter()["sdk"] == "gradio"
     assert front_matter()["app_file"] == "app.py"
     assert {front_matter()["colorFrom"], front_matter()["colorTo"]} <= COLOURS
     assert len(front_matter()["short_description"]) <= 60
-
-
-def test_versions_are_text():
-    """Unquoted, YAML reads 3.10 as the number 3.1."""
+    # Unquoted, YAML reads 3.10 as the number 3.1.
     assert isinstance(front_matter()["python_version"], str)
     assert isinstance(front_matter()["sdk_version"], str)
-
-
-def test_sdk_version_lies_within_the_requirements():
-    """A Space installs it first; outside the range, pip would install a second Gradio over it."""
+    # A Space installs it first; outside the range, pip would install a second Gradio over it.
     lines = [line for line in text_of("requirements.txt").splitlines() if line and not line.startswith("#")]
     gradio = next(each for each in map(Requirement, lines) if each.name == "gradio")
     assert gradio.specifier.contains(front_matter()["sdk_version"])
 
 
-def test_ci_runs_both_test_lines_and_fails_where_either_does():
+def test_ci_can_be_run_and_runs_both_test_lines():
     quick, slow = (line for line in bash_lines("README.md") if " -m pytest" in line)
     assert quick.endswith(" -m pytest") and slow.endswith(" -m pytest -m slow")
     last = text_of(".ci/run").splitlines()[-4:]
     assert last == ["failed=0", f"{quick} || failed=1", f"{slow} || failed=1", 'exit "$failed"']
-
-
-def test_ci_can_be_run():
     assert os.access(ROOT / ".ci/run", os.X_OK)
-
-
-def test_one_line_starts_the_page():
     start = [line for line in bash_lines("README.md") if line.endswith("app.py")]
     assert start == [
         "python3 -m venv .venv && .venv/bin/pip install -r requirements.txt && .venv/bin/python app.py",
@@ -258,10 +246,7 @@ def tree_in_the_map() -> list[str]:
     return paths
 
 
-def test_the_map_shows_what_is_there():
+def test_the_map_shows_what_is_there_and_every_part():
     assert [path for path in tree_in_the_map() if not (ROOT / path).exists()] == []
-
-
-def test_the_map_shows_every_part():
     parts = {name.split("/")[1] for name in files() if re.fullmatch(r"memviz/[^_/]\w+(\.py|/.*\.py)", name)}
     assert parts <= {path.split("/")[1] for path in tree_in_the_map() if path != "memviz/"}

@@ -64,14 +64,14 @@ def test_the_script_makes_the_same_trace_again(name, made_again):
 
 
 @each_sample
-def test_it_is_small(name):
+def test_it_is_small_and_sound_and_says_how_to_make_it_again(name):
     assert (FOLDER / f"{name}.pickle.gz").stat().st_size < LARGEST
-
-
-@each_sample
-def test_it_says_that_it_is_predicted_and_how_to_make_it_again(name):
     assert trace(name).about.label == "predicted for NVIDIA A10"
     assert trace(name).about.facts["again"] == "python -m sample_traces.make"
+    assert trace(name).notes == ()
+    assert matched(device(name)).faults == Faults()
+    bytes_after = timeline(device(name))
+    assert (bytes_after.live <= bytes_after.reserved).all()
 
 
 @each_sample
@@ -94,14 +94,6 @@ def test_its_stacks_lead_to_real_lines(name):
 
 
 @each_sample
-def test_it_is_sound(name):
-    bytes_after = timeline(device(name))
-    assert trace(name).notes == ()
-    assert matched(device(name)).faults == Faults()
-    assert (bytes_after.live <= bytes_after.reserved).all()
-
-
-@each_sample
 def test_the_readme_has_its_figures(name):
     bytes_after = timeline(device(name))
     row = re.search(rf"^\| `{name}\.pickle\.gz` \|(.*?)\|(.*?)\|(.*?)\|", text_of("sample_traces/README.md"), re.M)
@@ -113,21 +105,12 @@ def test_the_readme_has_its_figures(name):
     )
 
 
-def test_checkpointing_lowers_the_peak_to_about_half():
+def test_the_samples_are_what_their_names_say():
     plain, checkpointed = (timeline(device(name)).peak_bytes for name in ("training", "training-checkpointed"))
     assert 0.4 < checkpointed / plain < 0.6
-
-
-def test_the_checkpointed_one_computes_again_in_backward():
     names = {trace("training-checkpointed").strings[code] for code in trace("training-checkpointed").stacks.frames.name}
     assert "recompute_fn" in names
-
-
-def test_the_late_one_starts_with_a_gigabyte_live():
     assert timeline(device("late-start")).start_bytes > 1 << 30
-
-
-def test_the_last_one_runs_out_of_memory_with_enough_of_it_reserved():
     events = device("out-of-memory").events
     then = fragmentation_at(trace("out-of-memory"), device("out-of-memory"), len(events) - 1)
     assert events.action[-1] == Action.OOM

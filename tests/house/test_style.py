@@ -1,4 +1,4 @@
-"""Lint, format, types and sizes. Each check runs as its own command, with the settings of the repository."""
+"""Lint, format, types, sizes and the fixed top level; checks run as commands, with the repository's settings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.house.repository import ROOT, Function, outline_of, python_files, text_of
+from tests.house.repository import ROOT, Function, files, outline_of, python_files, text_of
 
 LONGEST_FUNCTION = 80
 LONGEST_FILE = 900
@@ -62,3 +62,18 @@ def test_no_function_takes_more_than_five_positional_arguments():
         if len(names) > MOST_POSITIONAL and not place.startswith("tests/"):
             crowded.append(place)
     assert crowded == []
+
+
+FIXED = {"app.py", "memviz", "optimizations", "sample_traces", "tests", "requirements.txt", "README.md"}
+FIXED |= {"pyproject.toml", "setup.py"}
+MAY_COME = {"LICENSE"}
+
+
+def visible_names() -> set[str]:
+    names = {name.split("/")[0] for name in files()}
+    return {name for name in names if not name.startswith(".")}
+
+
+def test_what_the_house_promises_and_nothing_else_stands_at_the_top_level():
+    assert visible_names() - FIXED - MAY_COME == set()
+    assert FIXED - visible_names() == set()

@@ -100,14 +100,8 @@ def test_a_peak_that_running_out_cut_short_fits_nowhere_without_a_replay(tmp_pat
     )
     told = replay_close_ranks(short, found)
     assert (told.fits, told.replayed, told.cut_short) == ((0, 1), (0, 1), ())
-
-
-def test_what_was_asked_for_in_vain_needs_its_room_too(tmp_path: Path) -> None:
     found = fit_on_card(ran_out(tmp_path, 12 * MiB), CARD)
     assert (found.fits, found.close, found.runs_out, found.lacks_bytes) == ((), (), (0, 1), 4 * MiB)
-
-
-def test_a_step_is_named_where_the_recording_has_one(tmp_path: Path) -> None:
     found = fit_on_card(ran_out(tmp_path, 12 * MiB), CardMemory(16 * MiB, 0, "a card"))
     assert found.first_step is None and "rank 0 runs out first, 16.0 MiB short; 2 ranks would." in words(found)
     row = read(tmp_path).ranks[0].row

@@ -44,13 +44,10 @@ def test_the_number_in_a_name(name: str, number: int | None) -> None:
     assert numbers_in([name]) == {name: number}
 
 
-def test_of_names_with_several_numbers_the_one_that_differs_counts() -> None:
+def test_what_several_numbers_mean_is_told_by_all_names() -> None:
     assert numbers_in(["step100_0.pickle", "step100_1.pickle"]) == {"step100_0.pickle": 0, "step100_1.pickle": 1}
     both = ["step100_0.pickle", "step200_1.pickle"]
     assert numbers_in(both) == dict.fromkeys(both)
-
-
-def test_gpus_that_each_machine_counts_from_0_are_no_ranks() -> None:
     two = [f"host-{host}_gpu{gpu}.pickle" for host in range(2) for gpu in range(2)]
     assert numbers_in(two) == dict.fromkeys(two)
     local = ["node0/local_rank_1.pickle", "node1/local_rank_1.pickle"]
@@ -61,7 +58,7 @@ def test_gpus_that_each_machine_counts_from_0_are_no_ranks() -> None:
     assert list(numbers_in(said).values()) == [0, 1, 2, 3]
 
 
-def test_ranks_come_by_number_and_the_file_itself_is_believed_first() -> None:
+def test_ranks_come_by_number_and_what_is_none_is_named_with_the_reason() -> None:
     ranks, failed = numbered([row("rank10.pickle"), row("rank2.pickle"), row("rank3.pickle", said=0)])
     assert [(rank.number, rank.row.place) for rank in ranks] == [
         (0, "rank3.pickle"),
@@ -69,9 +66,6 @@ def test_ranks_come_by_number_and_the_file_itself_is_believed_first() -> None:
         (10, "rank10.pickle"),
     ]
     assert failed == ()
-
-
-def test_files_without_a_number_and_second_ones_are_named_with_the_reason() -> None:
     bad = FailedFile("rank4.pickle", "It is empty.")
     ranks, failed = numbered([row("run.rank1.oom.pickle"), row("final.pickle"), bad, row("run.rank1.pickle")])
     assert [rank.row.place for rank in ranks] == ["run.rank1.pickle"]

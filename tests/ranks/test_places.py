@@ -26,34 +26,23 @@ def touch(folder: Path, *files: str) -> None:
         path.write_bytes(b"x")
 
 
-def test_a_folder_gives_its_snapshots_in_order(tmp_path: Path) -> None:
+def test_a_folder_gives_its_snapshots_in_order_or_one_of_each_folder(tmp_path: Path) -> None:
     touch(tmp_path, "rank10.pickle", "rank2.pickle.gz", "train.log", "mesh.json", ".hidden.pickle", "ranks.parquet")
     assert names(tmp_path) == ["rank2.pickle.gz", "rank10.pickle"]
-
-
-def test_a_folder_of_folders_gives_one_of_each(tmp_path: Path) -> None:
-    touch(tmp_path, "rank_0/snapshot.pickle", "rank_1/snapshot.pickle", "notes.txt")
-    assert [place.address for place in places_of([str(tmp_path)])] == [
-        str(tmp_path / "rank_0/snapshot.pickle"),
-        str(tmp_path / "rank_1/snapshot.pickle"),
+    touch(tmp_path / "job", "rank_0/snapshot.pickle", "rank_1/snapshot.pickle", "notes.txt")
+    assert [place.address for place in places_of([str(tmp_path / "job")])] == [
+        str(tmp_path / "job/rank_0/snapshot.pickle"),
+        str(tmp_path / "job/rank_1/snapshot.pickle"),
     ]
 
 
 def test_a_glob_and_files_and_each_only_once(tmp_path: Path) -> None:
     touch(tmp_path, "rank0.pickle", "rank1.pickle", "a/rank2.pickle")
-    assert names(tmp_path / "rank*.pickle") == ["rank0.pickle", "rank1.pickle"]
+    assert names(tmp_path / "rank?.pickle") == ["rank0.pickle", "rank1.pickle"]
     assert names(tmp_path / "**" / "*.pickle") == ["rank2.pickle", "rank0.pickle", "rank1.pickle"]
     assert names(tmp_path, tmp_path / "rank1.pickle") == ["rank0.pickle", "rank1.pickle"]
-
-
-def test_a_name_with_brackets_is_a_file_before_it_is_a_glob(tmp_path: Path) -> None:
     touch(tmp_path, "rank[0].pickle")
     assert names(tmp_path / "rank[0].pickle") == ["rank[0].pickle"]
-
-
-def test_what_is_nowhere_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="There is no snapshot in"):
-        places_of([str(tmp_path / "*.pickle")])
 
 
 @pytest.fixture
@@ -105,9 +94,8 @@ def test_where_nothing_is_found_it_says_how_to_look_deeper(tmp_path: Path) -> No
         places_of([str(tmp_path)])
     (deeper,) = re.findall(r"named as (.*)\.$", str(told.value))
     assert names(deeper) == ["rank0.pickle"]
-
-
-def test_a_place_without_a_name_is_not_the_working_folder() -> None:
+    with pytest.raises(UsageError, match="There is no snapshot in"):
+        places_of([str(tmp_path / "*.pickle")])
     with pytest.raises(UsageError, match="without a name"):
         places_of([""])
 

@@ -28,7 +28,7 @@ def reduced(path: Path) -> RankRow:
     return row
 
 
-def test_a_row_holds_the_peak_and_what_it_is_made_of(tmp_path: Path) -> None:
+def test_a_row_holds_the_peak_what_it_is_made_of_and_a_curve_cut_at_steps(tmp_path: Path) -> None:
     path = written(tmp_path, "rank3.pickle", more=7 * MiB)
     row = reduced(path)
     assert (row.place, row.file_bytes, row.device, row.event_count) == (str(path), path.stat().st_size, "0", 41)
@@ -39,6 +39,15 @@ def test_a_row_holds_the_peak_and_what_it_is_made_of(tmp_path: Path) -> None:
     )
     assert sum(site.bytes for site in row.sites) + row.other_sites_bytes == row.peak_bytes
     assert sum(part.bytes for part in row.categories) == row.peak_bytes
+    curve = reduced(written(tmp_path, "rank0.pickle", more=7 * MiB)).curve
+    assert curve.parts == (
+        StepPart(-1, "", -1, 3),
+        StepPart(0, "ProfilerStep#0", 4, 15),
+        StepPart(1, "ProfilerStep#1", 16, 28),
+        StepPart(2, "ProfilerStep#2", 29, 40),
+    )
+    assert [(part.number, peak // MiB) for part, peak in curve.highest] == [(-1, 40), (0, 120), (1, 127), (2, 127)]
+    assert len(curve.live) == 4 * curve.columns
 
 
 @pytest.mark.slow
@@ -61,24 +70,17 @@ def test_a_kind_that_is_no_more_than_probable_is_called_so() -> None:
     assert [KindBytes("gradient", 10, sure).words for sure in (5, 6)] == ["gradient", "probably gradient"]
 
 
-def test_the_curve_is_cut_at_steps(tmp_path: Path) -> None:
-    curve = reduced(written(tmp_path, "rank0.pickle", more=7 * MiB)).curve
-    assert curve.parts == (
-        StepPart(-1, "", -1, 3),
-        StepPart(0, "ProfilerStep#0", 4, 15),
-        StepPart(1, "ProfilerStep#1", 16, 28),
-        StepPart(2, "ProfilerStep#2", 29, 40),
-    )
-    assert [(part.number, peak // MiB) for part, peak in curve.highest] == [(-1, 40), (0, 120), (1, 127), (2, 127)]
-    assert len(curve.live) == 4 * curve.columns
-
-
-def test_a_rank_that_ran_out_says_where(tmp_path: Path) -> None:
+def test_a_rank_that_ran_out_or_has_no_history_says_so(tmp_path: Path) -> None:
     asked = [frame("forward", "model.py", 7)]
     oom = {"action": "oom", "device_free": 7, "size": 2**30, "stream": 0, "frames": asked}
     row = row_of(trace_of([alloc(0, 100), oom]), Place("here"))
     assert row.ran_out == (RankRanOut(1, 2**30, 100, 0, "model.py:7 forward"),)
     assert row.ran_out_count == 1
+    from tests.traces import block, segment
+
+    row = row_of(trace_of([], [segment(0, 2 * MiB, [block(0, MiB)])]), Place("here"))
+    assert (row.peak_bytes, row.event_count, set(row.curve.live)) == (MiB, 0, {MiB})
+    assert row.categories == (KindBytes("before recording", MiB),)
 
 
 def test_more_sites_than_are_kept_are_one_figure() -> None:
@@ -86,14 +88,6 @@ def test_more_sites_than_are_kept_are_one_figure() -> None:
     row = row_of(trace_of(many), Place("here"))
     assert len(row.sites) == MOST_SITES
     assert row.other_sites_bytes == sum(1000 + i for i in range(20))
-
-
-def test_a_state_without_history_has_a_flat_curve() -> None:
-    from tests.traces import block, segment
-
-    row = row_of(trace_of([], [segment(0, 2 * MiB, [block(0, MiB)])]), Place("here"))
-    assert (row.peak_bytes, row.event_count, set(row.curve.live)) == (MiB, 0, {MiB})
-    assert row.categories == (KindBytes("before recording", MiB),)
 
 
 @pytest.mark.parametrize(

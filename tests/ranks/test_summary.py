@@ -33,9 +33,12 @@ def of_peaks(peaks: object) -> list[Rank]:
     return ranks(*(row(weights=int(peak)) for peak in peaks))
 
 
-def test_equal_ranks_are_one_group_and_nobody_stands_out() -> None:
+def test_equal_ranks_are_one_group_unless_they_are_made_of_other_things() -> None:
     groups, outliers = grouped(of_peaks([40 * GiB] * 1024))
     assert groups == (RankGroup(tuple(range(1024)), 511, 40 * GiB, 40 * GiB, 40 * GiB),)
+    assert outliers == ()
+    groups, outliers = grouped(ranks(*[row(a=10 * GiB)] * 4, *[row(b=10 * GiB)] * 4))
+    assert [group.ranks for group in groups] == [(0, 1, 2, 3), (4, 5, 6, 7)]
     assert outliers == ()
 
 
@@ -75,12 +78,6 @@ def test_among_ranks_that_all_differ_one_far_away_still_stands_out() -> None:
     assert [one.rank for one in outliers] == [9]
 
 
-def test_ranks_of_one_height_that_are_made_of_other_things_are_no_equals() -> None:
-    groups, outliers = grouped(ranks(*[row(a=10 * GiB)] * 4, *[row(b=10 * GiB)] * 4))
-    assert [group.ranks for group in groups] == [(0, 1, 2, 3), (4, 5, 6, 7)]
-    assert outliers == ()
-
-
 @given(st.lists(st.integers(0, 100 * GiB), min_size=1, max_size=40))
 def test_every_rank_is_in_one_group_and_causes_add_up(peaks: list[int]) -> None:
     groups, outliers = grouped(of_peaks(peaks))
@@ -94,7 +91,7 @@ def test_every_rank_is_in_one_group_and_causes_add_up(peaks: list[int]) -> None:
         assert sum(cause.delta_bytes for cause in one.because) == one.delta_bytes
 
 
-def test_differences_add_up_whatever_is_kept() -> None:
+def test_differences_add_up_and_stay_as_probable_as_they_are() -> None:
     one, other = row(a=5, b=7, c=1), replace(row(b=2, d=10), other_sites_bytes=3, peak_bytes=15)
     assert by_site(one, other) == (
         NamedDelta("d", -10),
@@ -105,10 +102,7 @@ def test_differences_add_up_whatever_is_kept() -> None:
     )
     assert by_site(one, other, 2) == (NamedDelta("d", -10), NamedDelta("a", 5), NamedDelta("(all others)", 3))
     assert by_category(one, one) == ()
-
-
-def test_what_is_no_more_than_probable_stays_so_in_a_difference() -> None:
-    """An activation in one rank and a temporary in the other may both be guesses."""
+    # An activation in one rank and a temporary in the other may both be guesses.
     one = replace(EMPTY, categories=(KindBytes("activation", 60, 60), KindBytes("parameter", 50, 10)))
     other = replace(EMPTY, categories=(KindBytes("temporary", 40, 30), KindBytes("parameter", 20)))
     said = by_category(one, other)
@@ -118,9 +112,6 @@ def test_what_is_no_more_than_probable_stays_so_in_a_difference() -> None:
         ("parameter", 30),
     ]
     assert [row.name for row in said] == ["activation", "temporary", "parameter"]
-
-
-def test_the_same_line_in_another_folder_is_the_same_site() -> None:
     here = replace(EMPTY, peak_bytes=5, sites=(SiteBytes("/a/train.py:1 f", "train.py:1 f", 5),))
     there = replace(EMPTY, peak_bytes=7, sites=(SiteBytes("/b/train.py:1 f", "train.py:1 f", 7),))
     assert by_site(here, there) == (NamedDelta("train.py:1 f", -2),)

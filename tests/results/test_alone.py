@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from tests.house.repository import ROOT
 
 ONLY_NUMPY = """
@@ -28,21 +30,12 @@ for result in results:
     assert str(result) and result._repr_html_() and result.as_json() and result.columns()
 print(len(results))
 """
-NO_PANDAS = """
+
+
+REFUSED = """
+import memviz.errors
 try:
-    memviz.open("sample_traces/training.pickle.gz").peak().to_frame()
-except memviz.errors.LibraryNeeded as error:
-    print(error)
-"""
-NO_PLOTLY = """
-try:
-    memviz.figures.timeline(memviz.open("sample_traces/training.pickle.gz"))
-except memviz.errors.LibraryNeeded as error:
-    print(error)
-"""
-NO_TORCH = """
-try:
-    memviz.predicting
+    {asked}
 except memviz.errors.LibraryNeeded as error:
     print(error)
 """
@@ -57,28 +50,19 @@ def test_all_of_it_works_with_numpy_alone():
     assert run(ONLY_NUMPY + ALL_OF_IT) == ("8", "")
 
 
-def test_a_frame_without_pandas_names_the_remedy():
-    said, wrong = run(ONLY_NUMPY + NO_PANDAS)
+@pytest.mark.parametrize(
+    ("library", "asked"),
+    [
+        ("pandas", "memviz.open('sample_traces/training.pickle.gz').peak().to_frame()"),
+        ("plotly", "memviz.figures.timeline(memviz.open('sample_traces/training.pickle.gz'))"),
+        ("torch", "memviz.predicting"),
+    ],
+)
+def test_what_needs_a_library_that_is_not_there_names_the_remedy(library: str, asked: str) -> None:
+    said, wrong = run(ONLY_NUMPY + REFUSED.format(asked=asked))
     assert wrong == ""
-    assert said.startswith(
-        "This needs pandas, which is not installed here. `pip install -r requirements.txt` brings it."
-    )
-
-
-def test_a_figure_without_plotly_names_the_remedy():
-    said, wrong = run(ONLY_NUMPY + NO_PLOTLY)
-    assert wrong == ""
-    assert said.startswith(
-        "This needs plotly, which is not installed here. `pip install -r requirements.txt` brings it."
-    )
-
-
-def test_predicting_without_torch_names_the_remedy():
-    said, wrong = run(ONLY_NUMPY + "import memviz.errors\n" + NO_TORCH)
-    assert wrong == ""
-    assert said.startswith(
-        "This needs torch, which is not installed here. `pip install -r requirements.txt` brings it."
-    )
+    remedy = "`pip install -r requirements.txt` brings it."
+    assert said.startswith(f"This needs {library}, which is not installed here. {remedy}")
 
 
 def test_memviz_itself_imports_nothing():

@@ -80,20 +80,14 @@ def test_all_say_the_same_sentence() -> None:
     assert said.answer in page and said.reason in page
 
 
-def test_notes_of_a_saved_comparison_say_whose_they_are() -> None:
+def test_notes_and_names_of_a_saved_comparison_say_whose_they_are() -> None:
     late = load_trace(ROOT / "sample_traces" / "late-start.pickle.gz")
     page = unescape(report_page([sides()[0], (late, late.devices[0])]))
     assert "B, late-start.pickle.gz: The history starts late" in page
     assert page.count("A snapshot holds what PyTorch's allocator manages.") == 1
-
-
-def test_what_was_there_before_the_recording_keeps_its_name_in_a_saved_comparison() -> None:
     late = trace_of([alloc(1 << 21, 7)], [segment(0, 1 << 22, [block(0, 512, 500), block(1 << 21, 512, 7)])])
     page = comparison_file([sides()[0], (late, late.devices[0])], "html", "category")["text"]
     assert ["before recording", "–", "500 B", "+500 B"] in [row[:4] for row in rows_of(page)]
-
-
-def test_a_trace_has_one_name_wherever_it_is_spoken_of() -> None:
     named = [
         replace(trace, about=replace(trace.about, source=f"{name}.pickle.gz"))
         for (trace, _), name in zip(sides(), "xy", strict=True)

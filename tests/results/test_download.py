@@ -106,14 +106,11 @@ def test_what_comes_in_its_place_is_refused(path, words, address):
         memviz.open(address + path)
 
 
-def test_more_bytes_than_allowed_are_not_taken(address, monkeypatch):
+def test_more_bytes_or_seconds_than_allowed_are_not_taken(address, monkeypatch):
     monkeypatch.setenv("MEMVIZ_MAX_FILE_BYTES", "5000")
     with pytest.raises(TraceError, match="more than the 5,000 bytes allowed here. If you trust the file, raise"):
         memviz.open(f"{address}/good/run.pickle.gz")
-
-
-def test_bytes_that_drip_come_to_an_end(address, monkeypatch):
-    """Without the time limit all 200 bytes would arrive, and the file be refused for its contents."""
+    # Without the time limit all 200 bytes would arrive, and the file be refused for its contents.
     monkeypatch.setenv("MEMVIZ_MAX_SECONDS", "0.5")
     with pytest.raises(TraceError, match="It has not arrived within 0.5 s. Download it first"):
         memviz.open(f"{address}/drip/run.pickle")

@@ -128,16 +128,13 @@ def test_that_it_fits_as_it_is_is_said_first_whatever_else_is_cheaper() -> None:
     )
 
 
-def test_a_search_with_a_time_limit_says_what_is_left_of_it_and_that_it_ended_it() -> None:
+def test_a_search_that_ended_or_was_stopped_says_how_far_it_came_and_what_it_found() -> None:
     good = told(way(2, 20 * GiB))
     under_way = {"ways": (good,), "done": 1, "of": 9, "time_limit": 600.0, "seconds": 60.0}
     assert str(fit_headline(status(**under_way))).endswith("1 of 9 configurations tried, at most 9 min left.")
     assert str(fit_headline(status(**under_way, seconds_left=200.0))).endswith("about 3 min left.")
     over = status(**under_way, answer={"stopped": "time limit"})
     assert "Stopped by its limit of 10 min. 1 of 9 configurations were tried" in str(fit_headline(over))
-
-
-def test_a_search_that_was_stopped_says_how_far_it_came_and_what_it_found() -> None:
     good, bad = told(way(2, 20 * GiB)), told(way(1, 30 * GiB, fits=False))
     stopped = {"done": 2, "of": 9, "failed": "Cancelled."}
     how_far = "Cancelled. 2 of 9 configurations were tried; another may be better."

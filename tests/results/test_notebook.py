@@ -73,12 +73,9 @@ def test_an_answer_shows_its_sentence_and_its_table(name, executed):
     assert "<table" in shown.data["text/html"] and "<strong>" in shown.data["text/html"]
 
 
-def test_it_prints_the_same_sentence(executed):
+def test_it_prints_the_same_sentence_and_a_frame_shows_as_a_frame(executed):
     (printed,), (shown,) = executed["print"], executed["peak"]
     assert printed.text == shown.data["text/plain"] + "\n" == f"{memviz.open(ROOT / TRAINING).peak()}\n"
-
-
-def test_a_frame_shows_as_a_frame(executed):
     (shown,) = executed["frame"]
     assert 'class="dataframe"' in shown.data["text/html"] and "activation" in shown.data["text/html"]
 

@@ -163,7 +163,6 @@ def check_places(raw: Raw, claimed: dict[str, str], peak: int) -> None:
         assert ("equal" in claimed) == is_equal
 
 
-BY = r"(?: made)? by (?P<place>.+?)"
 FINDINGS: dict[str, str] = {
     "activations": rf"(?P<size>{SIZE}) of the peak, (?P<share>{SHARE}), are (?:probably )?activations that "
     rf"wait for the backward(?:, (?P<part>{SIZE}) of it in {LAYERS})?\.",

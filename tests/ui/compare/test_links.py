@@ -38,15 +38,14 @@ def test_what_a_link_says_is_what_it_restores(view):
     assert (session.current, compare_state_of(session, query)) == (OPENED[0], view)
 
 
-def test_nothing_of_a_trace_is_in_it_that_opens_it():
-    query = compare_query(THREE, CompareState(other=OPENED[2].key))
-    assert not [each.key for each in OPENED if each.key in query]
-
-
-def test_a_comparison_with_a_trace_that_is_not_open_here_is_none():
+def test_what_cannot_be_restored_is_left_out():
     query = {"traces": f"{link_name(OPENED[0])},0123456789ab"}
     assert compare_session(SESSION, query, no_sample) is None
     assert compare_session(SESSION, {}, no_sample) is None
+    nonsense = {"by": "x", "sort": "x", "align": "x", "axis": "x", "overlay": "x", "other": "AB", "step": "x"}
+    assert compare_state_of(SESSION, nonsense) == CompareState()
+    query = compare_query(THREE, CompareState(other=OPENED[2].key))
+    assert not [each.key for each in OPENED if each.key in query]
 
 
 def test_samples_are_opened_by_their_names():
@@ -58,8 +57,3 @@ def test_samples_are_opened_by_their_names():
     found = compare_session(SESSION, {"traces": f"{link_name(sample)},{link_name(OPENED[0])}"}, open_it)
     assert found is not None
     assert found.compared == ("new-key", OPENED[0].key)
-
-
-def test_nonsense_is_left_out():
-    nonsense = {"by": "x", "sort": "x", "align": "x", "axis": "x", "overlay": "x", "other": "AB", "step": "x"}
-    assert compare_state_of(SESSION, nonsense) == CompareState()

@@ -16,7 +16,7 @@ from memviz.ui.compare.scoreboard import Board, scoreboard_html
 from memviz.ui.compare.state import CompareState
 from memviz.ui.payloads.timelines import linked_name, linked_values
 from memviz.ui.shell.session import Opened
-from tests.traces import MiB, alloc, frame, free, trace_of
+from tests.traces import MiB, alloc, free, trace_of
 from tests.ui.compared_runs import found, run, sides
 from tests.ui.page import elements, rows, tags, words
 
@@ -27,28 +27,12 @@ _BAR = "Peak, live by category, then cached up to reserved"
 # -- the verdict
 
 
-def sentences(*traces: Trace, by: str = "site") -> str:
-    names = ("fp32", "bf16", "int8")[: len(traces)]
-    pairs = [(trace, trace.devices[0]) for trace in traces]
-    return str(comparison_headline(ComparisonSummary(found(*traces, by=by), pairs), names))
-
-
 def test_a_name_that_has_its_letter_is_not_given_it_twice():
     name = "run" * 30
     traces = (run(9), run(2), run(5))
     told = ComparisonSummary(found(*traces, by="site"), [(trace, trace.devices[0]) for trace in traces])
     assert comparison_headline(told, [name, name, "int8"]).reason.endswith("n (A) is the highest.")
     assert "A, " not in comparison_headline(told, [name, name, "int8"]).reason
-
-
-def test_where_no_few_sites_make_the_change_its_categories_are_named():
-    step = frame("step", "/site-packages/torch/optim/adamw.py", 1)
-    linear = frame("forward", "/site-packages/torch/nn/modules/linear.py", 1)
-    frames = [[frame("f", f"m{i}.py", i), step] for i in range(40)]
-    made = [alloc(i, MiB, frames=each) for i, each in enumerate(frames)]
-    used = alloc(99, 1, frames=[linear, frame("_call_impl", "/site-packages/torch/nn/modules/module.py", 1)])
-    text = sentences(trace_of([made[0], used]), trace_of([*made, used]))
-    assert "Optimizer state adds 39.0 MiB" in text
 
 
 def test_settings_that_differ_are_named_with_who_has_which():
@@ -82,10 +66,16 @@ def test_a_row_per_trace_on_one_scale():
     assert hatched == ["width:16.667%", "width:25.000%"]
 
 
-def test_an_estimate_has_the_times_of_its_recording_and_took_none_itself():
+def test_an_estimate_or_a_run_without_times_took_none_and_says_so():
     estimate = replace(run(9), about=About("replayed", "checkpoint 2 layers, an estimate from the trace"))
     assert [row[-2] for row in rows(board(run(6, reserved=8), estimate))] == ["Recorded", "2.00 ms", "no clock ran"]
     assert "Recorded" not in words(board(estimate, estimate))
+    untimed = trace_of([alloc(0, 9)])
+    assert "Recorded" not in words(board(untimed, untimed))
+    assert "not in file" in words(board(untimed, run(1)))
+    assert "Loss" not in words(board(run(1), run(2)))
+    told = replace(run(2), about=About("measured", facts={"loss": "2.31"}))
+    assert [row[-2] for row in rows(board(run(1), told))] == ["Loss", "not in file", "2.31"]
 
 
 def test_what_the_file_does_not_tell_of_reserved_memory_is_no_figure():
@@ -96,29 +86,10 @@ def test_what_the_file_does_not_tell_of_reserved_memory_is_no_figure():
     assert labels == ["6.00 MiB live, reserved not in file", "9.00 MiB live of 12.0 MiB reserved"]
 
 
-def test_a_lower_peak_points_down():
-    assert "▼ 4.00 MiB" in words(board(run(6), run(2)))
-
-
-def test_columns_that_are_empty_for_all_are_left_out():
-    untimed = trace_of([alloc(0, 9)])
-    assert "Recorded" not in words(board(untimed, untimed))
-    assert "not in file" in words(board(untimed, run(1)))
-    assert "Loss" not in words(board(run(1), run(2)))
-
-
-def test_what_a_run_wrote_stands_beside_its_bytes():
-    told = replace(run(2), about=About("measured", facts={"loss": "2.31"}))
-    assert [row[-2] for row in rows(board(run(1), told))] == ["Loss", "not in file", "2.31"]
-
-
-def test_a_badge_makes_its_trace_the_baseline_and_a_cross_takes_it_out():
+def test_rows_lead_to_baseline_way_and_removal():
     text = board(run(1), run(2))
     assert [element["data-key"] for element in elements(text, "button", data_act="baseline")] == ["key0", "key1"]
     assert [element["data-key"] for element in elements(text, "button", data_act="toggle")] == ["key0", "key1"]
-
-
-def test_with_more_than_two_the_way_leads_to_the_row_last_clicked():
     text = board(run(1), run(2), run(3), other=2)
     pressed = [(element["data-key"], element["aria-pressed"]) for element in elements(text, "button", data_act="other")]
     assert pressed == [("key1", "false"), ("key2", "true")]
@@ -144,12 +115,6 @@ def controls(view: CompareState = _AS_OPENED, *, timed: bool = True) -> str:
     return controls_html(Controls(view, tuple(scores(pairs)), order, given, has_times=timed, names=names, other=1))
 
 
-def test_the_legend_lights_a_category_in_all():
-    assert [element["data-compare-row"] for element in elements(controls(), "button", data_compare_by="category")] == [
-        "unknown"
-    ]
-
-
 def test_the_legend_names_what_was_there_at_another_moment_than_the_peak():
     gone = [alloc(0, 4 * MiB, user_metadata="gradient"), *free(0, 4 * MiB)]
     traces = [trace_of([*gone, alloc(MiB * 64, 40 * MiB, user_metadata="activation")]) for _ in range(2)]
@@ -165,7 +130,7 @@ def test_the_legend_names_what_was_there_at_another_moment_than_the_peak():
     assert sorted(named) == ["activation", "gradient"]
 
 
-def test_ways_to_align_are_buttons_with_their_reason():
+def test_ways_to_align_and_the_axis_are_buttons_with_their_reason():
     text = controls(CompareState(way=Alignment("step", number=1)))
     options = elements(text, "button", data_act="align")
     assert [(option["data-value"], option.get("data-number"), option["aria-pressed"]) for option in options] == [
@@ -176,22 +141,19 @@ def test_ways_to_align_are_buttons_with_their_reason():
     ]
     assert options[3]["data-name"] == "<b>a</b>"
     assert "b" not in tags(text)
-
-
-def test_without_times_the_axis_says_why():
     button = elements(controls(timed=False), "button", data_value="time")[0]
     assert (button["aria-disabled"], button.get("data-act")) == ("true", None)
-
-
-def test_over_each_other_the_legend_says_what_lies_between():
     text = words(controls(CompareState(overlay=True)))
     assert "A run-0 B run-1 B above A B below A" in text
+    assert [element["data-compare-row"] for element in elements(controls(), "button", data_compare_by="category")] == [
+        "unknown"
+    ]
 
 
 # -- the timelines
 
 
-def test_linked_timelines_share_their_scale_ruler_and_name():
+def test_linked_timelines_share_their_scale_ruler_and_name_and_the_overlay_waits_for_all():
     chosen = sides(run(6, reserved=8), run(9, reserved=12))
     first, second = linked_values(chosen)
     shared = ("linked", "top", "ruler", "axis", "plain", "band")
@@ -200,8 +162,5 @@ def test_linked_timelines_share_their_scale_ruler_and_name():
     assert [(each["badge"], each["name"]) for each in (first, second)] == [("A", "run-0"), ("B", "run-1")]
     assert first["align"]["event"] == {"span": [0, 3], "extent": [0, 1], "focus": [0, 1]}
     assert linked_name(chosen) != linked_name(chosen[::-1])
-
-
-def test_the_overlay_waits_for_as_many_as_there_are():
     value = overlay_value(sides(run(1), run(2)), CompareState(overlay=True))
     assert (value["count"], value["other"], value["shown"]) == (2, 1, True)

@@ -30,12 +30,9 @@ def drawn(*traces: Trace, **options) -> str:
     return waterfall_html(fall(*traces, **options), AROUND)
 
 
-def test_each_bar_begins_where_the_one_above_it_ends():
+def test_the_table_and_its_headline_read_as_the_bars():
     steps = fall(run(10, 10, 10), run(40, 0, 15)).steps
     assert [(step.begin // MiB, step.delta // MiB) for step in steps] == [(0, 30), (30, -10), (20, 5)]
-
-
-def test_the_table_reads_as_its_bars():
     table = drawn(run(10, 10, 10, 7), run(40, 0, 15, 7)).partition("</table>")[0]
     assert rows(table)[1:] == [
         ["model.py:0 mm", "10.0 MiB", "40.0 MiB", "+30.0 MiB", ""],
@@ -44,29 +41,31 @@ def test_the_table_reads_as_its_bars():
         ["everything else, 1 site", "7.00 MiB", "7.00 MiB", "0", ""],
         ["Peak", "37.0 MiB 38,797,312 B", "62.0 MiB 65,011,712 B", "+25.0 MiB +26,214,400 B", ""],
     ]
-
-
-def test_the_headline_counts_the_rows_and_every_byte():
     assert "4 rows add up to +26,214,400 B, to the byte" in words(drawn(run(10, 10, 10, 7), run(40, 0, 15, 7)))
     assert "1 row adds up to 0 B, to the byte" in words(drawn(run(1), run(1)))
+    labels = elements(drawn(run(10), run(40)), "span")
+    assert "A 10.0 MiB" in words(drawn(run(10), run(40)))
+    assert [label["style"] for label in labels if "style" in label] == ["left:0.000%", "right:0.000%"]
 
 
-def test_rows_of_zero_have_no_bar():
+def test_rows_of_zero_have_no_bar_and_what_neither_has_no_row():
     text = drawn(run(10, 7), run(40, 7))
     assert len(re.findall("mv-fallbar", text)) == 1
+    steps = fall(run(10), run(12), run(0, 50), other=1).steps
+    assert [step.change.thing.label for step in steps] == ["model.py:0"]
 
 
-def test_the_rest_is_one_row_so_that_the_last_bar_ends_at_the_peak():
+def test_the_rest_is_one_row_unless_it_is_a_single_one_or_all_are_asked_for():
     first, second = run(*range(1, 15)), run(*(2 * size for size in range(1, 15)))
     steps = fall(first, second).steps
     assert (len(steps), steps[-1].change, steps[-1].hidden) == (9, None, 6)
     assert steps[-1].begin + steps[-1].delta == found(first, second).delta(1)
     assert "everything else, 6 sites" in words(drawn(first, second))
-
-
-def test_a_rest_of_a_single_row_is_that_row():
     first, second = run(*range(1, 10)), run(*(2 * size for size in range(1, 10)))
     assert all(step.change for step in fall(first, second).steps)
+    first, second = run(*range(1, 30)), run(*(2 * size for size in range(1, 30)))
+    assert "21 more rows" in words(drawn(first, second))
+    assert len(fall(first, second, every_row=True).steps) == 29
 
 
 @pytest.mark.parametrize(
@@ -78,22 +77,14 @@ def test_another_order_stacks_the_bars_anew(sort, lines):
     assert [step.begin for step in steps] == [sum(each.delta for each in steps[:i]) for i in range(len(steps))]
 
 
-def test_all_rows_can_be_asked_for():
-    first, second = run(*range(1, 30)), run(*(2 * size for size in range(1, 30)))
-    assert "21 more rows" in words(drawn(first, second))
-    assert len(fall(first, second, every_row=True).steps) == 29
-
-
-def test_rows_that_neither_trace_has_are_not_shown():
-    steps = fall(run(10), run(12), run(0, 50), other=1).steps
-    assert [step.change.thing.label for step in steps] == ["model.py:0"]
-
-
-def test_a_row_says_which_allocations_it_lights():
+def test_a_row_lights_its_allocations_in_each_trace():
     row = elements(drawn(run(1), run(2)), "tr", data_compare_by="site")[0]
     assert row["data-compare-row"] == "model.py:0 f0\nmm"
     section = elements(drawn(run(1), run(2)), "section")[0]
     assert (json.loads(section["data-sides"]), section["data-linked"]) == (["a/0", "b/0"], "name")
+    pairs = [(trace, trace.devices[0]) for trace in (run(1, 2), run(0, 3, 4))]
+    bits = [unpack(each)["bits"].tolist() for each in highlighted_rows(pairs, "site", "model.py:1 f1\nmm")]
+    assert bits == [[0b10], [0b01]]
 
 
 def test_modules_that_no_file_knows_cannot_be_chosen_and_say_why():
@@ -102,30 +93,15 @@ def test_modules_that_no_file_knows_cannot_be_chosen_and_say_why():
     assert (button.get("data-act"), button["title"]) == (None, "None of these files says which module made what")
 
 
-def test_the_ends_of_the_axis_stand_at_both_peaks():
-    labels = elements(drawn(run(10), run(40)), "span")
-    assert "A 10.0 MiB" in words(drawn(run(10), run(40)))
-    assert [label["style"] for label in labels if "style" in label] == ["left:0.000%", "right:0.000%"]
-
-
 # -- what leaves the page
 
 
-def test_the_rows_of_a_site_are_found_in_each_trace():
-    pairs = [(trace, trace.devices[0]) for trace in (run(1, 2), run(0, 3, 4))]
-    bits = [unpack(each)["bits"].tolist() for each in highlighted_rows(pairs, "site", "model.py:1 f1\nmm")]
-    assert bits == [[0b10], [0b01]]
-
-
-def test_the_csv_has_every_row_and_adds_up():
+def test_the_csv_has_every_row_adds_up_and_holds_no_formula():
     traces = run(10, 10, 0, 7), run(40, 0, 15, 7)
     table = list(csv.DictReader(io.StringIO(changes_csv(found(*traces)))))
     assert [row["site"] for row in table] == ["model.py:0", "model.py:2", "model.py:1", "model.py:3", "peak"]
     assert sum(int(row["B_minus_A_bytes"]) for row in table[:-1]) == int(table[-1]["B_minus_A_bytes"]) == 35 * MiB
     assert table[0]["operator"] == "mm"
-
-
-def test_a_formula_in_a_name_stays_text_in_the_csv():
     evil = trace_of([alloc(1, 5, frames=[frame("=cmd()", "=1+1.py", 1)])])
     assert not re.search(r"(^|,)=", changes_csv(found(evil, evil)), re.MULTILINE)
 

@@ -24,13 +24,14 @@ from memviz.ui.explore.answer import (
     full_table,
     segments_value,
 )
+from memviz.ui.explore.findings import findings_html
 from memviz.ui.explore.state import ExploreState
 from memviz.ui.explore.tab import maps
 from memviz.ui.shell.session import Context, Session
 from memviz.ui.shell.store import TraceStore
 from tests.real import real_files, requires_real
-from tests.traces import MiB, alloc, frame, free, trace_of
-from tests.ui.page import elements, rows, words
+from tests.traces import MiB, alloc, event, frame, free, trace_of
+from tests.ui.page import HOSTILE, elements, rows, tags, words
 
 KEY = "abc/0"
 START = ExploreState()
@@ -49,28 +50,23 @@ def half(trace: Trace, look: ExploreState = START, due: frozenset[str] = ALL, **
     return details(trace, trace.devices[0], KEY, look, selection={"key": KEY, **said}, parts=due)
 
 
-def test_it_begins_at_the_peak_with_the_live_set_by_stack(trace):
+def test_it_begins_at_the_peak_and_follows_the_moment_and_the_pin(trace):
     found = half(trace)
     assert "event 1 · 2 allocations · 4.00 MiB" in words(found.head)
     assert words(found.live).startswith("all 4.00 MiB train:1 main 4.00 MiB model:3 forward 3.00 MiB Site")
     assert words(found.inspector).startswith("Event 1 4.00 MiB live")
     assert found.found == ""
-
-
-def test_it_follows_the_moment(trace):
     assert "event 3 · 1 allocation · 1.00 MiB" in words(half(trace, at=3).head)
     assert "before the first event · 0 allocations · 0 B" in words(half(trace, at=-1).head)
+    assert words(half(trace, pin=0).inspector).startswith("Pinned allocation")
 
 
 def test_a_range_is_answered_at_its_peak(trace):
     found = half(trace, range=[2, 3])
     assert "live at the range’s peak, event 2 · 2 allocations" in words(found.head)
-    assert "freed within 3.00 MiB in 1" in words(found.head)
+    assert "events 2 to 3: allocated within 0 B in 0 freed within 3.00 MiB in 1" in words(found.head)
+    assert "live throughout 1.00 MiB in 1" in words(found.head)
     assert words(found.inspector).startswith("Event 2, the range’s peak")
-
-
-def test_a_pin_is_inspected(trace):
-    assert words(half(trace, pin=0).inspector).startswith("Pinned allocation")
 
 
 @pytest.mark.parametrize("by", ["site", "category", "module", "line"])
@@ -80,15 +76,12 @@ def test_other_groupings_are_the_table_alone(trace, by):
     assert {element["data-light-by"] for element in elements(html, "tr") if element} == {by}
 
 
-def test_zoomed_in_the_table_holds_what_is_below(trace):
+def test_zoomed_in_the_table_holds_what_is_below_and_in_another_trace_all(trace):
     box = elements(half(trace).live, "button", data_act="zoom")[2]
     look = ExploreState().clicked({"act": "zoom", "lightGroup": box["data-light-group"]}, KEY)
     found = half(trace, look)
     assert "Live CSV 1 3,145,728 B 100 %" in words(found.live)
     assert "2 allocations · 4.00 MiB" in words(found.head)
-
-
-def test_a_path_of_another_trace_leads_nowhere(trace):
     look = ExploreState(path="0,99", path_key=KEY)
     assert half(trace, look).live == half(trace).live
 
@@ -133,6 +126,8 @@ def test_a_download_is_the_whole_table(trace):
     asked = {name.removeprefix("data-"): value for name, value in button.items()}
     device = trace.devices[0]
     assert full_table(trace, device, asked) == breakdown(trace, device, live_rows(device, 1), "line")
+    device = trace.devices[0]
+    assert full_table(trace, device, {"what": "never"}).groups == never_freed(trace, device)
 
 
 def test_by_count_boxes_and_rows_weigh_their_allocations(trace):
@@ -144,7 +139,7 @@ def test_by_count_boxes_and_rows_weigh_their_allocations(trace):
 
 
 def test_by_lifetime_the_whole_trace_or_the_range_is_answered_for(trace):
-    """3 MiB after three of five moments and 1 MiB after three of them: 12 MiB in five."""
+    # 3 MiB after three of five moments and 1 MiB after three of them: 12 MiB in five.
     turned = START.clicked({"act": "weight", "value": "lifetime"}, KEY)
     whole = half(trace, turned, at=1)
     assert "events 0 to 3 · 2 allocations · 2.40 MiB on average" in words(whole.head)
@@ -152,9 +147,6 @@ def test_by_lifetime_the_whole_trace_or_the_range_is_answered_for(trace):
     assert elements(whole.live, "span", title=f"{12 * MiB:,} B × events")
     inside = half(trace, turned, at=1, range=[2, 3])
     assert "events 2 to 3 · 2 allocations · 2.50 MiB on average" in words(inside.head)
-
-
-def test_a_download_by_lifetime_is_what_the_table_shows(trace):
     turned = START.clicked({"act": "weight", "value": "lifetime"}, KEY)
     button = elements(half(trace, turned, at=1).live, "button", data_csv="")[0]
     wanted = {name.removeprefix("data-"): value for name, value in button.items()}
@@ -181,11 +173,6 @@ def test_icicle_and_table_have_the_colours_of_the_timeline(trace, meaning):
     assert f"--mv-light:{shade};" in bars[0]
 
 
-def test_a_download_of_what_was_never_freed(trace):
-    device = trace.devices[0]
-    assert full_table(trace, device, {"what": "never"}).groups == never_freed(trace, device)
-
-
 @pytest.mark.parametrize(
     "asked",
     [{}, {"event": "x"}, {"event": "99"}, {"event": "1", "by": "no"}, {"event": "1", "path": "9,9"}],
@@ -193,6 +180,29 @@ def test_a_download_of_what_was_never_freed(trace):
 def test_what_no_button_asks_is_refused(trace, asked):
     with pytest.raises(UsageError):
         full_table(trace, trace.devices[0], asked)
+
+
+def test_text_from_a_file_stays_text_in_every_panel():
+    hostile = frame(HOSTILE, f"/p/{HOSTILE}.py", 1)
+    library = frame("_call_impl", "/v/lib/python3.12/site-packages/torch/nn/modules/module.py", 1790)
+    told = {"user_metadata": HOSTILE, "compile_context": HOSTILE}
+    held = [alloc(0, MiB, frames=[hostile, library, hostile], time_us=3, **told)]
+    # A free that waits is a finding.
+    held += [event("free_requested", 0, MiB, time_us=4), alloc(9 * MiB, MiB, frames=[hostile], time_us=9)]
+    named = [{"device": 0, "name": HOSTILE, "stage": "START", "time_us": 1}]
+    trace = trace_of(held, external_annotations=named)
+    panels = []
+    for look in (ExploreState(query="x"), ExploreState(by="site"), ExploreState(tab="never")):
+        for pin in (-1, 0):
+            found = half(trace, look, pin=pin)
+            panels += filter(None, (found.found, found.live, found.inspector))
+    assert len(panels) > 12
+    for html in panels:
+        # A long name is cut in its middle where there is no room.
+        assert HOSTILE in "".join(words(html).split())
+    for html in (*panels, findings_html(trace, trace.devices[0], KEY)):
+        assert "</script>" in words(html) and "<b>x" not in html
+        assert not tags(html) & {"script", "a", "img"}
 
 
 @requires_real

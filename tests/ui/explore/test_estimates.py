@@ -11,21 +11,16 @@ from memviz.analysis.timeline import timeline
 from memviz.results.comparison import comparison_headline
 from memviz.results.summary import trace_headline
 from memviz.ui.explore.findings import findings_html, offers, with_estimate
-from memviz.ui.shell.session import Context, Session, open_trace
-from memviz.ui.shell.store import TraceStore
+from memviz.ui.shell.session import Session
 from tests.analysis.actions.test_checkpoint import LAYERS, WEIGHTS, network, network_events
 from tests.analysis.findings.steps import Loop
 from tests.analysis.training import FORWARD, LOSS, MOVE
 from tests.traces import MiB, block, segment, trace_of
+from tests.ui.opened import opened
 from tests.ui.page import elements, words
 
 SAVED = LAYERS * 58 + 21 - LAYERS * 8 - 50
 """MiB, where all layers of `network` are checkpointed."""
-
-
-def opened(trace):
-    context = Context(TraceStore())
-    return context, Session().with_opened(open_trace(context.store, trace))
 
 
 def test_what_an_action_saves_stands_on_a_button_and_says_what_it_assumes():
@@ -40,7 +35,7 @@ def test_what_an_action_saves_stands_on_a_button_and_says_what_it_assumes():
     assert "Estimates: the trace is edited and replayed" in words(html)
 
 
-def test_a_click_opens_the_estimate_beside_its_recording():
+def test_a_click_opens_the_estimate_beside_its_recording_and_the_headline_calls_it_one():
     context, session = opened(network(steps=2))
     recording = session.current
     data = {"finding": "activations-1", "kind": "checkpoint"}
@@ -52,12 +47,8 @@ def test_a_click_opens_the_estimate_beside_its_recording():
     assert made.about.label == "replayed with checkpoint 4 layers, an estimate from the trace"
     assert made.notes[0].text.startswith("It is an estimate from the trace, not a recording. It assumes: ")
     assert with_estimate(context, after.choosing(recording.key), data).opened == after.opened
-
-
-def test_the_headline_of_an_estimate_calls_it_one():
-    context, session = opened(network(steps=2))
-    after = with_estimate(context, session, {"finding": "activations-1", "kind": "checkpoint"})
-    recorded, made = (context.store.get(key) for key in after.compared)
+    assert offers(made, made.devices[0]) == {}, "of an estimate nothing is estimated"
+    recorded = context.store.get(after.compared[0])
     assert not str(trace_headline(overview(recorded, recorded.devices[0]))).startswith("Estimate")
     alone = trace_headline(overview(made, made.devices[0]))
     both = comparison_headline(summarize_comparison([(recorded, recorded.devices[0]), (made, made.devices[0])]))
@@ -79,13 +70,6 @@ def test_an_estimate_of_a_late_recording_says_what_it_leaves_as_it_was():
         summarize_comparison([(late, late.devices[0]), (made, made.devices[0])])
     ).reason.endswith(limit)
     assert limit in made.notes[0].text
-
-
-def test_of_an_estimate_nothing_is_estimated():
-    context, session = opened(network(steps=2))
-    after = with_estimate(context, session, {"finding": "activations-1", "kind": "checkpoint"})
-    made = context.store.get(after.compared[1])
-    assert offers(made, made.devices[0]) == {}
 
 
 def test_what_no_longer_fits_the_open_trace_changes_nothing():
@@ -118,7 +102,7 @@ def test_what_is_of_the_whole_trace_is_offered_once():
     assert [[str(offer.kind) for offer in offered[key]] for key in pinned] == [["expandable_segments"], []]
 
 
-def test_what_saves_nothing_is_not_offered():
+def test_what_saves_nothing_or_has_another_allocator_is_not_offered():
     loop = Loop().make(900, 2000, []).end(900, 2000)
     for step in range(3):
         loop.forward().make(50 + step, 30, [])
@@ -128,8 +112,5 @@ def test_what_saves_nothing_is_not_offered():
     trace = loop.trace()
     assert findings(trace, trace.devices[0])
     assert not any(offers(trace, trace.devices[0]).values())
-
-
-def test_pinned_memory_has_another_allocator():
     trace = network(steps=2)
     assert offers(trace, replace(trace.devices[0], kind="host")) == {}

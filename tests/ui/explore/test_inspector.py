@@ -1,8 +1,9 @@
-"""The inspector: one allocation with its stack, or the moment in figures."""
+"""The inspector: one allocation with its stack and source lines, or the moment in figures."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -12,9 +13,16 @@ from memviz.analysis.segments import Fragmentation
 from memviz.trace.intern import Interner
 from memviz.trace.model import NO_STACK, About, Category, Phase, Trace
 from memviz.trace.profile import read_profile
-from memviz.ui.explore.inspector import MOST_FRAMES, allocation_html, moment_html, stack_html
+from memviz.ui.explore.inspector import (
+    MOST_FRAMES,
+    SOURCES_SETTING,
+    allocation_html,
+    moment_html,
+    source_line,
+    stack_html,
+)
 from tests.traces import MiB, alloc, block, frame, free, segment, trace_of
-from tests.ui.page import HOSTILE, elements, tags, words
+from tests.ui.page import HOSTILE, elements, words
 
 LIBRARY = "/v/lib/python3.12/site-packages/torch/nn/modules"
 ADD = frame("at::_ops::add_Tensor::call(at::Tensor const&)", "??", 0)
@@ -83,7 +91,7 @@ def test_a_profile_has_one_size_and_neither_pools_nor_streams():
     assert not {"Asked", "Block", "Pool"} & said.keys()
 
 
-def test_all_that_is_known_is_told(trace, told):
+def test_all_that_is_known_is_told_and_its_events_are_a_click_away(trace, told):
     assert figures(allocation_html(trace, told)) == {
         "Asked": "40,000,000 B",
         "Block": "41,943,040 B with a rest that was not worth a split, as the layout around it shows",
@@ -96,42 +104,36 @@ def test_all_that_is_known_is_told(trace, told):
         "Metadata": "mine",
         "Compiled": "0/1",
     }
-
-
-def test_its_events_and_its_pin_are_a_click_away(trace, told):
     html = allocation_html(trace, told)
     assert [element["data-mv-at"] for element in elements(html, "button") if "data-mv-at" in element] == ["5", "90"]
     assert elements(html, "button", data_mv_pin="7")
+    html = allocation_html(trace, replace(told, forward_stack=0))
+    assert "Where its forward was called Copy 3 library frames" in words(html)
 
 
-def test_what_was_there_before_and_what_stays_say_so():
+def test_a_lifetime_says_what_of_it_is_not_seen():
     trace = trace_of([alloc(4096, 5)], segments=[segment(0, 2 * MiB, [block(0, 512, 500), block(4096, 512, 5)])])
     spans = [figures(allocation_html(trace, allocation(trace, trace.devices[0], row)))["Lifetime"] for row in (0, 1)]
     assert spans == ["before the first event → the end", "event 0 → the end"]
-
-
-def test_a_lifetime_that_is_not_seen_whole_is_a_least_one():
     trace = trace_of([alloc(0, 5, time_us=10), alloc(512, 5, time_us=4_010)])
     assert figures(allocation_html(trace, allocation(trace, trace.devices[0], 0)))["Lifetime"].endswith(
         "at least 4.00 ms"
     )
 
 
-def test_our_frames_come_first_and_library_frames_fold(trace):
+def test_our_frames_come_first_library_frames_fold_and_the_whole_stack_can_be_copied(trace):
     html = stack_html(trace, 0, "Stack")
     summaries = [words(part.partition("</summary>")[0]) for part in html.split("<summary>")[1:]]
     assert summaries == ["3 library frames", "1 library frame"]
     own = [words(f"<i {part.partition('</div>')[0]}") for part in html.split('<div class="mv-frame"')[1:]]
     assert own == ["forward net/model.py:36", "main p/train.py:9"]
-
-
-def test_the_whole_stack_can_be_copied(trace):
     copied = elements(stack_html(trace, 0, "Stack"), "button")[0]["data-mv-copy"]
     assert copied.splitlines()[3:] == [
         "forward /p/net/model.py:36",
         f"_call_impl {LIBRARY}/module.py:1790",
         "main /p/train.py:9",
     ]
+    assert words(stack_html(trace, NO_STACK, "Stack")) == "No stack was recorded for it."
 
 
 def test_a_source_line_stands_below_its_frame(trace):
@@ -151,15 +153,6 @@ def test_a_stack_without_end_is_cut():
     html = stack_html(trace, 0, "Stack")
     assert f"{1000 - MOST_FRAMES} outer frames are not shown" in words(html)
     assert len(html) < 700 * MOST_FRAMES + 610 * MOST_FRAMES
-
-
-def test_no_stack_says_so(trace):
-    assert words(stack_html(trace, NO_STACK, "Stack")) == "No stack was recorded for it."
-
-
-def test_where_the_forward_was_called_is_told(trace, told):
-    html = allocation_html(trace, replace(told, forward_stack=0))
-    assert "Where its forward was called Copy 3 library frames" in words(html)
 
 
 def some_moment(**more) -> EventState:
@@ -197,30 +190,20 @@ def test_the_moment_says_where_every_reserved_byte_is():
     }
 
 
-def test_what_the_file_does_not_tell_is_no_zero():
+def test_what_the_file_does_not_tell_is_no_zero_and_a_file_without_history_has_a_moment():
     trace = trace_of([alloc(0, 512), alloc(1024, 512)], segments=[])
     known = figures(moment_html(event_state(trace, trace.devices[0], 1)))
     assert known == {"Live": "1,024 B", "Reserved": "not in the file"}
     # Nor is it one where nothing is live yet.
     assert figures(moment_html(event_state(trace, trace.devices[0], -1)))["Reserved"] == "not in the file"
-
-
-def test_a_moment_of_a_file_without_history_is_told():
     trace = trace_of([], segments=[segment(0, 2 * MiB, [block(0, 512, 500)])])
     html = moment_html(event_state(trace, trace.devices[0], -1))
     assert words(html).startswith("Before the first event 500 B live 1 allocation Live 500 B")
 
 
-def test_of_a_range_it_is_the_peak():
-    assert words(moment_html(some_moment(), of_range=True)).startswith("Event 4, the range’s peak")
-
-
-def test_out_of_memory_says_what_did_not_fit():
+def test_what_did_not_fit_is_said_and_the_events_around_are_a_click_away():
     html = moment_html(some_moment(failed=FailedRequest(1, None, 144 * MiB, 3 * MiB, 0, 0, "")))
     assert "✗ 144 MiB did not fit. The device had 3.00 MiB free, for all programs together." in words(html)
-
-
-def test_the_events_around_are_a_click_away():
     around = (
         EventSummary(3, "segment_alloc", 2 * MiB, ""),
         EventSummary(4, "alloc", 5, "model.py:3 forward"),
@@ -233,13 +216,51 @@ def test_the_events_around_are_a_click_away():
     assert len(elements(html, "li", aria_current="true")) == 1
 
 
-def test_names_from_a_file_stay_text():
-    hostile = frame(HOSTILE, f"/p/{HOSTILE}.py", 1)
-    made = alloc(0, 5, frames=[hostile, CALL, hostile], user_metadata=HOSTILE, compile_context=HOSTILE, time_us=3)
-    named = [{"device": 0, "name": HOSTILE, "stage": "START", "time_us": 1}]
-    trace = trace_of([made], external_annotations=named)
-    device = trace.devices[0]
-    for html in (allocation_html(trace, allocation(trace, device, 0)), moment_html(event_state(trace, device, 0))):
-        assert not tags(html) & {"script", "a", "img"}
-        assert HOSTILE in words(html)
-        assert "<b>x" not in html
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "train.py").write_text("import torch\n    x = torch.zeros(3)\n", encoding="utf-8")
+    (tmp_path / "secret.py").write_text("password = 1\n", encoding="utf-8")
+    return folder
+
+
+def line(root: Path | str, filename: str, number: int = 1) -> str:
+    return source_line(filename, number, {SOURCES_SETTING: str(root)})
+
+
+def test_a_line_is_of_a_file_in_the_folder_though_that_is_a_link(root):
+    assert line(root, "train.py", 2) == "x = torch.zeros(3)"
+    assert line(root, str(root / "train.py"), 1) == "import torch"
+    (root.parent / "link").symlink_to(root)
+    assert line(root.parent / "link", str(root / "train.py")) == "import torch"
+
+
+def test_off_by_default(root):
+    assert source_line(str(root / "train.py"), 1, {}) == ""
+    assert line("", str(root / "train.py")) == ""
+
+
+@pytest.mark.parametrize("name", ["../secret.py", "{outside}", "sub/../../secret.py", "/etc/passwd", "train.py\0", ""])
+def test_nothing_outside_the_folder(root, name):
+    assert line(root, name.format(outside=root.parent / "secret.py")) == ""
+
+
+def test_what_is_no_source_or_not_there_gives_nothing(root):
+    (root / "innocent.py").symlink_to(root.parent / "secret.py")
+    assert line(root, "innocent.py") == ""
+    (root / "key.pem").write_text("secret\n", encoding="utf-8")
+    assert line(root, "key.pem") == ""
+    (root / "dir.py").mkdir()
+    assert line(root, "dir.py") == line(root, "gone.py") == line(root / "gone", "train.py") == ""
+
+
+@pytest.mark.parametrize("number", [0, -1, 99])
+def test_a_line_that_is_not_there(root, number):
+    assert line(root, "train.py", number) == ""
+
+
+def test_a_long_line_is_cut_and_odd_bytes_are_shown(root):
+    (root / "odd.py").write_bytes(b"x = '\xff" + b"y" * 9000)
+    assert line(root, "odd.py").startswith("x = '\N{REPLACEMENT CHARACTER}yyy")
+    assert len(line(root, "odd.py")) == 300

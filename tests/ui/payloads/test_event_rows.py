@@ -22,9 +22,8 @@ from memviz.ui.payloads.event_rows import (
     event_rows,
     list_value,
 )
-from memviz.ui.shell.session import Context, Opened, Session
-from memviz.ui.shell.store import TraceStore
 from tests.traces import MiB, alloc, block, event, frame, free, segment, trace_of
+from tests.ui.opened import opened
 
 HERE = [frame("forward", "model.py", 7)]
 THERE = [frame("step", "train.py", 9)]
@@ -85,74 +84,54 @@ def test_a_line_says_everything_of_an_event():
     )
 
 
-def test_a_free_names_what_it_frees():
+def test_a_free_names_what_it_frees_or_says_why_not():
     asked, done = rows(small(), 2, 3)
     assert (asked.site, asked.bytes, asked.look) == ("model.py:7 forward", "2.93 KiB", "plain")
     assert (done.site, done.bytes, done.look) == ("model.py:7 forward", "−2.93 KiB", "shrank")
-
-
-def test_a_free_of_something_older_says_so():
     assert rows(small(), 4)[0].site == "was there before the first event"
-
-
-def test_a_free_of_nothing_says_so():
     trace = trace_of([alloc(0, 512), *free(0, 512), event("free_completed", 0, 512, frames=HERE)])
     assert rows(trace, 3)[0].site == "what it frees is not in this file"
 
 
-def test_out_of_memory_stands_out_with_what_the_device_had():
+def test_what_changes_the_device_stands_out():
     (oom,) = rows(small(), 5)
     assert (oom.action, oom.bytes, oom.address, oom.look) == ("out of memory", "900 MiB", "5.00 MiB free", "oom")
     assert (oom.time, oom.site) == ("1,233.567", "train.py:9 step")
-
-
-def test_segments_change_what_the_device_has():
     (taken,) = rows(small(), 0)
     assert (taken.action, taken.bytes, taken.look) == ("segment alloc", "+2.00 MiB", "device-grew")
 
 
-def test_a_file_without_times_has_no_times():
+def test_times_streams_and_pools_are_those_of_the_file():
     assert rows(trace_of([alloc(0, 1)]), 0)[0].time == ""
-
-
-def test_private_pools_and_streams_are_named():
     pieces = [segment(0, 2 * MiB, [block(0, 512)], segment_pool_id=(0, 4))]
     trace = trace_of([alloc(0, 512, stream=77, pool_id=(0, 4))], pieces)
     assert (rows(trace, 0)[0].stream, rows(trace, 0)[0].pool) == ("77", "0, 4")
 
 
-def test_filters_by_action():
-    assert chosen(small(), Action.ALLOC, Action.OOM) == [1, 5]
-    assert chosen(small(), 63, 900, -3) == []
+@pytest.mark.parametrize(
+    ("actions", "text", "events"),
+    [
+        ((Action.ALLOC, Action.OOM), "", [1, 5]),
+        ((63, 900, -3), "", []),
+        # A site in any case, with its frees; an annotation with all inside it.
+        ((), "MODEL.py", [1, 2, 3]),
+        ((), "outer", [0, 1, 2, 3]),
+        ((), "inner", [1]),
+        ((Action.FREE_COMPLETED,), "forward", [3]),
+        # A text is no pattern.
+        *(((), text, []) for text in (".*", "model.py:7 fo.ward", "%s", "\\", "[", "{}", "${value}")),
+    ],
+)
+def test_filters_choose_by_action_and_text(actions: tuple[int, ...], text: str, events: list[int]):
+    assert chosen(small(), *actions, text=text) == events
 
 
-def test_finds_a_site_in_any_case_with_its_frees():
-    assert chosen(small(), text="MODEL.py") == [1, 2, 3]
-
-
-def test_finds_an_annotation_with_all_inside_it():
-    assert chosen(small(), text="outer") == [0, 1, 2, 3]
-    assert chosen(small(), text="inner") == [1]
-
-
-def test_action_and_text_hold_together():
-    assert chosen(small(), Action.FREE_COMPLETED, text="forward") == [3]
-
-
-@pytest.mark.parametrize("text", [".*", "model.py:7 fo.ward", "%s", "\\", "[", "{}", "${value}"])
-def test_a_text_is_no_pattern(text):
-    assert chosen(small(), text=text) == []
-
-
-def test_no_filter_needs_no_numbers():
+def test_places_among_the_chosen():
     found = chosen_events(small(), small().devices[0], EventFilter())
     assert (found.numbers, found.count) == (None, 6)
     assert found.rows(4, 99).tolist() == [4, 5]
     assert found.place_of(4) == EventPlace(4, True, 6)
     assert found.place_of(-1) == EventPlace(0, False, 6)
-
-
-def test_the_place_of_a_moment_that_was_filtered_out():
     found = chosen_events(small(), small().devices[0], EventFilter((Action.ALLOC, Action.OOM)))
     assert found.place_of(5) == EventPlace(1, True, 2)
     assert found.place_of(3) == EventPlace(1, False, 2)
@@ -193,12 +172,6 @@ def test_choosing_agrees_with_looking_at_every_line(program, wanted):
     assert chosen(trace, text=wanted) == [each.event for each in every if wanted in each.site]
 
 
-def open_session(trace: Trace) -> tuple[Context, Session]:
-    context = Context(TraceStore())
-    key = context.store.add(trace)
-    return context, Session().with_opened(Opened(key, "run", "0", ("0",)))
-
-
 def test_the_list_is_given_its_length_kinds_and_columns():
     value = list_value(small(), small().devices[0], "k", 2)
     assert value == {
@@ -219,17 +192,13 @@ def test_the_list_is_given_its_length_kinds_and_columns():
     }
 
 
-def test_the_server_gives_pages_and_places():
-    context, session = open_session(small())
+def test_the_server_gives_pages_and_places_of_open_traces_only():
+    context, session = opened(small())
     key = f"{session.chosen}/0"
     page = page_server(context.find)([{"key": key, "actions": [0, 8], "text": "", "first": 1, "last": 50}])
     assert [row[0] for row in page] == [5]
     place = place_server(context.find)({"key": key, "actions": [], "text": " forward ", "at": 3})
     assert place == {"row": 2, "is_there": True, "count": 3}
-
-
-def test_the_server_answers_for_open_traces_only():
-    context, _ = open_session(small())
     for serve in (page_server(context.find), place_server(context.find)):
         for nobody in ({"key": "guess/0"}, {}, [], None):
             with pytest.raises(gr.Error):
@@ -237,6 +206,6 @@ def test_the_server_answers_for_open_traces_only():
 
 
 def test_one_answer_is_bounded_whatever_is_asked():
-    context, session = open_session(trace_of([alloc(i * 512, 512) for i in range(MOST_ROWS + 50)]))
+    context, session = opened(trace_of([alloc(i * 512, 512) for i in range(MOST_ROWS + 50)]))
     asked = {"key": f"{session.chosen}/0", "first": 0, "last": 10**9, "actions": "all", "text": None}
     assert len(page_server(context.find)(asked)) == MOST_ROWS

@@ -24,10 +24,9 @@ from memviz.ui.payloads.segment_view import (
     segment_view,
     table_html,
 )
-from memviz.ui.shell.session import Context, Opened, Session
-from memviz.ui.shell.store import TraceStore
 from tests.real import FOLDER, requires_real
 from tests.traces import MiB, alloc, block, event, frame, segment, trace_of
+from tests.ui.opened import opened
 from tests.ui.page import words
 
 
@@ -145,21 +144,15 @@ def test_groups_beyond_the_largest_are_one():
     assert code[:4].tolist() == [MOST_GROUPS, MOST_GROUPS, MOST_GROUPS, 0]
 
 
-def test_fragmentation_adds_up_to_the_byte():
+def test_fragmentation_adds_up_and_has_no_place_for_what_is_never_there():
     parts = Fragmentation(9, 1000, 500, 20, 30, 100, 200, 50, 100, 0)
     terms = fragmentation_html(parts).split("mvs-terms")[1]
     whole, *each = bytes_in_titles(terms)
     assert (whole, sum(each)) == (1000, 1000)
-
-
-def test_what_is_never_there_takes_no_place():
     html = fragmentation_html(Fragmentation(9, 1000, 900, 0, 0, 100, 0, 0, 0, 0))
     assert "waiting" not in html
     assert "mapped pages" not in html
     assert "rounding <b>0 B</b>" in html
-
-
-def test_live_bytes_outside_every_segment_are_said():
     html = fragmentation_html(Fragmentation(9, 0, 0, 0, 0, 0, 0, 0, 0, 2048))
     assert "2.00 KiB live lie in no segment known at this moment" in html
 
@@ -191,24 +184,14 @@ def test_real_maps_add_up(name):
         assert sum(parts) == whole
 
 
-def open_session(trace: Trace) -> tuple[Context, Session]:
-    context = Context(TraceStore())
-    key = context.store.add(trace)
-    return context, Session().with_opened(Opened(key, "run", "0", ("0",)))
-
-
-def test_the_server_answers_for_open_traces_only():
-    context, session = open_session(two_segments())
+def test_the_server_answers_for_open_traces_only_and_refuses_in_words():
+    context, session = opened(two_segments())
     answer = moment_server(context.find)([{"key": f"{session.chosen}/0", "at": 3, "table": True}])
     assert set(answer) == {"title", "figures", "table", "header", "body"}
     assert "<table" in answer["table"]
     for nobody in ({"key": "guess/0"}, {}, [], "text", None):
         with pytest.raises(gr.Error):
             moment_server(context.find)(nobody)
-
-
-def test_a_wrong_meaning_of_colour_is_refused_in_words():
-    context, session = open_session(two_segments())
     with pytest.raises(gr.Error, match="is no meaning of colour"):
         moment_server(context.find)({"key": f"{session.chosen}/0", "at": 3, "colour": "<b>"})
 

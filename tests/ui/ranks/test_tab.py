@@ -20,6 +20,7 @@ from memviz.ui.shell.store import TraceStore
 from memviz.ui.upload.opening import on_upload, open_files, session_after
 from tests.ranks.files import read, write_ranks, written
 from tests.traces import MiB
+from tests.ui.opened import opened
 from tests.ui.page import words
 
 
@@ -28,16 +29,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_ranks(tmp_path_factory.mktemp("recorded") / "job", 5, rank3=8 * MiB)
 
 
-@pytest.fixture
-def context() -> Context:
-    return Context(TraceStore())
-
-
-def opened(context: Context, folder: Path) -> Session:
-    session = Session()
-    for path in sorted(folder.iterdir()):
-        session = session.with_opened(open_trace(context.store, load_trace(path)))
-    return session
+def open_all(context: Context, folder: Path) -> Session:
+    return opened(*map(load_trace, sorted(folder.iterdir())), context=context)[1]
 
 
 def click(**data: object) -> Any:
@@ -50,16 +43,16 @@ def is_there(context: Context, session: Session) -> bool:
 
 def test_the_tab_is_there_where_ranks_are(context: Context, folder: Path, tmp_path: Path) -> None:
     assert not is_there(context, Session())
-    session = opened(context, folder)
+    session = open_all(context, folder)
     assert is_there(context, session)
     assert sorted(open_ranks(context, session)) == [0, 1, 2, 3, 4]
     for name in ("step100.pickle", "step200.pickle"):
         written(tmp_path, name)
-    assert not has_ranks(context, opened(context, tmp_path))
+    assert not has_ranks(context, open_all(context, tmp_path))
 
 
 def test_what_is_open_is_drawn(context: Context, folder: Path) -> None:
-    verdict, value, one, lists, failed, chosen = draw(context, opened(context, folder), None)
+    verdict, value, one, lists, failed, chosen = draw(context, open_all(context, folder), None)
     assert words(verdict).startswith("Of 5 ranks the highest peak is 128 MiB, on rank 3.")
     assert value["ranks"] == [0, 1, 2, 3, 4] and value["chosen"] == chosen == 3
     assert words(one).startswith("Rank 3")
@@ -69,7 +62,7 @@ def test_what_is_open_is_drawn(context: Context, folder: Path) -> None:
 
 def test_what_is_open_and_no_rank_of_these_is_said(context: Context, tmp_path: Path) -> None:
     """A second run's ranks have the same numbers: each number is listed once, and the files left out are counted."""
-    session = opened(context, write_ranks(tmp_path / "job", 3))
+    session = open_all(context, write_ranks(tmp_path / "job", 3))
     for name in ("rank1.later.pickle", "run.rank5.pickle"):
         session = session.with_opened(open_trace(context.store, load_trace(written(tmp_path, name))))
     verdict, value, _, _, failed, _ = draw(context, session, None)
@@ -81,12 +74,12 @@ def test_what_is_open_and_no_rank_of_these_is_said(context: Context, tmp_path: P
 def test_of_two_files_of_a_rank_page_and_folder_take_the_same(context: Context, tmp_path: Path) -> None:
     folder = write_ranks(tmp_path / "job", 2)
     written(folder, "run.rank0.oom.pickle", more=64 * MiB)
-    _, value, *_ = draw(context, opened(context, folder), None)
+    _, value, *_ = draw(context, open_all(context, folder), None)
     assert value["peaks"] == [rank.row.peak_bytes for rank in read(folder).ranks]
 
 
 def test_a_rank_leads_to_its_trace_and_to_compare(context: Context, folder: Path) -> None:
-    session = opened(context, folder)
+    session = open_all(context, folder)
     keys = {number: trace.key for number, trace in open_ranks(context, session).items()}
     assert words(one_rank(context, session, 1)).startswith("Rank 1")
     after, tab = pressed(context, session, click(act="open-rank", rank="2"))
@@ -97,7 +90,7 @@ def test_a_rank_leads_to_its_trace_and_to_compare(context: Context, folder: Path
 
 @pytest.mark.parametrize("data", [{}, {"rank": "99"}, {"rank": "-1"}, {"rank": "x" * 50}, {"act": "open-rank"}])
 def test_what_no_button_says_changes_nothing(context: Context, folder: Path, data: dict[str, str]) -> None:
-    session = opened(context, folder)
+    session = open_all(context, folder)
     assert pressed(context, session, click(**{"act": "open-rank", **data})) == (session, None)
 
 

@@ -81,16 +81,24 @@ def test_rows_are_ordered_by_the_mesh_where_all_say_it() -> None:
     assert mesh_of(Rank(7, row("app1/rank7.pickle"))) == ()
 
 
-def test_groups_and_outliers_are_told_with_their_causes(job: RankSummary) -> None:
+def test_groups_outliers_and_what_is_left_out_are_told_with_their_causes(job: RankSummary) -> None:
     assert "Ranks that stand out 1" in words(outliers_html(job))
     assert "+8.00 MiB probably output (+8.00 MiB), train.py:99 cache (+8.00 MiB) against rank 3" in words(
         outliers_html(job)
     )
     assert "7 ranks 120 MiB 0–4, 6–7" in words(groups_html(job))
     assert spans_text([0, 1, 2, 5, 7, 8]) == "0–2, 5, 7–8"
+    said = words(ranks_verdict_html(job))
+    assert said.startswith("Of 8 ranks the highest peak is 128 MiB, on rank 5. 7 need the same, 1 differs.")
+    assert "Left out: 1 /job/rank9.pickle It is empty." in words(failed_html(job))
+    first, *others = job.ranks
+    short = replace(first, row=replace(first.row, ran_out=(RankRanOut(0, MiB, 0, 0, ""),), ran_out_count=1))
+    cut = summary_of((short, *others))
+    assert "Groups of ranks that reached the same" in words(groups_html(cut))
+    assert "7 reached the same, 1 differs." in words(ranks_verdict_html(cut))
 
 
-def test_one_rank_says_what_it_has_more(job: RankSummary) -> None:
+def test_one_rank_says_what_it_has_more_and_where_its_figures_are_from(job: RankSummary) -> None:
     html = one_rank_html(job, 5, can_open=True)
     assert "Rank 5" in words(html) and "peak 128 MiB" in words(html)
     assert "+8.00 MiB against rank 3" in words(html) and "+8.00 MiB train.py:99 cache" in words(html)
@@ -98,9 +106,6 @@ def test_one_rank_says_what_it_has_more(job: RankSummary) -> None:
     assert elements(one_rank_html(job, 5, can_open=False), "button") == []
     assert "At its peak it holds what rank 3 holds." in words(one_rank_html(job, 0, can_open=True))
     assert "Choose a rank" in words(one_rank_html(job, None, can_open=True))
-
-
-def test_one_rank_says_where_its_figures_are_from(job: RankSummary) -> None:
     said = words(one_rank_html(job, 5, can_open=True))
     assert "measured peak 128 MiB" in said, "of a file of one device there is nothing to say of that"
     one = replace(
@@ -109,20 +114,6 @@ def test_one_rank_says_where_its_figures_are_from(job: RankSummary) -> None:
     of_several = summary_of((*job.ranks[:5], one))
     assert "predicted for a card device 7, one of 8 peak 128 MiB" in words(one_rank_html(of_several, 5, can_open=True))
     assert "against rank 2 probably" in words(one_rank_html(of_several, 5, can_open=True))
-
-
-def test_the_verdict_and_what_is_left_out(job: RankSummary) -> None:
-    said = words(ranks_verdict_html(job))
-    assert said.startswith("Of 8 ranks the highest peak is 128 MiB, on rank 5. 7 need the same, 1 differs.")
-    assert "Left out: 1 /job/rank9.pickle It is empty." in words(failed_html(job))
-
-
-def test_ranks_of_which_one_ran_out_are_not_said_to_need_what_they_reached(job: RankSummary) -> None:
-    first, *others = job.ranks
-    short = replace(first, row=replace(first.row, ran_out=(RankRanOut(0, MiB, 0, 0, ""),), ran_out_count=1))
-    cut = summary_of((short, *others))
-    assert "Groups of ranks that reached the same" in words(groups_html(cut))
-    assert "7 reached the same, 1 differs." in words(ranks_verdict_html(cut))
 
 
 def test_names_from_files_are_text_and_never_markup() -> None:

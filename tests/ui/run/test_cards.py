@@ -35,11 +35,20 @@ def test_the_fields_of_every_story_are_accepted(story: str) -> None:
     assert "optimizer" in STORIES[story], "the form's own default is another one"
 
 
-def test_six_cards_and_two_links_offer_all_stories() -> None:
+def test_six_cards_and_two_links_offer_all_stories_in_few_words() -> None:
     html = cards_html()
     assert len(CARDS) == 6
     assert sorted(re.findall(r'data-story="([^"]+)"', html)) == sorted(STORIES)
     assert html.count('data-act="story"') == len(STORIES)
+    reader = _Texts()
+    reader.feed(cards_html())
+    assert len(" ".join(reader.texts).split()) <= 90
+    assert len(re.sub("<[^>]+>", "", re.findall("<h2>(.*?)</h2>", cards_html())[0]).split()) <= 12
+    assert cards._FILE.stat().st_size < 60 << 10
+    for name, card in CARDS.items():
+        baseline, variant = shown_requests(card, offered())
+        assert not baseline.optimizations and variant.optimizations, name
+        assert baseline.settings == variant.settings
 
 
 def test_a_story_of_a_card_sets_it_and_has_no_published_table() -> None:
@@ -64,7 +73,7 @@ def test_the_figures_say_what_the_titles_claim() -> None:
     assert split["reserved_bytes"] < 0.7 * whole["reserved_bytes"]
 
 
-def test_the_pictures_reach_the_peaks() -> None:
+def test_the_pictures_reach_the_peaks_and_their_lines_leave_nothing_out() -> None:
     for card in load_cards().values():
         for run in card["runs"]:
             peak = run["reserved_bytes"] >> 20
@@ -74,13 +83,8 @@ def test_the_pictures_reach_the_peaks() -> None:
             # Each category is rounded by itself.
             rounding = len(run["layers"])
             assert all(total <= most + rounding for total, most in zip(totals, run["reserved"], strict=True))
-
-
-def test_few_words_are_shown() -> None:
-    reader = _Texts()
-    reader.feed(cards_html())
-    assert len(" ".join(reader.texts).split()) <= 90
-    assert len(re.sub("<[^>]+>", "", re.findall("<h2>(.*?)</h2>", cards_html())[0]).split()) <= 12
+    assert cards._line([0, 0, 60, 60, 120], 120) == "120h1l1 -60h1l1 -60"
+    assert cards._line([120], 120) == "0"
 
 
 class _Texts(HTMLParser):
@@ -90,22 +94,6 @@ class _Texts(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         self.texts.append(data)
-
-
-def test_the_file_stays_small() -> None:
-    assert cards._FILE.stat().st_size < 60 << 10
-
-
-def test_the_line_of_a_picture_leaves_nothing_out() -> None:
-    assert cards._line([0, 0, 60, 60, 120], 120) == "120h1l1 -60h1l1 -60"
-    assert cards._line([120], 120) == "0"
-
-
-def test_the_two_runs_shown_are_of_one_model() -> None:
-    for name, card in CARDS.items():
-        baseline, variant = shown_requests(card, offered())
-        assert not baseline.optimizations and variant.optimizations, name
-        assert baseline.settings == variant.settings
 
 
 @pytest.mark.slow

@@ -54,7 +54,7 @@ def test_every_way_is_a_point_where_its_cost_and_its_peak_are() -> None:
     assert [element["data-number"] for element in elements(html, "button", tabindex="0")] == ["0", "1", "2"]
 
 
-def test_the_front_is_drawn_in_steps_through_its_own_points() -> None:
+def test_the_front_is_drawn_in_steps_and_the_axis_ends_at_the_costs_that_the_list_says() -> None:
     html = picture_html(ways(), 24 * GiB, None)
     (line,) = elements(html, "polyline")
     corners = [tuple(map(float, corner.split(","))) for corner in (line["points"] or "").split()]
@@ -64,6 +64,16 @@ def test_the_front_is_drawn_in_steps_through_its_own_points() -> None:
         corner[0] == after[0] and corner[1] == before[1]
         for before, corner, after in zip(corners[::2], corners[1::2], corners[2::2], strict=False)
     )
+
+    def unknown(flops: int) -> dict[str, Any]:
+        cost = {"flops": flops, "bytes_moved": 10**12, "host_bytes": 0, "link_bytes": 10**12, "per": "step"}
+        return {**ways()[1], "cost": {**cost, "seconds_low": None, "seconds_high": None}}
+
+    both = (unknown(164 * 10**12), unknown(165 * 10**12))
+    listed = [row[2] for row in rows(fit_html(SearchStatus("id", ORDER, ways=both, answer={}), 24 * GiB, None))[1:]]
+    axis = words(picture_html(both, 24 * GiB, None))
+    assert {text for text in listed if text.endswith(" T")} == {"166.00 T", "167.00 T"}
+    assert "166.00 T" in axis and "167.00 T" in axis
 
 
 def test_a_name_stays_a_name() -> None:
@@ -123,11 +133,18 @@ def test_the_border_is_where_it_stops_fitting_and_not_where_a_colour_ends() -> N
     ]
 
 
-def test_the_form_asks_for_a_search_of_the_workload_as_it_stands() -> None:
+def test_the_form_asks_for_a_search_of_the_workload_as_it_stands_and_keeps_what_was_chosen() -> None:
     order = search_order({"fit:keep": "training", "fit:largest": "batch", "fit:grid": True}, ASKED)
     assert (order.keep, order.largest, order.grid) == ("training", "batch", True)
     assert order.request == Request("gpt2", {"batch": "4"}, on="predict", numerics=False)
     assert search_order({}, ASKED) == SearchOrder(order.request)
+    form = FormFields(workload="a", search={"fit:keep": "nothing", "fit:grid": True})
+    row = {"name": "a", "title": "A", "sentence": "A.", "knobs": []}
+    html = form_html(form, {"workloads": [row], "optimizations": [], "cards": []})
+    chosen = [element["value"] for element in elements(html, "option") if "selected" in element]
+    assert chosen[-2:] == ["nothing", ""]
+    (grid,) = elements(html, "input", name="fit:grid")
+    assert "checked" in grid
 
 
 @pytest.mark.parametrize(
@@ -146,28 +163,6 @@ def test_the_form_asks_for_a_search_of_the_workload_as_it_stands() -> None:
 def test_what_is_no_search_is_refused(fields: dict[str, Any], asked: RunRequests, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         search_order(fields, asked)
-
-
-def test_what_was_chosen_stays_chosen_when_the_form_is_drawn_anew() -> None:
-    form = FormFields(workload="a", search={"fit:keep": "nothing", "fit:grid": True})
-    row = {"name": "a", "title": "A", "sentence": "A.", "knobs": []}
-    html = form_html(form, {"workloads": [row], "optimizations": [], "cards": []})
-    chosen = [element["value"] for element in elements(html, "option") if "selected" in element]
-    assert chosen[-2:] == ["nothing", ""]
-    (grid,) = elements(html, "input", name="fit:grid")
-    assert "checked" in grid
-
-
-def test_the_axis_ends_at_the_costs_that_the_list_says() -> None:
-    def unknown(flops: int) -> dict[str, Any]:
-        cost = {"flops": flops, "bytes_moved": 10**12, "host_bytes": 0, "link_bytes": 10**12, "per": "step"}
-        return {**ways()[1], "cost": {**cost, "seconds_low": None, "seconds_high": None}}
-
-    both = (unknown(164 * 10**12), unknown(165 * 10**12))
-    listed = [row[2] for row in rows(fit_html(SearchStatus("id", ORDER, ways=both, answer={}), 24 * GiB, None))[1:]]
-    axis = words(picture_html(both, 24 * GiB, None))
-    assert {text for text in listed if text.endswith(" T")} == {"166.00 T", "167.00 T"}
-    assert "166.00 T" in axis and "167.00 T" in axis
 
 
 def test_a_search_that_was_stopped_shows_its_table_with_what_was_chosen() -> None:

@@ -1,24 +1,29 @@
-"""Tests of the Run form: its requests, and the faults at its fields."""
+"""The Run form: its requests, the faults at its fields, and a config.json in it, which is never a path."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
 import pytest
 
+from memviz.errors import UsageError
+from memviz.runner.config_source import SWITCH
 from memviz.runner.jobs.limits import most_bytes
 from memviz.runner.listing import listing
-from memviz.ui.run.answer import AT_HOME, ON_A_SPACE, run_limits
+from memviz.ui.run.answer import AT_HOME, ON_A_SPACE, RunAnswers, run_limits
 from memviz.ui.run.form import (
     FIRST_MEMORY,
     OTHER_CARD,
     FormFields,
     RunRequests,
     changed,
+    config_of,
     field_of_refusal,
     form_fields_of,
     link_of,
@@ -26,8 +31,17 @@ from memviz.ui.run.form import (
     requests_of,
     without_effect,
 )
-from memviz.ui.run.form_html import NO_DEVICE, TERMS, buttons_html, form_html, form_value, refused_html
+from memviz.ui.run.form_html import (
+    NO_DEVICE,
+    TERMS,
+    buttons_html,
+    config_field_html,
+    form_html,
+    form_value,
+    refused_html,
+)
 from memviz.ui.run.predictions import request_key
+from memviz.ui.run.programs import predict_run
 from memviz.ui.run.published_examples import story_fields
 from tests.ui.page import elements, words
 
@@ -91,36 +105,46 @@ def runs(found: RunRequests) -> list[tuple[str, dict[str, str], dict[str, dict[s
     ]
 
 
-def test_every_field_that_can_be_wrong_has_a_place_for_its_fault() -> None:
+def test_fields_and_their_faults_have_places_but_not_what_the_workload_decides() -> None:
     form = form_fields_of({"workload": "tiny", "w:mode": "training", "o:split": True}, LISTING)
     html = form_html(form, LISTING)
     for name in ("w:batch", "w:mode", "o:split:parts", "warmup", "steps", "optimizer"):
         assert f'data-fault="{name}"' in html
-
-
-def test_what_the_workload_decides_is_no_field_of_an_optimization() -> None:
-    """Its own default would be shown there while the workload's number runs."""
+    # Its own default would be shown there while the workload's number runs.
     listing = {**LISTING, "optimizations": [optimization("flat", knob("micro_batches", 4), knob("joined", 1))]}
     html = form_html(form_fields_of({"workload": "tiny"}, listing), listing)
     assert ("o:flat:joined" in html, "o:flat:micro_batches" in html) == (True, False)
 
 
-def test_several_values_of_a_knob_make_variants() -> None:
+def test_values_of_knobs_and_optimizations_make_variants() -> None:
     assert runs(asked(o__split=True, o__split__parts="2, 4,8")) == [
         ("Baseline", {}, {}),
         ("Split, parts 2", {}, {"split": {"parts": "2"}}),
         ("Split, parts 4", {}, {"split": {}}),
         ("Split, parts 8", {}, {"split": {"parts": "8"}}),
     ]
-
-
-def test_several_optimizations_are_combined() -> None:
     found = asked(o__split=True, o__checkpoint=True, o__checkpoint__every="1, 2", w__mode="training")
     assert runs(found) == [
         ("Baseline", {"mode": "training"}, {}),
         ("Split + every block", {"mode": "training"}, {"split": {}, "checkpoint": {}}),
         ("Split + every 2nd block", {"mode": "training"}, {"split": {}, "checkpoint": {"every": "2"}}),
     ]
+    assert runs(asked(w__batch="1,2", o__split=True)) == [
+        ("batch 1: Baseline", {}, {}),
+        ("batch 1: Split", {}, {"split": {}}),
+        ("batch 2: Baseline", {"batch": "2"}, {}),
+        ("batch 2: Split", {"batch": "2"}, {"split": {}}),
+    ]
+    every = [("fast: Baseline", {}), ("small: Baseline", {"way": "small"}), ("exact: Baseline", {"way": "exact"})]
+    for text in ("*", "fast, small, exact"):
+        assert [(label, settings) for label, settings, _ in runs(asked(workload="other", w__way=text))] == every
+    assert [label for label, _, _ in runs(asked(workload="other", w__way=""))] == ["Baseline"]
+    assert runs(asked(w__note="a, b"))[0][1] == {"note": "a, b"}
+    assert runs(asked(o__split=True, o__split__only="x,y"))[1][2] == {"split": {"only": "x,y"}}
+    assert runs(asked(o__split__parts="2, 8")) == [("Baseline", {}, {})]
+    many = ",".join(map(str, range(3000)))
+    found = asked(w__batch=many, o__split=True, o__split__parts=many, o__split__only="x")
+    assert (found.requests, found.faults["run"].split(",")[0]) == ((), "These would be 9")
 
 
 @pytest.mark.parametrize(
@@ -136,31 +160,6 @@ def test_several_optimizations_are_combined() -> None:
 def test_variants_are_called_as_people_call_them(fields: dict[str, Any], labels: list[str]) -> None:
     theirs = {f"o__checkpoint__{key}": value for key, value in fields.items()}
     assert list(asked(w__mode="training", o__checkpoint=True, **theirs).labels) == ["Baseline", *labels]
-
-
-def test_values_of_the_workload_are_variants_too() -> None:
-    assert runs(asked(w__batch="1,2", o__split=True)) == [
-        ("batch 1: Baseline", {}, {}),
-        ("batch 1: Split", {}, {"split": {}}),
-        ("batch 2: Baseline", {"batch": "2"}, {}),
-        ("batch 2: Split", {"batch": "2"}, {"split": {}}),
-    ]
-
-
-def test_all_choices_of_a_knob_can_be_asked_for_at_once() -> None:
-    every = [("fast: Baseline", {}), ("small: Baseline", {"way": "small"}), ("exact: Baseline", {"way": "exact"})]
-    for text in ("*", "fast, small, exact"):
-        assert [(label, settings) for label, settings, _ in runs(asked(workload="other", w__way=text))] == every
-    assert [label for label, _, _ in runs(asked(workload="other", w__way=""))] == ["Baseline"]
-
-
-def test_a_text_may_hold_commas() -> None:
-    assert runs(asked(w__note="a, b"))[0][1] == {"note": "a, b"}
-    assert runs(asked(o__split=True, o__split__only="x,y"))[1][2] == {"split": {"only": "x,y"}}
-
-
-def test_knobs_of_what_is_switched_off_change_nothing() -> None:
-    assert runs(asked(o__split__parts="2, 8")) == [("Baseline", {}, {})]
 
 
 @pytest.mark.parametrize(
@@ -267,13 +266,18 @@ def test_the_form_shows_what_there_is_and_escapes_it() -> None:
     assert NO_DEVICE in html and NO_DEVICE not in form_html(form, with_device)
 
 
-def test_what_is_not_usable_is_counted_unless_it_is_on() -> None:
+def test_what_would_do_nothing_is_counted_or_says_why() -> None:
     def count(**fields: Any) -> str:
         form = form_fields_of({"workload": "tiny", **fields}, LISTING)
         return words(form_value(form, requests_of(form, LISTING), LISTING, version="1")["parts"]["idle"])
 
     assert count() == "1 not usable"
     assert count(**{"o:checkpoint": True}) == count(**{"w:mode": "training"}) == ""
+    split = {**LISTING["optimizations"][0], "name": "tiles", "only_on": "an autoencoder"}
+    for holds, said in (([], "autoencoders only"), (["an autoencoder"], None), (None, None)):
+        workloads = [{**LISTING["workloads"][0], "holds": holds}]
+        listing = {**LISTING, "workloads": workloads, "optimizations": [{**split, "needs": "any", "not_with": {}}]}
+        assert without_effect(FormFields(workload=workloads[0]["name"]), listing).get("tiles") == said
 
 
 @pytest.mark.parametrize(
@@ -292,14 +296,6 @@ def test_what_would_do_nothing_says_so_before_it_is_switched_on(fields: dict[str
     assert words(parts["price:checkpoint"]) == idle
 
 
-def test_what_changes_a_kind_of_model_that_is_not_there_says_so() -> None:
-    split = {**LISTING["optimizations"][0], "name": "tiles", "only_on": "an autoencoder"}
-    for holds, said in (([], "autoencoders only"), (["an autoencoder"], None), (None, None)):
-        workloads = [{**LISTING["workloads"][0], "holds": holds}]
-        listing = {**LISTING, "workloads": workloads, "optimizations": [{**split, "needs": "any", "not_with": {}}]}
-        assert without_effect(FormFields(workload=workloads[0]["name"]), listing).get("tiles") == said
-
-
 def test_what_is_said_and_what_has_no_field_stand_above_the_button() -> None:
     form = form_fields_of({"workload": "tiny"}, LISTING)
     refused = replace(requests_of(form, LISTING), faults={"run": "Too many.", "knobs": "Too large.", "w:batch": "x"})
@@ -307,12 +303,6 @@ def test_what_is_said_and_what_has_no_field_stand_above_the_button() -> None:
     assert words(value["parts"]["buttons"]).startswith("Nothing was run. Too many. Too large.")
     assert [field for field in ("run", "knobs") if elements(value["html"], "p", data_fault=field)] == []
     assert elements(value["html"], "p", data_fault="w:batch")
-
-
-def test_a_thousand_values_are_counted_and_not_made() -> None:
-    many = ",".join(map(str, range(3000)))
-    found = asked(w__batch=many, o__split=True, o__split__parts=many, o__split__only="x")
-    assert (found.requests, found.faults["run"].split(",")[0]) == ((), "These would be 9")
 
 
 def test_a_knob_with_choices_is_a_menu_or_boxes_to_tick() -> None:
@@ -342,9 +332,11 @@ def test_the_form_is_drawn_anew_only_where_other_fields_stand(
     assert changed(fields, before, LISTING) == (fields, is_redrawn)
 
 
-def test_another_workload_begins_with_its_own_values() -> None:
+def test_other_workloads_and_stories_begin_with_their_own_values() -> None:
     fields = {"workload": "other", "w:batch": "2", "steps": "3"}
     assert changed(fields, {"workload": "tiny"}, LISTING) == ({"workload": "other", "steps": "3"}, True)
+    fields = story_fields("checkpointing", {"card": "NVIDIA X", "w:batch": "9", "o:cast": True})
+    assert (fields["card"], fields["workload"], "w:batch" in fields) == ("NVIDIA X", "ltx_video", False)
 
 
 @pytest.mark.parametrize(
@@ -369,12 +361,7 @@ def test_strangers_on_a_space_get_less_than_whoever_is_at_home() -> None:
     )
 
 
-def test_a_story_leaves_the_card_as_it_was_chosen() -> None:
-    fields = story_fields("checkpointing", {"card": "NVIDIA X", "w:batch": "9", "o:cast": True})
-    assert (fields["card"], fields["workload"], "w:batch" in fields) == ("NVIDIA X", "ltx_video", False)
-
-
-def test_axes_are_asked_of_many_gpus_alone() -> None:
+def test_axes_are_asked_of_many_gpus_alone_and_faults_stand_at_them() -> None:
     def parallel(**fields: Any) -> list[dict[str, str]]:
         return [dict(each.parallel) for each in asked(**fields).requests]
 
@@ -382,9 +369,6 @@ def test_axes_are_asked_of_many_gpus_alone() -> None:
     assert parallel(p__gpus="1", p__tensor="2") == [{}] == parallel()
     variants = parallel(p__gpus="8", o__split=True)
     assert variants == [{"gpus": "8"}] * 2
-
-
-def test_what_is_wrong_with_an_axis_stands_at_its_field() -> None:
     faults = {"p:gpus": {"p__gpus": "8", "p__tensor": "3"}, "p:tensor": {"p__gpus": "8", "p__tensor": "x"}}
     html = form_html(form_fields_of({"workload": "tiny"}, LISTING), LISTING)
     for place, fields in faults.items():
@@ -436,3 +420,82 @@ def test_terms_are_of_knobs_that_there_are() -> None:
     names = {name for prefix, knob in knobs for name in (knob["name"], f"{prefix}:{knob['name']}")}
     names |= {f"{prefix}:{knob['name']}={value}" for prefix, knob in knobs for value in knob["choices"]}
     assert set(TERMS) - names == set()
+
+
+TINY = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+}
+CONFIG_FIELDS = {"workload": "config.json", "w:sequence": "32", "w:mode": "lora", "card": "NVIDIA GeForce RTX 4090"}
+
+
+def faults(answers: RunAnswers, **fields: Any) -> dict[str, str]:
+    form = form_fields_of({**CONFIG_FIELDS, **fields}, answers.listing())
+    return dict(requests_of(form, answers.listing()).faults)
+
+
+def test_its_text_becomes_the_request_in_few_letters(answers: RunAnswers) -> None:
+    form = form_fields_of({**CONFIG_FIELDS, "config": json.dumps(TINY, indent=4)}, answers.listing())
+    (request,) = requests_of(form, answers.listing()).requests
+    assert (request.workload, request.settings) == ("config.json", {"sequence": "32", "mode": "lora"})
+    assert json.loads(request.config) == TINY
+
+
+def test_lora_trains_so_what_needs_training_goes_with_it(answers: RunAnswers) -> None:
+    assert not faults(answers, config=json.dumps(TINY), **{"o:checkpointing": True})
+    inference = {"w:mode": "inference", "o:checkpointing": True}
+    assert "o:checkpointing" in faults(answers, config=json.dumps(TINY), **inference)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "Paste a config.json here"),
+        ("  ", "Paste a config.json here"),
+        ('{"model_type": "llama", "auto_map": {"AutoModel": "x.y"}}', "auto_map names code of its own"),
+        ('{"model_type": "llama", "num_hidden_layers": 10000000}', "10,000,000, and the most that is built"),
+        ("x" * (1 << 20) + "y", "longer than 1,048,576 letters"),
+    ],
+)
+def test_what_does_not_go_is_said_at_the_field(answers: RunAnswers, text: str, words: str) -> None:
+    assert words in faults(answers, config=text)["config"]
+
+
+def test_no_file_of_the_machine_is_read(answers: RunAnswers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    monkeypatch.chdir(tmp_path)
+    for path in (str(tmp_path), str(tmp_path / "config.json"), ".", "config.json"):
+        assert "not JSON" in faults(answers, config=path)["config"]
+    with pytest.raises(UsageError, match="Paste a config.json"):
+        asyncio.run(predict_run(answers, "config.json", {}, [], card="", owner=""))
+
+
+def test_the_hub_is_on_the_page_only_where_its_owner_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(SWITCH, raising=False)
+    assert "hub" not in config_field_html("").lower()
+    assert config_of("somebody/model")[1].startswith("Nothing is asked of the Hugging Face hub here")
+    monkeypatch.setenv(SWITCH, "1")
+    assert "owner/model of the Hugging Face hub" in config_field_html("")
+    monkeypatch.setattr("memviz.ui.run.form.fetch_config", lambda name: json.dumps(TINY).encode())
+    assert json.loads(config_of("somebody/model")[0]) == TINY
+
+
+def test_the_field_is_there_for_this_workload_alone_and_its_text_stays_text(answers: RunAnswers) -> None:
+    listing = answers.listing()
+    form = form_fields_of({**CONFIG_FIELDS, "config": "</textarea><script>alert(1)</script>"}, listing)
+    html = form_html(form, listing)
+    assert "<script>" not in html
+    assert len(elements(html, "textarea")) == 1
+    assert not elements(form_html(form_fields_of({"workload": "gpt2"}, listing), listing), "textarea")
+    assert changed(CONFIG_FIELDS, {"workload": "gpt2"}, listing)[1]
+
+
+def test_programs_give_it_among_the_settings(answers: RunAnswers) -> None:
+    settings = {"config": TINY, "sequence": 32, "mode": "inference", "dtype": "bf16"}
+    found = asyncio.run(predict_run(answers, "config.json", settings, [], card="T4", owner=""))
+    assert found["run"]["parameters"] == 2 * 512 * 64 + 2 * (4 * 64 * 64 + 3 * 64 * 128 + 2 * 64) + 64

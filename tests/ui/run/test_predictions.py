@@ -10,8 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from memviz.runner.jobs.service import OrderStatus
 from memviz.runner.request import Request
 from memviz.ui.run.answer import AT_HOME, RunAnswers, timeline_values, with_measured
@@ -21,15 +19,6 @@ from tests.runner.processes import wait_until
 
 SMALL = {"sequence": "64", "dim": "64", "layers": "2"}
 SPLIT = (("split_feed_forward", {"splits": "2"}),)
-
-
-@pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunAnswers]:
-    # A machine that is busy with other things may take minutes to start the process.
-    patient = replace(AT_HOME, price_seconds=AT_HOME.seconds)
-    made = RunAnswers(TraceStore(), tmp_path_factory.mktemp("runs"), patient)
-    yield made
-    made.close()
 
 
 def asked(*changes: Any, numerics: bool = False, **settings: str) -> RunRequests:
@@ -134,13 +123,10 @@ def test_a_refusal_is_remembered_and_marks_its_field(answers: RunAnswers) -> Non
     assert "w:frames" not in answers.parse({**fields, "w:frames": "81"})[1].faults
 
 
-def test_pinned_variants_come_between_the_baseline_and_the_newest_and_none_twice(answers: RunAnswers) -> None:
+def test_pinned_and_measured_variants_have_their_places_and_none_comes_twice(answers: RunAnswers) -> None:
     requests = asked(SPLIT)
     pins = ((asked(dim="96").requests[0], "wide"), (requests.requests[1], "again"))
     assert answers.with_pinned(requests, pins).labels == ("variant 0", "wide", "variant 1")
-
-
-def test_measured_runs_are_listed_beside_what_was_predicted() -> None:
     both = with_measured(asked(SPLIT))
     assert [(one.on, label) for one, label in zip(both.requests, both.labels, strict=True)] == [
         ("predict", "variant 0"),

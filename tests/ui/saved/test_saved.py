@@ -46,13 +46,10 @@ def live_bytes(spans: SavedSpans, count: int) -> np.ndarray:
     return np.cumsum(change)[:count]
 
 
-def test_all_spans_are_the_live_bytes():
+def test_all_spans_are_the_live_bytes_and_of_too_many_the_peak_stays_to_the_byte():
     device = busy().devices[0]
     whole = timeline(device).live
     assert (live_bytes(all_spans(device, colouring(busy(), device)), len(whole)) == whole).all()
-
-
-def test_of_too_many_the_peak_stays_to_the_byte_and_the_largest_stay_as_they_are():
     device = busy().devices[0]
     whole, spans = timeline(device).live, largest_spans(device, colouring(busy(), device), 300)
     drawn = live_bytes(spans, len(whole))
@@ -62,7 +59,7 @@ def test_of_too_many_the_peak_stays_to_the_byte_and_the_largest_stay_as_they_are
     assert "the 300 largest are drawn one by one" in spans.note
 
 
-def test_what_does_not_fit_is_left_out_and_said():
+def test_what_does_not_fit_is_left_out_and_said_down_to_the_least():
     trace = busy()
     kept = [saved_pieces(trace, trace.devices[0], most) for most in (1 << 20, 16_000, 12_000)]
     sizes = [sum(len(piece["body"]) for piece in each.pieces.values()) for each in kept]
@@ -70,9 +67,6 @@ def test_what_does_not_fit_is_left_out_and_said():
     assert all(size <= most for size, most in zip(sizes, (1 << 20, 16_000, 12_000), strict=True))
     assert "drawn together by category" in kept[2].note
     assert "Times are" in kept[2].note
-
-
-def test_where_even_the_least_is_too_much_the_least_is_kept():
     trace = busy()
     assert "the 0 largest are drawn one by one" in saved_pieces(trace, trace.devices[0], 1000).note
 
@@ -88,13 +82,10 @@ def test_texts_of_a_trace_stay_within_their_places(count: int):
     page.encode("utf-8", "replace")
 
 
-def test_long_names_keep_the_page_within_its_limit():
+def test_the_page_keeps_its_limit_and_has_the_one_script_that_the_policy_names():
     frames = [[frame(f"{i}" + "x" * 300_000, "/y" * 100_000, i)] for i in range(30)]
     trace = trace_of([alloc(i, 4096, frames=each) for i, each in enumerate(frames)])
     assert len(report_page([(trace, trace.devices[0])] * 2)) < 3_000_000
-
-
-def test_the_only_script_is_the_one_that_the_policy_names():
     page = report_page([(busy(), busy().devices[0])])
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page)
     assert policy and "default-src 'none'" in policy[1]
@@ -106,7 +97,7 @@ def follow_grouping(data: Mapping[str, str]) -> dict[str, str] | None:
     return {"by": data["value"]} if data["act"] == "by" else None
 
 
-def test_a_button_that_leads_nowhere_becomes_text() -> None:
+def test_within_a_saved_page_what_leads_nowhere_becomes_text() -> None:
     with SavedLinks(follow_grouping):
         grouping = tag("button", "Site", type="button", data_act="by", data_value="site")
         text = tag("button", "as", type="button", class_="b", data_act="use", aria_label="Use")
@@ -117,18 +108,12 @@ def test_a_button_that_leads_nowhere_becomes_text() -> None:
     assert (text, kept) == ('<span class="b">as</span>', "<button data-keep>row</button>")
     assert [*dropped, other_tab] == ["", "", ""]
     assert tag("button", "x", data_csv=True) == "<button data-csv>x</button>", "only within a saved page"
-
-
-def test_the_highlighted_rows_are_noted_and_paths_only_lit_where_they_are_saved() -> None:
     with SavedLinks(lights_paths=False) as links:
         row = tag("tr", data_light_by="site", data_light_group="a<b")
         box = tag("i", data_light_by="path", data_light_group="1,2")
         tag("tr", data_compare_by="line", data_compare_row="x")
     assert (list(links.lights), list(links.compared)) == ([("site", "a<b"), ("path", "1,2")], [("line", "x")])
     assert ("data-light-by" in row, box) == (True, "<i></i>")
-
-
-def test_a_switch_without_a_choice_left_is_dropped() -> None:
     off = {"module": "No module is recorded."}
     choices = {"category": "Category", "site": "Site", "module": "Module"}
     with SavedLinks(follow_grouping):

@@ -49,23 +49,17 @@ def asked(line: FairLock, questions: list[tuple[str, str]]) -> tuple[list[str], 
     return order, asyncio.run(all_of_them())
 
 
-def test_one_who_asks_often_waits_behind_others() -> None:
+def test_one_who_asks_often_waits_behind_others_and_who_asks_too_often_hears_so() -> None:
     order, answers = asked(FairLock(), [("a", "a1"), ("a", "a2"), ("a", "a3"), ("b", "b1"), ("c", "c1")])
     assert order.index("b1") < order.index("a3")
     assert order.index("c1") < order.index("a3")
     assert answers == ["A1", "A2", "A3", "B1", "C1"]
-
-
-def test_who_asks_too_often_hears_so_and_nobody_else_does() -> None:
     _, answers = asked(FairLock(), [("a", "a")] * 12 + [("b", "b")])
     # One is being answered, and eight wait.
     assert answers.count("A") == 9
     refused = [answer for answer in answers if answer not in ("A", "B")]
     assert set(refused) == {"8 questions of yours wait here already. Ask again when one is answered."}
     assert answers[-1] == "B"
-
-
-def test_a_fault_gives_the_turn_on() -> None:
     line = FairLock()
 
     def fails(question: str) -> str:
@@ -152,22 +146,15 @@ def postprocessed(kind: type[gr.Blocks], values: Any, count: int) -> tuple[list[
     return asyncio.run(answer())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("values", [*product(SAID, ["state", gr.skip()], ["words", gr.skip(), gr.update(value="new")])])
-def test_every_mixture_is_answered_as_gradio_does(values: tuple[Any, ...]) -> None:
-    assert postprocessed(QuickBlocks, list(values), 3) == postprocessed(gr.Blocks, list(values), 3)
+MIXTURES = [list(each) for each in product(SAID, ["state", gr.skip()], ["words", gr.skip(), gr.update(value="new")])]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("value", SAID)
-def test_so_is_one_output_alone(value: Any) -> None:
-    assert postprocessed(QuickBlocks, value, 1) == postprocessed(gr.Blocks, value, 1)
-
-
-@pytest.mark.slow
-def test_one_skip_stands_for_all() -> None:
-    assert postprocessed(QuickBlocks, gr.skip(), 3) == postprocessed(gr.Blocks, gr.skip(), 3)
-    assert postprocessed(QuickBlocks, gr.skip(), 3)[0] == [gr.skip(), None, gr.skip()]
+@pytest.mark.parametrize(
+    ("values", "count"), [*((each, 3) for each in MIXTURES), *((each, 1) for each in SAID), (gr.skip(), 3)]
+)
+def test_every_mixture_is_answered_as_gradio_does(values: Any, count: int) -> None:
+    assert postprocessed(QuickBlocks, values, count) == postprocessed(gr.Blocks, values, count)
 
 
 @pytest.mark.slow

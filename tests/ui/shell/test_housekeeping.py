@@ -17,7 +17,6 @@ from memviz.analysis.cache import cached_on, size_in_bytes
 from memviz.analysis.timeline import timeline
 from memviz.errors import UsageError
 from memviz.ui.shell import housekeeping
-from memviz.ui.shell import store as shell_store
 from memviz.ui.shell.housekeeping import Housekeeping, keep_seconds
 from memviz.ui.shell.session import Context, Session, open_trace
 from memviz.ui.shell.store import TraceStore
@@ -164,19 +163,9 @@ def test_the_store_charges_what_is_computed_later_too():
     assert charged.bytes >= before + (1 << 20)
 
 
-def test_a_trace_that_rests_is_not_counted_again_and_again(monkeypatch: pytest.MonkeyPatch):
-    counted: list[Any] = []
-    monkeypatch.setattr(shell_store, "size_in_bytes", lambda trace: counted.append(trace) or size_in_bytes(trace))
-    store, trace = TraceStore(), growing()
-    key = store.add(trace)
-    for seconds in (10, 80, 90, 100):
-        later(monkeypatch, seconds)
-        store.forget({key}, 1000)
-    # When it came, soon afterwards, when it came to rest; and no more.
-    assert counted == [trace] * 3
-
-
-def test_replays_rest_with_their_trace(context: Context, replays: Replays, key: str, monkeypatch: pytest.MonkeyPatch):
+def test_replays_rest_and_go_with_their_trace(
+    context: Context, replays: Replays, key: str, monkeypatch: pytest.MonkeyPatch
+):
     replay = replays.replayer(key).as_recorded().trace
     line = timeline(replay.devices[0])
     cached_on(replay, "a view", lambda: bytearray(1 << 20))
@@ -185,9 +174,6 @@ def test_replays_rest_with_their_trace(context: Context, replays: Replays, key: 
     assert size_in_bytes(replay) < 1 << 20
     assert replays.replayer(key).as_recorded().trace is replay, "it is not replayed again"
     assert len(timeline(replay.devices[0])) == len(line)
-
-
-def test_replays_go_with_their_trace(context: Context, replays: Replays, key: str):
     replays.replayer(key).as_recorded()
     assert len(replays._kept) == 2
     context.store.drop(key.partition("/")[0])

@@ -60,24 +60,18 @@ def test_text_is_never_markup() -> None:
 # -- the store
 
 
-def test_a_trace_is_found_by_its_key_only(store: TraceStore) -> None:
+def test_a_trace_is_found_by_its_whole_key_until_others_need_the_room(store: TraceStore) -> None:
     key = store.add(small())
     assert len(key) >= 24
     assert store.get(key) is not None
     assert store.get(key[:-1]) is None
     store.drop(key)
     assert store.get(key) is None
-
-
-def test_what_was_not_used_for_longest_makes_room() -> None:
     store = TraceStore(most_bytes=int(2.5 * size_in_bytes(small())))
     first, second = store.add(small()), store.add(small())
     store.get(first)
     store.add(small())
     assert (store.get(first) is not None, store.get(second)) == (True, None)
-
-
-def test_the_newest_stays_however_large(store: TraceStore) -> None:
     store = TraceStore(most_bytes=1)
     assert store.get(store.add(small())) is not None
 
@@ -87,16 +81,13 @@ def test_the_newest_stays_however_large(store: TraceStore) -> None:
 A, B, C = (Opened(name, name, "0", ("0", "1")) for name in "abc")
 
 
-def test_the_first_two_are_compared_and_the_last_is_looked_at() -> None:
+def test_the_first_two_are_compared_the_last_is_looked_at_and_on_a_device_that_is_there() -> None:
     session = Session().with_opened(A).with_opened(B).with_opened(C)
     assert (session.chosen, session.compared) == ("c", ("a", "b"))
     assert session.toggling("b").toggling("c").compared == ("a", "c")
     assert session.with_baseline("b").compared == ("b", "a")
     closed = Session().with_opened(A).with_opened(B).closing("b")
     assert (closed, closed.closing("a")) == (Session().with_opened(A), Session())
-
-
-def test_a_device_is_chosen_only_where_there_is_one() -> None:
     session = Session().with_opened(A)
     assert session.on_device("a", "1").current == replace(A, device="1")
     assert session.on_device("a", "7").current == A
@@ -148,19 +139,13 @@ def test_only_valid_values_of_a_link_are_taken(query: dict[str, str], state: dic
     assert view_state(query) == state
 
 
-def test_keys_lead_to_a_trace_and_a_device(store: TraceStore) -> None:
+def test_keys_and_links_lead_to_an_open_trace_and_a_device(store: TraceStore) -> None:
     context, one = Context(store), open_trace(store, small())
     found = context.find(timeline_key(one))
     assert found is not None
     assert found[1].name == "0"
     assert context.find(f"{one.key}/9") is None
     assert context.find("guess/0") is None
-
-
-# -- links
-
-
-def test_links_name_samples_openly_and_others_by_a_digest() -> None:
     sample = replace(A, sample="training.pickle.gz")
     session = Session().with_opened(sample).with_opened(B)
     assert link_name(sample) == "sample:training.pickle.gz"
@@ -169,10 +154,13 @@ def test_links_name_samples_openly_and_others_by_a_digest() -> None:
     assert find_by_link(session, "nobody") is None
 
 
+# -- links
+
+
 # -- what is seen
 
 
-def test_the_list_names_every_open_trace(store: TraceStore) -> None:
+def test_the_list_names_every_open_trace_and_tells_several_apart(store: TraceStore) -> None:
     context = Context(store)
     session = (
         Session()
@@ -185,6 +173,14 @@ def test_the_list_names_every_open_trace(store: TraceStore) -> None:
     assert html.count('aria-current="true"') == 1
     store.drop(session.opened[0].key)
     assert "closed to make room" in traces_html(session, context.of)
+    context, alone = Context(store), Session().with_opened(open_trace(store, small()))
+    assert "mv-badge" not in traces_html(alone, context.of)
+    both = alone.with_opened(open_trace(store, small()))
+    assert traces_html(both, context.of).count("mv-badge") == 2
+    names = [f"profile_of_a_very_long_run_{kind}" for kind in ("fp32", "bf16")]
+    session = Session().with_opened(replace(A, name=names[0])).with_opened(replace(B, name=names[1]))
+    shown = words(traces_html(session, lambda _: None))
+    assert "profil…un_fp32" in shown and "profil…un_bf16" in shown
 
 
 def test_of_many_traces_a_bar_says_which_is_highest(context):
@@ -213,15 +209,12 @@ def timelines_named(html: str) -> dict[str | None, str | None]:
     return {row["data-key"]: row.get("data-mv-timeline") for row in elements(html, "button", data_act="choose")}
 
 
-def test_actions_belong_to_a_trace() -> None:
+def test_actions_belong_to_a_trace_and_a_refusal_is_text() -> None:
     exports = {"report": "As one page"}
     assert actions_html(Session(), exports) == ""
     html = actions_html(Session().with_opened(replace(A, sample="x")), exports)
     assert 'data-mv-link="sample:x"' in html
     assert "As one page" in html
-
-
-def test_a_refusal_is_text() -> None:
     html = refused_html(Session().with_refused(Refused(EVIL, EVIL)))
     assert "<img" not in html
 
@@ -271,11 +264,10 @@ def two_devices() -> Trace:
     return read({"segments": [], "device_traces": [[alloc(0, 9000)], [alloc(0, 1000), oom]]})
 
 
-def test_of_several_devices_the_one_that_ran_out_of_memory_is_opened_first(store: TraceStore) -> None:
+def test_of_several_devices_the_one_that_ran_out_of_memory_is_opened_first_and_the_others_lead_to_it(
+    store: TraceStore,
+) -> None:
     assert open_trace(store, two_devices()).device == "1"
-
-
-def test_the_note_on_another_devices_failure_leads_to_it() -> None:
     trace = two_devices()
     here, there = (verdict_html(trace, device, "key") for device in trace.devices)
     assert 'data-act="device" data-key="key" data-device="1"' in here
@@ -284,25 +276,16 @@ def test_the_note_on_another_devices_failure_leads_to_it() -> None:
     assert "Device 1 ran out of memory" in there
 
 
-def test_a_lone_trace_is_no_a(store: TraceStore) -> None:
-    context, alone = Context(store), Session().with_opened(open_trace(store, small()))
-    assert "mv-badge" not in traces_html(alone, context.of)
-    both = alone.with_opened(open_trace(store, small()))
-    assert traces_html(both, context.of).count("mv-badge") == 2
-
-
-def test_a_state_alone_has_no_peak() -> None:
+def test_a_state_alone_has_no_peak_and_what_is_not_known_is_not_nothing() -> None:
     trace = trace_of([], [segment(0, 2**21, [block(0, 512, 500)])])
     html = verdict_html(trace, trace.devices[0])
     assert "500 B are live. <span>The file holds no history, only the state at its end." in html
     assert "peak" not in str(facts(trace, trace.devices[0]))
-
-
-def test_long_names_in_the_sidebar_keep_what_tells_them_apart() -> None:
-    names = [f"profile_of_a_very_long_run_{kind}" for kind in ("fp32", "bf16")]
-    session = Session().with_opened(replace(A, name=names[0])).with_opened(replace(B, name=names[1]))
-    shown = words(traces_html(session, lambda _: None))
-    assert "profil…un_fp32" in shown and "profil…un_bf16" in shown
+    recorded = trace_of([event("segment_alloc", 0, 2**21), alloc(0, 1024)])
+    assert ("peak reserved", "2.00 MiB") in facts(recorded, recorded.devices[0])
+    host = trace_of([alloc(0, 1024)])
+    assert ("reserved", "not in the file") in facts(host, host.devices[0])
+    assert "0 B" not in dict(facts(host, host.devices[0])).values()
 
 
 def test_names_that_differ_stay_different_however_long_they_are() -> None:
@@ -316,11 +299,3 @@ def test_names_that_differ_stay_different_however_long_they_are() -> None:
         shown = distinct_labels(names, 18)
         assert len(set(shown)) == len(set(names)) and all(len(text) <= 18 for text in shown)
     assert distinct_labels(["run", "run", "walk"], 18) == ["run", "run", "walk"]
-
-
-def test_what_no_segment_was_recorded_for_is_not_said_to_have_reserved_nothing() -> None:
-    recorded = trace_of([event("segment_alloc", 0, 2**21), alloc(0, 1024)])
-    assert ("peak reserved", "2.00 MiB") in facts(recorded, recorded.devices[0])
-    host = trace_of([alloc(0, 1024)])
-    assert ("reserved", "not in the file") in facts(host, host.devices[0])
-    assert "0 B" not in dict(facts(host, host.devices[0])).values()

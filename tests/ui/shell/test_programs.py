@@ -47,12 +47,9 @@ def test_no_address_reaches_gradio_wherever_it_is(nest: Any):
         resolved(nest({"path": " HTTP://169.254.169.254/x", "meta": META}))
 
 
-def test_a_short_answer_is_whole():
+def test_a_short_answer_is_whole_and_of_a_long_one_stacks_go_first():
     answer = {"peak_bytes": 12, "rows": [{"site": "a.py:1", "stack": [{"line": n} for n in range(40)]}], "none": None}
     assert json.loads(short_json(answer)) == answer
-
-
-def test_stacks_go_first_and_then_the_end_of_the_longest_list():
     rows = [{"bytes": 1000 - n, "stack": [{"name": f"function{m}"} for m in range(60)]} for n in range(20)]
     text = short_json({"rows": rows, "rest_bytes": 3})
     told = json.loads(text)
@@ -63,9 +60,6 @@ def test_stacks_go_first_and_then_the_end_of_the_longest_list():
     many = json.loads(short_json({"rows": [{"site": f"file.py:{n}", "bytes": n} for n in range(10_000)]}))
     assert many["rows"][0] == {"site": "file.py:0", "bytes": 0}
     assert len(many["rows"]) + many["left_off"]["rows"] == 10_000
-
-
-def test_no_answer_is_longer_whatever_is_in_it():
     for answer in (
         {f"key{n}": "\x00" * 3000 for n in range(50)},
         {"text": "ü" * 1_000_000},

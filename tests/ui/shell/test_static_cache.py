@@ -42,15 +42,12 @@ class Served:
         return Response("a" * 2000, headers={"content-type": "text/css"})
 
 
-def test_the_page_is_written_once_for_each_address():
+def test_the_page_is_written_once_for_each_address_with_the_given_lines_and_the_script():
     served = Served()
     first, again = served.client.get("/"), served.client.get("/?trace=sample:x")
     assert first.text == again.text
     assert served.client.get("/", headers={"x-forwarded-host": "there"}).text == first.text.replace("here", "there")
     assert served.asked == ["/", "/"]
-
-
-def test_the_head_has_the_given_lines_and_the_script():
     served = Served()
     text = served.client.get("/").text
     address = text.partition('<script defer src=".')[2].partition('"')[0]

@@ -158,7 +158,9 @@ def later(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     monkeypatch.setattr(time, "monotonic", lambda: now() + seconds)
 
 
-def test_one_visitor_with_many_tickets_keeps_nobody_else_out(monkeypatch: pytest.MonkeyPatch):
+def test_one_visitor_with_many_tickets_keeps_nobody_else_out_and_none_takes_threads_or_files(
+    monkeypatch: pytest.MonkeyPatch,
+):
     readings = Readings(Context(TraceStore()))
     begin = partial(readings.begin, "run.pickle", 100_000, packed=False)
     tickets = [begin(visitor="hostile") for _ in range(16)]
@@ -169,6 +171,15 @@ def test_one_visitor_with_many_tickets_keeps_nobody_else_out(monkeypatch: pytest
     later(monkeypatch, 10)
     tickets.append(begin(visitor="hostile"))
     assert [readings.get(ticket) is None for ticket in tickets] == [True] + 16 * [False]
+
+    def count() -> tuple[int, int]:
+        return threading.active_count(), len(os.listdir("/proc/self/fd"))
+
+    readings, before = Readings(Context(TraceStore())), count()
+    for i in range(100):
+        readings.begin("run.pickle", 1000, packed=False, visitor=str(i))
+    # Readings left by earlier tests may end in between.
+    assert all(now <= then for now, then in zip(count(), before, strict=True))
 
 
 def test_whoever_takes_every_place_under_many_names_loses_them_to_who_comes_later(monkeypatch: pytest.MonkeyPatch):
@@ -186,17 +197,6 @@ def test_whoever_takes_every_place_under_many_names_loses_them_to_who_comes_late
         begin(visitor="friend")
     assert useful in readings._under_way.values()
     useful.arriving.close()
-
-
-def test_tickets_take_neither_threads_nor_files():
-    def count() -> tuple[int, int]:
-        return threading.active_count(), len(os.listdir("/proc/self/fd"))
-
-    readings, before = Readings(Context(TraceStore())), count()
-    for i in range(100):
-        readings.begin("run.pickle", 1000, packed=False, visitor=str(i))
-    # Readings left by earlier tests may end in between.
-    assert all(now <= then for now, then in zip(count(), before, strict=True))
 
 
 def test_what_trickles_in_is_forgotten_by_the_clock_and_frees_what_it_took(monkeypatch: pytest.MonkeyPatch):
@@ -243,7 +243,7 @@ def test_a_reading_stops_in_the_middle_when_its_visitor_goes(monkeypatch: pytest
     assert not readings._store._kept
 
 
-def test_a_table_of_ranks_is_told_as_open_without_a_timeline(tmp_path: Path) -> None:
+def test_a_table_of_ranks_is_open_without_a_timeline_and_a_damaged_one_refused(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     table, tables = tmp_path / "ranks.parquet", RankTables()
     gather_ranks(Gathering((str(write_ranks(tmp_path / "job", 2)),), output=table, processes=1))
@@ -255,9 +255,6 @@ def test_a_table_of_ranks_is_told_as_open_without_a_timeline(tmp_path: Path) -> 
     assert kinds["opened"]["key"] == "" and "curve" not in kinds
     named = tables.get(kinds["opened"]["stored"])
     assert named is not None and (named.name, len(named.job.ranks)) == ("ranks.parquet", 2)
-
-
-def test_a_damaged_table_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     raw = b"PAR1" + bytes(999)
     reading = begun(Readings(Context(TraceStore())), raw, name="ranks.parquet")

@@ -40,11 +40,11 @@ def no_loops_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         each.close()
 
 
-def visitor(auth: Any = None, **limits: Any) -> TestClient:
+def visitor(auth: Any = None) -> TestClient:
     with gr.Blocks(analytics_enabled=False) as blocks:
         pass
     blocks.auth, blocks.auth_message = auth, None
-    blocks.readings = Readings(Context(TraceStore()), **limits)
+    blocks.readings = Readings(Context(TraceStore()))
     return TestClient(App.create_app(blocks, app_kwargs={"routes": routes()}))
 
 
@@ -117,18 +117,6 @@ def test_only_the_page_itself_may_ask_in_a_browser():
         ("user-agent", "a program"): 200,
     }
     assert {header: begin(client, **dict([header])).status_code for header in asked} == asked
-
-
-def test_what_the_page_would_never_send_is_refused():
-    client = visitor(most_bytes=10_000)
-    assert client.post(PATH, content=b"no JSON").status_code == 400
-    assert client.post(PATH, json={"name": "x"}).status_code == 400
-    large = client.post(PATH, json={"name": "x", "size": 20_000, "packed": True})
-    assert (large.status_code, "this page takes 9.77 KiB" in large.json()["reason"]) == (413, True)
-    ticket = begin(client).json()["ticket"]
-    assert part(client, ticket, RAW[:9], number=3) == 400
-    assert part(client, ticket, bytes(200_000)) == 400
-    assert client.get(f"{PATH}/{'A' * 24}").status_code == 400
 
 
 def test_a_cancelled_file_is_forgotten():

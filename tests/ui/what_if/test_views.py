@@ -37,7 +37,7 @@ def text(html: str) -> str:
 # -- the form
 
 
-def test_a_form_becomes_pytorch_settings() -> None:
+def test_a_form_becomes_pytorch_settings_and_settings_a_form() -> None:
     meant = parse_question(
         Question(expandable=True, max_split="128", roundup="[256:1,512:2]", more="large_segment_size_mb:40")
     )
@@ -46,6 +46,13 @@ def test_a_form_becomes_pytorch_settings() -> None:
         "expandable_segments:True,large_segment_size_mb:40,max_split_size_mb:128,"
     )
     assert (meant.card, meant.faults) == (None, {})
+    settings = parse_settings(
+        "expandable_segments:True,max_split_size_mb:64,roundup_power2_divisions:[64:8,128:2],"
+        "large_segment_size_mb:40,pinned_use_background_threads:True"
+    )
+    asked = Question(max_split="21").with_settings(settings)
+    assert parse_question(asked).settings == settings
+    assert parse_question(asked.with_settings(Settings())).settings == Settings()
 
 
 @pytest.mark.parametrize(
@@ -92,36 +99,18 @@ def test_memory_is_what_was_typed_or_what_a_card_leaves(asked: Question, card: C
     assert parse_question(asked).card == card
 
 
-def test_settings_go_into_the_form_and_come_out_the_same() -> None:
-    settings = parse_settings(
-        "expandable_segments:True,max_split_size_mb:64,roundup_power2_divisions:[64:8,128:2],"
-        "large_segment_size_mb:40,pinned_use_background_threads:True"
-    )
-    asked = Question(max_split="21").with_settings(settings)
-    assert parse_question(asked).settings == settings
-    assert parse_question(asked.with_settings(Settings())).settings == Settings()
-
-
-def test_unknown_fields_and_long_texts_are_dropped() -> None:
+def test_what_is_typed_is_bounded_and_escaped_and_pasted_as_a_shell_takes_it() -> None:
     asked = question_of({"memory": "x" * 9999, "expandable": "no", "evil": 1, "max_split": " 64 "})
     assert (len(asked.memory), asked.expandable, asked.max_split) == (400, False, "64")
-
-
-def test_typed_text_is_escaped_in_the_form() -> None:
     asked = Question(memory=EVIL, max_split=f'"{EVIL}', more=EVIL, overhead=EVIL)
     assert "<img" not in form_value(asked, parse_question(asked), KnownMemory(5 * GiB), version="1")["html"]
 
-
-def test_the_line_to_paste_survives_a_shell() -> None:
     def pasted(asked: Question) -> str:
         parts = form_value(asked, parse_question(asked), KnownMemory(None), version="1")["parts"]
         return text(parts["pasted"].replace("<wbr></wbr>", "").replace("<wbr>", ""))
 
     assert 'Copy PYTORCH_CUDA_ALLOC_CONF="roundup_power2_divisions:[1:1,' in pasted(Question(roundup="[256:1,>:4]"))
     assert pasted(Question(expandable=True)).endswith("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")
-
-
-def test_cards_say_what_a_process_gets() -> None:
     html = form_value(Question(card="24"), parse_question(Question(card="24")), KnownMemory(None), version="1")["html"]
     assert '<option value="24" data-usable="23.5 GiB" selected>24 GiB card, 23.5 usable</option>' in html
     assert 'value="23.5 GiB"' in html
@@ -130,13 +119,10 @@ def test_cards_say_what_a_process_gets() -> None:
 # -- what is kept
 
 
-def test_a_question_is_replayed_once(replays: Replays, key: str) -> None:
+def test_a_question_is_replayed_and_searched_once(replays: Replays, key: str) -> None:
     first = replays.what_if(key, EXPANDABLE, SMALL)
     assert replays.what_if(key, EXPANDABLE, SMALL).replayed is first.replayed
     assert replays.what_if(key, EXPANDABLE, Terms(CardMemory(130 * MiB, 0))).recorded is first.recorded
-
-
-def test_a_search_is_made_again_only_for_settings_that_it_has_not_tried(replays: Replays, key: str) -> None:
     assert replays.known_search(key, SMALL) is None
     first = replays.search(key, EXPANDABLE, SMALL)
     assert replays.search(key, Settings(), SMALL) is first is replays.known_search(key, SMALL)
@@ -147,12 +133,14 @@ def test_a_search_is_made_again_only_for_settings_that_it_has_not_tried(replays:
     assert replays.search(key, EXPANDABLE, dearer).recorded.smallest_card == CardMemory(4 * GiB, GiB)
 
 
-def test_a_replay_is_found_by_its_own_name_only(replays: Replays, key: str) -> None:
+def test_a_replay_is_found_by_its_own_name_while_it_is_kept(replays: Replays, key: str) -> None:
     ours = replays.what_if(key, EXPANDABLE, SMALL).replayed
     name = replays.key_of(ours)
     assert replays.find(name) == (ours.trace, ours.trace.devices[0])
     assert replays.find("guess/0") is None
     assert replays.find(key) is not None
+    with pytest.raises(UsageError, match="not open any more"):
+        replays.replayer("gone/0")
 
 
 def test_old_replays_go_and_take_their_names_along(context: Context, key: str) -> None:
@@ -169,11 +157,6 @@ def test_of_a_long_recording_the_smallest_card_is_not_found_unasked(
     assert replays.what_if(key, EXPANDABLE, SMALL).smallest_card == CardMemory(4 * GiB)
     monkeypatch.setattr("memviz.ui.what_if.replays._SIZED_UNASKED", 5)
     assert replays.what_if(key, EXPANDABLE, Terms(CardMemory(130 * MiB, 0))).smallest_card is None
-
-
-def test_a_closed_trace_is_not_replayed(replays: Replays) -> None:
-    with pytest.raises(UsageError, match="not open any more"):
-        replays.replayer("gone/0")
 
 
 # -- messages
@@ -237,14 +220,11 @@ def test_unknown_reserved_bytes_are_never_shown_as_zero(context: Context, replay
     assert "not in file" in text(recording) and "0 B" not in recording and "mv-reach" not in recording
 
 
-def test_a_line_ends_where_its_replay_does(replays: Replays, key: str) -> None:
+def test_a_line_ends_where_its_replay_does_and_what_was_not_changed_is_drawn_once(replays: Replays, key: str) -> None:
     shown = found(replays, key, parse_settings("roundup_power2_divisions:4"))
     value = plot_value(shown.device, shown.what_if, at=shown.at, label="")
     assert len(value["axes"]["event"]["lines"][0]) == 20
     assert shown.what_if.replayed.oom is not None
-
-
-def test_nothing_is_drawn_twice_where_nothing_was_changed(replays: Replays, key: str) -> None:
     shown = found(replays, key, Settings(), Terms())
     assert plot_value(shown.device, shown.what_if, at=0, label="")["names"] == []
     assert shown.at == int(timeline(shown.device).reserved.argmax()) - 1
@@ -294,11 +274,6 @@ def test_the_first_question_is_about_segments_that_expand_in_the_memory_it_had(
     had, asked = asked_first(context, replays, run.trace())
     assert (had, asked) == (KnownMemory(100 * MiB), Question(memory="100 MiB", expandable=True))
     assert asked_first(context, replays, growing())[1].memory == ""
-
-
-def test_a_recording_that_was_short_of_memory_is_asked_about_in_what_it_had_at_least(
-    context: Context, replays: Replays
-) -> None:
     run = Recorder(card=100 * MiB)
     run.cached(60 * MiB)
     run.malloc(80 * MiB)
@@ -307,7 +282,7 @@ def test_a_recording_that_was_short_of_memory_is_asked_about_in_what_it_had_at_l
     assert "80.0 MiB is what it had at least" in text(form_value(asked, parse_question(asked), had, version="")["html"])
 
 
-def test_a_trace_without_history_has_no_answer(context: Context, replays: Replays) -> None:
+def test_what_a_trace_does_not_hold_is_no_answer(context: Context, replays: Replays) -> None:
     key = timeline_key(open_trace(context.store, trace_of([], [segment(0, 2 * MiB, [block(0, MiB)])])))
     answers = WhatIfAnswers(context, replays)
     asked, searched = answers.find(key, parse_question(Question()), True, lambda done, total: None)
@@ -318,6 +293,10 @@ def test_a_trace_without_history_has_no_answer(context: Context, replays: Replay
     assert {name: parts[name] for name in EMPTY if name != "verdict"} == {
         name: value for name, value in EMPTY.items() if name != "verdict"
     }
+    trace = trace_of([], host_traces=[[alloc(0, 4096)]], host_segments=[])
+    one = open_trace(context.store, trace)
+    with pytest.raises(MemvizError, match="Pinned memory has another allocator"):
+        replays.replayer(f"{one.key}/host0")
 
 
 def test_text_of_a_trace_is_escaped(context: Context, replays: Replays) -> None:
@@ -330,10 +309,3 @@ def test_text_of_a_trace_is_escaped(context: Context, replays: Replays) -> None:
     page = what_if_page(evil, shown.device, shown.what_if)
     assert "<img" not in what_if_html(shown)
     assert "<img" not in page
-
-
-def test_pinned_memory_is_refused_in_words(context: Context, replays: Replays) -> None:
-    trace = trace_of([], host_traces=[[alloc(0, 4096)]], host_segments=[])
-    one = open_trace(context.store, trace)
-    with pytest.raises(MemvizError, match="Pinned memory has another allocator"):
-        replays.replayer(f"{one.key}/host0")
