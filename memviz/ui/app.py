@@ -100,21 +100,6 @@ COMPONENTS: tuple[type[Component], ...] = (
 """All with a script, which the page loads once; their style sheets come in this order."""
 
 
-def page_style() -> str:
-    areas = [(_UI / name).read_text(encoding="utf-8") for name in STYLES]
-    return "\n".join((*areas, *(component.style() for component in COMPONENTS)))
-
-
-def page_head() -> Html:
-    """Return the HTML that the page contains before the script runs."""
-    return Html(PAGE_STARTS + worker_html())
-
-
-def page_script() -> str:
-    """The page's own parts first, then the components'."""
-    return bundle(_UI / "shell" / "page.js", *(component.script for component in COMPONENTS))
-
-
 TITLE = "memviz: what fills your GPU"
 _TO_THE_TOP = "() => window.scrollTo(0, 0)"
 _SAVE = "() => document.querySelector('#saved a, a#saved, #saved')?.click()"
@@ -137,7 +122,10 @@ def build_app(
     page.housekeeping = Housekeeping(page)
     with page:
         programs_row = _Page(context, given, page.windows).build(page)
-    page.shared_page = SharedPage(page_head(), page_script(), partial(without_hidden, hidden=programs_row))
+    script = bundle(_UI / "shell" / "page.js", *(component.script for component in COMPONENTS))
+    page.shared_page = SharedPage(
+        Html(PAGE_STARTS + worker_html()), script, partial(without_hidden, hidden=programs_row)
+    )
     return page
 
 
@@ -203,7 +191,9 @@ class _Page:
             with gr.Tabs(elem_id="tabs") as self.tabs:
                 with gr.Tab("Explore", id="explore"):
                     self._home()
-                    self._loaded()
+                    # Hidden and not left out: an arriving file is drawn before Gradio knows that one is open.
+                    with gr.Column(visible="hidden", elem_id="loaded") as self.loaded:
+                        self.explore = explore.build(self.context, self.session)
                 with gr.Tab(compare.LABEL, id=compare.ID) as tab:
                     self.compare = compare.build(self.context, self.session, self.tabs, tab)
                 with gr.Tab(ranks.LABEL, id=ranks.ID, visible=False) as tab:
@@ -214,11 +204,6 @@ class _Page:
                     offered = samples_html(what_if.ID)
                     self.what_if = what_if.build(self.context, self.tabs, self.turn, offered)
         self.saved = gr.DownloadButton("Save", visible="hidden", elem_id="saved")
-
-    def _loaded(self) -> None:
-        # Hidden and not left out: an arriving file is drawn before Gradio knows that one is open.
-        with gr.Column(visible="hidden", elem_id="loaded") as self.loaded:
-            self.explore = explore.build(self.context, self.session)
 
     def _wire(self, page: gr.Blocks) -> None:
         frame = [self.session, self.browser, self.traces, self.band, self.home, self.loaded, self.actions, self.turn]
@@ -409,9 +394,10 @@ _MIDDLEWARE = [Middleware(RequestGuard), Middleware(StaticCache)]
 
 def launch_options() -> dict[str, Any]:
     """For `launch`: one behaviour on a laptop, a headless server and a Space."""
+    styles = [(_UI / name).read_text(encoding="utf-8") for name in STYLES]
     return {
         "theme": theme(),
-        "css": page_style(),
+        "css": "\n".join((*styles, *(component.style() for component in COMPONENTS))),
         "ssr_mode": False,
         # Or else Gradio asks its own page, and ends it where a busy machine takes more than three seconds to answer.
         "_frontend": False,
