@@ -193,7 +193,7 @@ class _Page:
                     self._home()
                     # Hidden and not left out: an arriving file is drawn before Gradio knows that one is open.
                     with gr.Column(visible="hidden", elem_id="loaded") as self.loaded:
-                        self.explore = explore.build(self.context, self.session)
+                        self.explore = explore.ExploreTab(self.context, self.session)
                 with gr.Tab(compare.LABEL, id=compare.ID) as tab:
                     self.compare = compare.build(self.context, self.session, self.tabs, tab)
                 with gr.Tab(ranks.LABEL, id=ranks.ID, visible=False) as tab:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -89,7 +89,7 @@ def served(answer: Callable[[Request], Answer]) -> Callable[[Any], Answer]:
     return ask
 
 
-def requested_trace(find: Find, request: Request) -> tuple[Trace, DeviceTrace]:
+def requested_trace(find: Find, request: Mapping[str, Any]) -> tuple[Trace, DeviceTrace]:
     pair = find(str(request.get("key", "")))
     if pair is None:
         raise UsageError("This trace is not open any more.")
