@@ -195,9 +195,9 @@ class _Page:
                     with gr.Column(visible="hidden", elem_id="loaded") as self.loaded:
                         self.explore = explore.ExploreTab(self.context, self.session)
                 with gr.Tab(compare.LABEL, id=compare.ID) as tab:
-                    self.compare = compare.build(self.context, self.session, self.tabs, tab)
+                    self.compare = compare.CompareTab(self.context, self.session, self.tabs, tab)
                 with gr.Tab(ranks.LABEL, id=ranks.ID, visible=False) as tab:
-                    self.ranks = ranks.build(self.context, self.session, self.tabs, tab)
+                    self.ranks = ranks.RanksTab(self.context, self.session, self.tabs, tab)
                 with gr.Tab(run.LABEL, id=run.ID) as tab:
                     self.run = run.build(self.context, tab)
                 with gr.Tab(what_if.LABEL, id=what_if.ID):
@@ -257,7 +257,7 @@ class _Page:
             actions_html(current, EXPORTS),
             turn_to(tab) if tab else gr.skip(),
             *explore.show(self.context, current, state),
-            *compare.show(self.context, current),
+            *compare.show(current),
             *ranks.show(self.context, current),
             *what_if.show(current, tab),
         ]
