@@ -199,7 +199,7 @@ class _Page:
                 with gr.Tab(ranks.LABEL, id=ranks.ID, visible=False) as tab:
                     self.ranks = ranks.RanksTab(self.context, self.session, self.tabs, tab)
                 with gr.Tab(run.LABEL, id=run.ID) as tab:
-                    self.run = run.build(self.context, tab)
+                    self.run = run.RunTab(self.context, tab)
                 with gr.Tab(what_if.LABEL, id=what_if.ID):
                     offered = samples_html(what_if.ID)
                     self.what_if = what_if.build(self.context, self.tabs, self.turn, offered)
@@ -309,13 +309,13 @@ class _Page:
         return self._shown(session, tab=tab)
 
     def _open_runs(self, current: Session, state: RunState, event: gr.EventData) -> list[Any]:
-        return self._shown_if_changed(current, *run.open_clicked_traces(self.run, current, state, event))
+        return self._shown_if_changed(current, *self.run.open_clicked_traces(current, state, event))
 
     def _open_point(self, current: Session, state: RunState) -> list[Any]:
-        return self._shown_if_changed(current, *run.open_point(self.run, current, state))
+        return self._shown_if_changed(current, *self.run.open_point(current, state))
 
     def _reopen_run(self, current: Session, visitor: str, event: gr.EventData) -> list[Any]:
-        return self._shown_if_changed(current, *run.reopen_run(self.run, current, visitor, event))
+        return self._shown_if_changed(current, *self.run.reopen_run(current, visitor, event))
 
     def _shown_if_changed(self, before: Session, after: Session, tab: str) -> list[Any]:
         return self._shown(after, tab=tab) if after is not before else [gr.skip() for _ in self.outputs]
