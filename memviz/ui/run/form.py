@@ -238,7 +238,11 @@ def link_of(fields: Mapping[str, Any], pinned: Sequence[tuple[Request, str]], st
     pins = [(label[:_LONGEST_LABEL], _pin_fields(request, told)) for request, label in pinned]
     for count in range(len(pins), -1, -1):
         values = {**query, "pins": pins[:count]}
-        texts = {key: value if isinstance(value, str) else _compact(value) for key, value in values.items() if value}
+        texts = {
+            key: value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+            for key, value in values.items()
+            if value
+        }
         if len(text := urlencode(texts)) <= _LONGEST_LINK:
             return text
     return ""
@@ -253,10 +257,6 @@ def _pin_fields(request: Request, shared: Mapping[str, Any]) -> dict[str, str | 
     for name, knobs in request.optimizations:
         own |= {f"o:{name}": True, **{f"o:{name}:{key}": text for key, text in knobs.items()}}
     return own if request.keep_output == shared.get("keep_output", False) else {**own, "keep_output": True}
-
-
-def _compact(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"))
 
 
 def read_link(query: Mapping[str, str]) -> RunLink | None:
