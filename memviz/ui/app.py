@@ -176,21 +176,18 @@ class _Page:
             self.more_files = _drop_target("Drop snapshots here", "files", 92)
             self.foot = Panel(foot_html(), elem_id="foot")
 
-    def _home(self) -> None:
-        with gr.Column(elem_id="home") as self.home:
-            gr.HTML(welcome_html(), apply_default_css=False)
-            with gr.Row(elem_id="home-columns"):
-                self.first_files = _drop_target("Open a snapshot", "first-files", 220)
-                Panel(record_html(), elem_id="record")
-            self.samples = Panel(samples_html(), elem_id="samples")
-
     def _tabs(self) -> None:
         with gr.Column(elem_id="frame"):
             self.actions = Panel(elem_id="actions")
             self.turn = TabTurn(elem_id="turn", visible="hidden")
             with gr.Tabs(elem_id="tabs") as self.tabs:
                 with gr.Tab("Explore", id="explore"):
-                    self._home()
+                    with gr.Column(elem_id="home") as self.home:
+                        gr.HTML(welcome_html(), apply_default_css=False)
+                        with gr.Row(elem_id="home-columns"):
+                            self.first_files = _drop_target("Open a snapshot", "first-files", 220)
+                            Panel(record_html(), elem_id="record")
+                        self.samples = Panel(samples_html(), elem_id="samples")
                     # Hidden and not left out: an arriving file is drawn before Gradio knows that one is open.
                     with gr.Column(visible="hidden", elem_id="loaded") as self.loaded:
                         self.explore = explore.ExploreTab(self.context, self.session)
@@ -347,23 +344,19 @@ class _Page:
             compared = compare_session(session, query, self._sample)
             if compared is not None:
                 return [*self._shown(compared, tab=TAB), compare_state_of(compared, query), gr.skip()]
-        linked = self._linked(session, query)
+        wanted = query.get("trace", "")
+        named = find_by_link(session, wanted)
+        linked = self._sample(session, wanted) if named is None else session.choosing(named.key)
         if linked is not None and query.get("tab") == what_if.ID:
             return [*self._shown(linked, tab=what_if.ID), gr.skip(), what_if.state_from_link(linked, query)]
         if linked is not None:
             return [*self._shown(linked, state=view_state(query)), gr.skip(), gr.skip()]
-        is_missing = bool(query.get("trace")) or "traces" in query
+        is_missing = bool(wanted) or "traces" in query
         given = ranks.ID if self.context.given_ranks is not None and not is_missing else None
         tab = run.ID if query.get("tab") == run.ID else given
         values = self._shown(replace(session, home=is_missing or not session.opened), tab=tab)
         values[3] = missing_trace_html() if is_missing else values[3]
         return [*values, gr.skip(), gr.skip()]
-
-    def _linked(self, session: Session, query: dict[str, str]) -> Session | None:
-        """With the trace that a link names open and chosen."""
-        wanted = query.get("trace", "")
-        trace = find_by_link(session, wanted)
-        return self._sample(session, wanted) if trace is None else session.choosing(trace.key)
 
     def _sample(self, session: Session, wanted: str) -> Session | None:
         """Open the sample that a link names, or the estimate of one."""
