@@ -199,7 +199,7 @@ class _Page:
                     self.run = run.RunTab(self.context, tab)
                 with gr.Tab(what_if.LABEL, id=what_if.ID):
                     offered = samples_html(what_if.ID)
-                    self.what_if = what_if.build(self.context, self.tabs, self.turn, offered)
+                    self.what_if = what_if.WhatIfTab(self.context, self.tabs, self.turn, offered)
         self.saved = gr.DownloadButton("Save", visible="hidden", elem_id="saved")
 
     def _wire(self, page: gr.Blocks) -> None:
