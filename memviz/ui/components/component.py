@@ -104,7 +104,7 @@ class Panel(Component):
     """
 
     source = "panel"
-    tells = ("click",)
+    tells: ClassVar[tuple[str, ...]] = ("click",)
 
     def __init__(self, value: str = "", **options: Any) -> None:
         super().__init__(value, html_template="${value}", **options)
