@@ -14,6 +14,7 @@ from hashlib import blake2b
 import numpy as np
 import numpy.typing as npt
 
+from memviz.analysis.cache import cached_on
 from memviz.analysis.groups import group_codes
 from memviz.analysis.lifetimes import lifetimes, live_rows
 from memviz.analysis.purpose.categories import BEFORE_RECORDING, KINDS, SAYS_NOTHING, categories, kinds
@@ -85,6 +86,10 @@ def colouring(trace: Trace, device: DeviceTrace, meaning: str = "category", amon
     raise UsageError(f"{meaning!r} is no meaning of colour; there are {', '.join(MEANINGS)}.")
 
 
+def cached_colouring(trace: Trace, device: DeviceTrace, meaning: str) -> Colouring:
+    return cached_on(trace, (colouring, device.name, meaning), lambda: colouring(trace, device, meaning))
+
+
 def telling_meaning(trace: Trace, device: DeviceTrace) -> str:
     """Return the first meaning of colour: category, or site where most of the peak has only a place."""
     rows = live_rows(device, timeline(device).peak_event)
@@ -128,7 +133,10 @@ def _by_key(trace: Trace, device: DeviceTrace, meaning: str, among: Sequence[str
     hues = dict(zip(among, _hues_of(among), strict=True)) if among else {}
     own = [hues[key] for key, _ in keys_and_labels] if among else _hues_of([key for key, _ in keys_and_labels])
     colours = (*(hue.name for hue in own), Category.UNKNOWN.name)
-    return Colouring(meaning, (*_unique_labels(keys_and_labels), OTHER), group_of[groups.code], colours)
+    # Labels that are not unique, or equal to OTHER, get their unique keys.
+    counts = Counter([label for _, label in keys_and_labels] + [OTHER])
+    labels = [label if counts[label] == 1 else f"{label} ({key})" for key, label in keys_and_labels]
+    return Colouring(meaning, (*labels, OTHER), group_of[groups.code], colours)
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,12 +196,6 @@ def _hues_of(keys: Sequence[str]) -> list[Category]:
         hues.append(wanted if wanted in free else free[0])
         free.remove(hues[-1])
     return hues
-
-
-def _unique_labels(keys_and_labels: Sequence[tuple[str, str]]) -> list[str]:
-    """Return the labels; those that are not unique, or equal to OTHER, with their unique keys."""
-    counts = Counter([label for _, label in keys_and_labels] + [OTHER])
-    return [label if counts[label] == 1 else f"{label} ({key})" for key, label in keys_and_labels]
 
 
 def pixel_palette(colours: Colouring, *, dark: bool, dimmed: bool = False) -> npt.NDArray[np.uint32]:

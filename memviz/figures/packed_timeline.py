@@ -108,15 +108,13 @@ def unpack(packed: PackedTimeline) -> dict[str, npt.NDArray[Any]]:
 
 def pack(columns: dict[str, npt.NDArray[Any]], **more: Any) -> PackedTimeline:
     """Any columns in this layout, which `packed.js` reads; `more` goes into the header."""
-    parts = [_by_significance(column) for column in columns.values()]
+    parts = []
+    for column in columns.values():
+        # Bytes regrouped by significance, lowest first.
+        little = np.ascontiguousarray(column, dtype=column.dtype.newbyteorder("<"))
+        parts.append(little.view(np.uint8).reshape(len(column), column.itemsize).T.tobytes())
     specs = [[name, column.dtype.name, len(column)] for name, column in columns.items()]
     return PackedTimeline({"columns": specs, **more}, zlib.compress(b"".join(parts), _LEVEL))
-
-
-def _by_significance(column: npt.NDArray[Any]) -> bytes:
-    """Regroup bytes by significance, lowest first."""
-    little = np.ascontiguousarray(column, dtype=column.dtype.newbyteorder("<"))
-    return little.view(np.uint8).reshape(len(column), column.itemsize).T.tobytes()
 
 
 _CLEAR = 0xFF00FF

@@ -15,14 +15,6 @@ from typing import Any
 _MODULE = "gradio.component_meta"
 
 
-def write_no_stubs() -> None:
-    """From now on, whether Gradio has been imported already or will be."""
-    if _MODULE in sys.modules:
-        _mute(sys.modules[_MODULE])
-    elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
-
-
 class _Finder(MetaPathFinder):
     """Nothing else in Gradio runs between this module and the first class that it is asked to write of."""
 
@@ -50,4 +42,7 @@ def _write_nothing(component_class: type, class_name: str, events: Any) -> None:
     """In place of the function that writes."""
 
 
-write_no_stubs()
+if _MODULE in sys.modules:
+    _mute(sys.modules[_MODULE])
+else:
+    sys.meta_path.insert(0, _Finder())

@@ -100,21 +100,6 @@ COMPONENTS: tuple[type[Component], ...] = (
 """All with a script, which the page loads once; their style sheets come in this order."""
 
 
-def page_style() -> str:
-    areas = [(_UI / name).read_text(encoding="utf-8") for name in STYLES]
-    return "\n".join((*areas, *(component.style() for component in COMPONENTS)))
-
-
-def page_head() -> Html:
-    """Return the HTML that the page contains before the script runs."""
-    return Html(PAGE_STARTS + worker_html())
-
-
-def page_script() -> str:
-    """The page's own parts first, then the components'."""
-    return bundle(_UI / "shell" / "page.js", *(component.script for component in COMPONENTS))
-
-
 TITLE = "memviz: what fills your GPU"
 _TO_THE_TOP = "() => window.scrollTo(0, 0)"
 _SAVE = "() => document.querySelector('#saved a, a#saved, #saved')?.click()"
@@ -137,7 +122,10 @@ def build_app(
     page.housekeeping = Housekeeping(page)
     with page:
         programs_row = _Page(context, given, page.windows).build(page)
-    page.shared_page = SharedPage(page_head(), page_script(), partial(without_hidden, hidden=programs_row))
+    script = bundle(_UI / "shell" / "page.js", *(component.script for component in COMPONENTS))
+    page.shared_page = SharedPage(
+        Html(PAGE_STARTS + worker_html()), script, partial(without_hidden, hidden=programs_row)
+    )
     return page
 
 
@@ -188,37 +176,31 @@ class _Page:
             self.more_files = _drop_target("Drop snapshots here", "files", 92)
             self.foot = Panel(foot_html(), elem_id="foot")
 
-    def _home(self) -> None:
-        with gr.Column(elem_id="home") as self.home:
-            gr.HTML(welcome_html(), apply_default_css=False)
-            with gr.Row(elem_id="home-columns"):
-                self.first_files = _drop_target("Open a snapshot", "first-files", 220)
-                Panel(record_html(), elem_id="record")
-            self.samples = Panel(samples_html(), elem_id="samples")
-
     def _tabs(self) -> None:
         with gr.Column(elem_id="frame"):
             self.actions = Panel(elem_id="actions")
             self.turn = TabTurn(elem_id="turn", visible="hidden")
             with gr.Tabs(elem_id="tabs") as self.tabs:
                 with gr.Tab("Explore", id="explore"):
-                    self._home()
-                    self._loaded()
+                    with gr.Column(elem_id="home") as self.home:
+                        gr.HTML(welcome_html(), apply_default_css=False)
+                        with gr.Row(elem_id="home-columns"):
+                            self.first_files = _drop_target("Open a snapshot", "first-files", 220)
+                            Panel(record_html(), elem_id="record")
+                        self.samples = Panel(samples_html(), elem_id="samples")
+                    # Hidden and not left out: an arriving file is drawn before Gradio knows that one is open.
+                    with gr.Column(visible="hidden", elem_id="loaded") as self.loaded:
+                        self.explore = explore.ExploreTab(self.context, self.session)
                 with gr.Tab(compare.LABEL, id=compare.ID) as tab:
-                    self.compare = compare.build(self.context, self.session, self.tabs, tab)
+                    self.compare = compare.CompareTab(self.context, self.session, self.tabs, tab)
                 with gr.Tab(ranks.LABEL, id=ranks.ID, visible=False) as tab:
-                    self.ranks = ranks.build(self.context, self.session, self.tabs, tab)
+                    self.ranks = ranks.RanksTab(self.context, self.session, self.tabs, tab)
                 with gr.Tab(run.LABEL, id=run.ID) as tab:
-                    self.run = run.build(self.context, tab)
+                    self.run = run.RunTab(self.context, tab)
                 with gr.Tab(what_if.LABEL, id=what_if.ID):
                     offered = samples_html(what_if.ID)
-                    self.what_if = what_if.build(self.context, self.tabs, self.turn, offered)
+                    self.what_if = what_if.WhatIfTab(self.context, self.tabs, self.turn, offered)
         self.saved = gr.DownloadButton("Save", visible="hidden", elem_id="saved")
-
-    def _loaded(self) -> None:
-        # Hidden and not left out: an arriving file is drawn before Gradio knows that one is open.
-        with gr.Column(visible="hidden", elem_id="loaded") as self.loaded:
-            self.explore = explore.build(self.context, self.session)
 
     def _wire(self, page: gr.Blocks) -> None:
         frame = [self.session, self.browser, self.traces, self.band, self.home, self.loaded, self.actions, self.turn]
@@ -272,7 +254,7 @@ class _Page:
             actions_html(current, EXPORTS),
             turn_to(tab) if tab else gr.skip(),
             *explore.show(self.context, current, state),
-            *compare.show(self.context, current),
+            *compare.show(current),
             *ranks.show(self.context, current),
             *what_if.show(current, tab),
         ]
@@ -324,13 +306,13 @@ class _Page:
         return self._shown(session, tab=tab)
 
     def _open_runs(self, current: Session, state: RunState, event: gr.EventData) -> list[Any]:
-        return self._shown_if_changed(current, *run.open_clicked_traces(self.run, current, state, event))
+        return self._shown_if_changed(current, *self.run.open_clicked_traces(current, state, event))
 
     def _open_point(self, current: Session, state: RunState) -> list[Any]:
-        return self._shown_if_changed(current, *run.open_point(self.run, current, state))
+        return self._shown_if_changed(current, *self.run.open_point(current, state))
 
     def _reopen_run(self, current: Session, visitor: str, event: gr.EventData) -> list[Any]:
-        return self._shown_if_changed(current, *run.reopen_run(self.run, current, visitor, event))
+        return self._shown_if_changed(current, *self.run.reopen_run(current, visitor, event))
 
     def _shown_if_changed(self, before: Session, after: Session, tab: str) -> list[Any]:
         return self._shown(after, tab=tab) if after is not before else [gr.skip() for _ in self.outputs]
@@ -362,23 +344,19 @@ class _Page:
             compared = compare_session(session, query, self._sample)
             if compared is not None:
                 return [*self._shown(compared, tab=TAB), compare_state_of(compared, query), gr.skip()]
-        linked = self._linked(session, query)
+        wanted = query.get("trace", "")
+        named = find_by_link(session, wanted)
+        linked = self._sample(session, wanted) if named is None else session.choosing(named.key)
         if linked is not None and query.get("tab") == what_if.ID:
             return [*self._shown(linked, tab=what_if.ID), gr.skip(), what_if.state_from_link(linked, query)]
         if linked is not None:
             return [*self._shown(linked, state=view_state(query)), gr.skip(), gr.skip()]
-        is_missing = bool(query.get("trace")) or "traces" in query
+        is_missing = bool(wanted) or "traces" in query
         given = ranks.ID if self.context.given_ranks is not None and not is_missing else None
         tab = run.ID if query.get("tab") == run.ID else given
         values = self._shown(replace(session, home=is_missing or not session.opened), tab=tab)
         values[3] = missing_trace_html() if is_missing else values[3]
         return [*values, gr.skip(), gr.skip()]
-
-    def _linked(self, session: Session, query: dict[str, str]) -> Session | None:
-        """With the trace that a link names open and chosen."""
-        wanted = query.get("trace", "")
-        trace = find_by_link(session, wanted)
-        return self._sample(session, wanted) if trace is None else session.choosing(trace.key)
 
     def _sample(self, session: Session, wanted: str) -> Session | None:
         """Open the sample that a link names, or the estimate of one."""
@@ -409,9 +387,10 @@ _MIDDLEWARE = [Middleware(RequestGuard), Middleware(StaticCache)]
 
 def launch_options() -> dict[str, Any]:
     """For `launch`: one behaviour on a laptop, a headless server and a Space."""
+    styles = [(_UI / name).read_text(encoding="utf-8") for name in STYLES]
     return {
         "theme": theme(),
-        "css": page_style(),
+        "css": "\n".join((*styles, *(component.style() for component in COMPONENTS))),
         "ssr_mode": False,
         # Or else Gradio asks its own page, and ends it where a busy machine takes more than three seconds to answer.
         "_frontend": False,

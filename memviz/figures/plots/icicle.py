@@ -51,8 +51,12 @@ def _columns(tree: StackTree, trace: Trace) -> dict[str, Any]:
         "sort": False,
         "textinfo": "label",
         "hovertext": [
-            lines(_place(trace, frame), f"{bytes_text(size)}, {percent_text(size, total)}", _detail(own_bytes, count))
-            for frame, size, own_bytes, count in rows
+            lines(
+                _place(trace, frame),
+                f"{bytes_text(size)}, {percent_text(size, total)}",
+                counted(count, "allocation") + (f", {bytes_text(own)} of it taken here" if own else ""),
+            )
+            for frame, size, own, count in rows
         ],
         "hovertemplate": HOVER_TEXT,
     }
@@ -78,11 +82,6 @@ def _place(trace: Trace, frame: int) -> str:
 
 def _is_python(trace: Trace, frame: int) -> bool:
     return frame >= 0 and bool(frame_kinds(trace)[frame] <= LAST_PYTHON_KIND)
-
-
-def _detail(own: int, count: int) -> str:
-    count_of = counted(count, "allocation")
-    return f"{count_of}, {bytes_text(own)} of it taken here" if own else count_of
 
 
 def _fill(frame: int, trace: Trace, colours: Palette) -> str:

@@ -69,7 +69,14 @@ def plot_peak(result: LiveSet, *, dark: bool = False) -> go.Figure:
         x=[row.bytes for row in rows],
         marker={"color": [row.colour for row in rows]},
         text=[f"{bytes_text(row.bytes)} · {percent_text(row.bytes, result.live_bytes)}" for row in rows],
-        hovertext=[_hover(row, result.live_bytes) for row in rows],
+        hovertext=[
+            lines(
+                plain(row.label, 160),
+                f"{bytes_text(row.bytes)} ({count_text(row.bytes)} B), {percent_text(row.bytes, result.live_bytes)}",
+                counted(row.count, "allocation"),
+            )
+            for row in rows
+        ],
     )
     largest = max(row.bytes for row in rows)
     drawing.update_layout(height=100 + _ROW_HEIGHT * len(rows))
@@ -96,14 +103,6 @@ def _colour(group: Group, by: str, colours: Palette) -> str:
     if group.label == BEFORE_RECORDING:
         return colours.before
     return colours.category(next(category for category in Category if category.label == group.label))
-
-
-def _hover(row: _Bar, total: int) -> str:
-    return lines(
-        plain(row.label, 160),
-        f"{bytes_text(row.bytes)} ({count_text(row.bytes)} B), {percent_text(row.bytes, total)}",
-        counted(row.count, "allocation"),
-    )
 
 
 @dataclass(frozen=True)

@@ -58,11 +58,23 @@ def plot_segments(result: SegmentsAt, *, categories: Categories | None = None, d
     """Live blocks are coloured by `categories` (of the device's lifetimes), if given."""
     colours, segments = palette(dark), result.segments
     order = (-segments.size).argsort(kind="stable")[:MOST_SEGMENTS]
-    drawing = figure(dark=dark, title=_title(result, len(order)), barmode="overlay")
+    title = f"{count_text(len(segments))} segments, {bytes_text(result.reserved_bytes)} reserved"
+    title += f"; the {len(order)} largest are drawn" if len(order) < len(segments) else ""
+    drawing = figure(dark=dark, title=title, barmode="overlay")
     if not len(order):
         return nothing_to_show(drawing, "No memory is reserved here.")
     places = _places(segments.size[order].tolist(), order.tolist())
-    drawing.add_bar(**_ground(result, places), marker={"color": colours.fill, "line": {"width": 0}})
+    drawing.add_bar(
+        orientation="h",
+        width=_BAR,
+        base=list(places.before.values()),
+        x=segments.size[list(places.row)].tolist(),
+        y=list(places.row.values()),
+        hovertext=[_segment_text(result, segment) for segment in places.row],
+        hovertemplate=HOVER_TEXT,
+        showlegend=False,
+        marker={"color": colours.fill, "line": {"width": 0}},
+    )
     for layer in _layers(result, _largest(result, order), categories, colours):
         drawing.add_bar(**_bars(result, layer, places))
     rows = max(places.row.values()) + 1
@@ -86,12 +98,6 @@ def _places(sizes: list[int], segments: list[int]) -> _Places:
     return _Places(rows, before, row_bytes)
 
 
-def _title(result: SegmentsAt, drawn_count: int) -> str:
-    count = len(result.segments)
-    text = f"{count_text(count)} segments, {bytes_text(result.reserved_bytes)} reserved"
-    return f"{text}; the {drawn_count} largest are drawn" if drawn_count < count else text
-
-
 def _largest(result: SegmentsAt, order: Ints8) -> Ints8:
     """Rows of the tiles that are drawn one by one, by address."""
     segments, tiles = result.segments, result.tiles
@@ -101,19 +107,6 @@ def _largest(result: SegmentsAt, order: Ints8) -> Ints8:
     largest: Ints8 = candidates[(-tiles.size[candidates]).argsort(kind="stable")[:MOST_TILES]]
     largest.sort()
     return largest
-
-
-def _ground(result: SegmentsAt, places: _Places) -> dict[str, Any]:
-    return {
-        "orientation": "h",
-        "width": _BAR,
-        "base": list(places.before.values()),
-        "x": result.segments.size[list(places.row)].tolist(),
-        "y": list(places.row.values()),
-        "hovertext": [_segment_text(result, segment) for segment in places.row],
-        "hovertemplate": HOVER_TEXT,
-        "showlegend": False,
-    }
 
 
 def _segment_text(result: SegmentsAt, segment: int) -> str:

@@ -42,6 +42,9 @@ def controls_html(controls: Controls) -> Html:
         legend = _shared_legend(controls.hues)
     else:
         legend = _legend(controls.scores, controls.order)
+    clock = "time" if state.axis == "time" else "event"
+    options = [_option(alignment, clock, alignment == state.way) for alignment in controls.ways]
+    aligned = tag("summary", tag("span", "Align"), " ", alignment_text(state.way, clock), " ▾")
     meanings = {meaning: meaning.capitalize() for meaning in COLOURS}
     no_modules = {} if controls.has_modules else NO_MODULES
     axis = state.axis if controls.has_times else "event"
@@ -54,7 +57,7 @@ def controls_html(controls: Controls) -> Html:
             ""
             if state.overlay
             else switch("colour", "Colours", meanings, state.colour, kind="mvt-switch", disabled=no_modules),
-            _align(controls),
+            tag("details", aligned, tag("div", *options), class_="mv-menu mv-align"),
             switch("overlay", "Layout", {"side": "Side by side", "overlay": "Overlay"}, layout, kind="mvt-switch"),
             switch("axis", "Axis", {"event": "Event", "time": "Time"}, axis, kind="mvt-switch", disabled=no_times),
             class_="mv-controls",
@@ -92,13 +95,6 @@ def _overlay_legend(controls: Controls) -> Html:
         mark("mv-square mv-shrunk", f"{letter} below A"),
         class_="mv-legend",
     )
-
-
-def _align(controls: Controls) -> Html:
-    axis = "time" if controls.state.axis == "time" else "event"
-    options = [_option(alignment, axis, alignment == controls.state.way) for alignment in controls.ways]
-    current = tag("summary", tag("span", "Align"), " ", alignment_text(controls.state.way, axis), " ▾")
-    return tag("details", current, tag("div", *options), class_="mv-menu mv-align")
 
 
 def _option(alignment: Alignment, axis: str, chosen: bool) -> Html:

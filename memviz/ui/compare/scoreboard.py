@@ -53,11 +53,14 @@ def scoreboard_html(board: Board) -> Html:
     rows = []
     for i, (side, score) in enumerate(zip(board.sides, board.scores, strict=True)):
         out = f"Take {side.name} out of the comparison"
+        duration = number(NOT_IN_FILE if _ran(side) else "no clock ran", more="mv-soft")
+        if _ran(side) and score.duration_us is not None:
+            duration = number(duration_text(score.duration_us))
         cells = [
             _name(board, i),
             tag("td", _bar(score, board.order, scale), class_="mv-scorebar"),
             *_figures(score, i),
-            *([_duration(score, side)] if timed else []),
+            *([duration] if timed else []),
             *(number(side.trace.about.facts.get(key, NOT_IN_FILE), more="mv-soft") for key, _ in facts),
             number(_button("×", "toggle", side, "mv-out", title=out, aria_label=out)),
         ]
@@ -142,12 +145,6 @@ def _figures(score: Score, place: int) -> list[Html]:
         against = "as high" if place else "baseline"
     soft = "" if score.delta_bytes else "mv-soft"
     return [number(tag("b", rounded(score.live_bytes))), *reserved, number(against, more=soft)]
-
-
-def _duration(score: Score, side: Side) -> Html:
-    if _ran(side) and score.duration_us is not None:
-        return number(duration_text(score.duration_us))
-    return number(NOT_IN_FILE if _ran(side) else "no clock ran", more="mv-soft")
 
 
 def _ran(side: Side) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from io import StringIO
 from typing import Any
@@ -71,76 +70,45 @@ _DUE = {
 """Which parts a click can change, where it leaves the traces as they are."""
 
 
-@dataclass(frozen=True)
 class CompareTab:
-    empty: Panel
-    offer: Panel
-    """Its button opens samples, which the page does."""
-    top: Panel
-    controls: Panel
-    timelines: tuple[MemoryTimeline, ...]
-    overlay: Overlay
-    differences: WaterfallTable
-    traces: gr.State
-    """The part of the session that this tab shows. A change redraws the tab if it is visible."""
-    place: Panel
-    """The tab's part of the address; address.js reads it."""
-    state: gr.State
-    looked_at: gr.State
-    drawn: gr.State
-    """The traces whose state is drawn, so that returning to the tab does not redraw it."""
+    """The tab's components, laid out by `__init__` and wired by `_wire`. It keeps nothing of any visitor."""
 
-    @property
-    def outputs(self) -> list[Any]:
-        return [self.traces]
-
-    @property
-    def drawing(self) -> list[Any]:
+    def __init__(self, context: Context, session: gr.State, tabs: gr.Tabs, tab: gr.Tab) -> None:
+        self.context = context
+        with gr.Column(elem_classes="mv-compare"):
+            self.empty, self.offer = Panel(elem_id="compare-empty"), Panel(elem_id="compare-offer")
+            """The button of `offer` opens samples, which the page does."""
+            self.top, self.controls = Panel(elem_id="compare-top"), Panel(elem_id="compare-bar")
+            with gr.Row(elem_classes="mv-linked"):
+                timelines = [MemoryTimeline(context.find, elem_id=f"compare-{letter}") for letter in LETTERS]
+            overlay = Overlay(elem_id="compare-overlay")
+            self.differences = WaterfallTable(context.find, comparison_file, elem_id="differences")
+            place = Panel(elem_id="compare-place")
+            """The tab's part of the address; address.js reads it."""
+        self.traces = gr.State(())
+        """The part of the session that this tab shows. A change redraws the tab if it is visible."""
+        self.state = gr.State(CompareState())
+        looked_at, drawn = gr.State(False), gr.State(())
+        """`drawn`: the traces whose state is drawn, so that returning to the tab does not redraw it."""
+        self.outputs = [self.traces]
         panels = [self.empty, self.offer, self.top, self.controls]
-        return [self.drawn, *panels, *self.timelines, self.overlay, self.differences, self.place]
+        self.drawing = [drawn, *panels, *timelines, overlay, self.differences, place]
+        self._wire(session)
+        inputs = [session, self.state, drawn]
+        while_seen(tabs, tab, self.traces, looked_at, partial(draw, context), inputs=inputs, outputs=self.drawing)
 
+    def _wire(self, session: gr.State) -> None:
+        for panel in (self.empty, self.top, self.controls, self.differences):
+            panel.click(self._act, [session, self.state], [session, self.traces, self.state, *self.drawing], **PRIVATE)
 
-def build(context: Context, session: gr.State, tabs: gr.Tabs, tab: gr.Tab) -> CompareTab:
-    with gr.Column(elem_classes="mv-compare"):
-        empty, offer = Panel(elem_id="compare-empty"), Panel(elem_id="compare-offer")
-        top, controls = Panel(elem_id="compare-top"), Panel(elem_id="compare-bar")
-        with gr.Row(elem_classes="mv-linked"):
-            timelines = tuple(MemoryTimeline(context.find, elem_id=f"compare-{letter}") for letter in LETTERS)
-        overlay = Overlay(elem_id="compare-overlay")
-        differences = WaterfallTable(context.find, comparison_file, elem_id="differences")
-        place = Panel(elem_id="compare-place")
-    parts = CompareTab(
-        empty,
-        offer,
-        top,
-        controls,
-        timelines,
-        overlay,
-        differences,
-        traces=gr.State(()),
-        place=place,
-        state=gr.State(CompareState()),
-        looked_at=gr.State(False),
-        drawn=gr.State(()),
-    )
-    _wire(context, session, parts)
-    inputs = [session, parts.state, parts.drawn]
-    while_seen(tabs, tab, parts.traces, parts.looked_at, partial(draw, context), inputs=inputs, outputs=parts.drawing)
-    return parts
-
-
-def _wire(context: Context, session: gr.State, parts: CompareTab) -> None:
-    def act(current: Session, state: CompareState, event: gr.EventData) -> list[Any]:
+    def _act(self, current: Session, state: CompareState, event: gr.EventData) -> list[Any]:
         data = clicked(event)
         after, then = _session_after(current, data), changed(state, data)
-        values = draw(context, after, then)
+        values = draw(self.context, after, then)
         if after == current:
             due = (*_DUE.get(data.get("act", ""), ()), "place")
             values = [value if name in due else gr.skip() for name, value in zip(_PARTS, values, strict=True)]
         return [after, _open_traces(after), then, *values]
-
-    for panel in (parts.empty, parts.top, parts.controls, parts.differences):
-        panel.click(act, [session, parts.state], [session, parts.traces, parts.state, *parts.drawing], **PRIVATE)
 
 
 def _session_after(session: Session, data: Mapping[str, str]) -> Session:
@@ -155,7 +123,7 @@ def _session_after(session: Session, data: Mapping[str, str]) -> Session:
     return session
 
 
-def show(context: Context, session: Session) -> list[Any]:
+def show(session: Session) -> list[Any]:
     """The values of `CompareTab.outputs`: all that the tab needs to know to draw itself when it is looked at."""
     return [_open_traces(session)]
 

@@ -72,7 +72,13 @@ class Waterfall:
 def waterfall(comparison: Changes, other: int, *, sort: str = "change", every_row: bool = False) -> Waterfall:
     # With more than two traces, some rows are in neither of these.
     held = [row for row in comparison.rows if row.counts[0] or row.counts[other]]
-    ordered = sorted(held, key=_orders(other)[sort])
+    orders: dict[str, Callable[[Change], tuple[object, ...]]] = {
+        "change": lambda row: (-abs(row.delta(other)), row.thing.label, row.thing.key),
+        "a": lambda row: (-row.bytes[0], row.thing.label, row.thing.key),
+        "b": lambda row: (-row.bytes[other], row.thing.label, row.thing.key),
+        "name": lambda row: (row.thing.label.lower(), row.thing.key),
+    }
+    ordered = sorted(held, key=orders[sort])
     may_show = [row for row in ordered if comparison.by == "category" or sort != "change" or row.delta(other)]
     # A remainder of one row is replaced by the row itself.
     few = FEW_ROWS + 1 if len(ordered) == FEW_ROWS + 1 else FEW_ROWS
@@ -93,15 +99,6 @@ def waterfall(comparison: Changes, other: int, *, sort: str = "change", every_ro
     return Waterfall(comparison.by, tuple(steps), other, peaks, sort, every_row, more)
 
 
-def _orders(other: int) -> dict[str, Callable[[Change], tuple[object, ...]]]:
-    return {
-        "change": lambda row: (-abs(row.delta(other)), row.thing.label, row.thing.key),
-        "a": lambda row: (-row.bytes[0], row.thing.label, row.thing.key),
-        "b": lambda row: (-row.bytes[other], row.thing.label, row.thing.key),
-        "name": lambda row: (row.thing.label.lower(), row.thing.key),
-    }
-
-
 @dataclass(frozen=True)
 class Surroundings:
     """Context in which a waterfall is drawn."""
@@ -120,18 +117,24 @@ def waterfall_html(fall: Waterfall, around: Surroundings) -> Html:
     rows = [_row(step, fall.by, scale) for step in fall.steps]
     sorts = ((_FIRST_HEAD[fall.by], "name"), ("A", "a"), (letter, "b"), ("Change", "change"))
     heads = [_head(text, sort, chosen=fall.sort == sort) for text, sort in sorts]
+    peaks = [number(tag("b", bytes_text(peak)), tag("small", exact(peak))) for peak in fall.peaks]
+    delta = number(tag("b", change_text(fall.delta)), tag("small", _exact_change(fall.delta)))
     table = tag(
         "table",
         tag("thead", tag("tr", *heads, tag("th", _ends(fall, letter, scale), class_="mv-fall"))),
         tag("tbody", *rows),
-        tag("tfoot", _total(fall, scale)),
+        tag("tfoot", tag("tr", tag("th", "Peak", scope="row"), *peaks, delta, scale.cell())),
         class_="mv-table mv-changes",
     )
+    shown = f"Only the first {FEW_ROWS}" if fall.every_row else f"{count_text(fall.more)} more rows"
+    more = button(shown, "rows", None) if fall.more else ""
+    csv = button("Table as CSV", None, None, data_take="csv")
+    page = button("Comparison as one HTML page", None, None, data_take="html")
     return tag(
         "section",
         _title(fall, letter, around),
         table,
-        _table_buttons(fall),
+        tag("p", more, csv, page, class_="mv-take"),
         class_="mv-differences",
         aria_label=f"From peak A to peak {letter}",
         data_linked=around.linked,
@@ -213,20 +216,6 @@ def _look(delta: int) -> str:
     return "mv-grew" if delta > 0 else "mv-shrank" if delta < 0 else "mv-soft"
 
 
-def _total(fall: Waterfall, scale: _ChangeScale) -> Html:
-    cells = [number(tag("b", bytes_text(peak)), tag("small", exact(peak))) for peak in fall.peaks]
-    delta = number(tag("b", change_text(fall.delta)), tag("small", _exact_change(fall.delta)))
-    return tag("tr", tag("th", "Peak", scope="row"), *cells, delta, scale.cell())
-
-
-def _table_buttons(fall: Waterfall) -> Html:
-    shown = f"Only the first {FEW_ROWS}" if fall.every_row else f"{count_text(fall.more)} more rows"
-    rows = button(shown, "rows", None) if fall.more else ""
-    csv = button("Table as CSV", None, None, data_take="csv")
-    page = button("Comparison as one HTML page", None, None, data_take="html")
-    return tag("p", rows, csv, page, class_="mv-take")
-
-
 class _ChangeScale:
     """Bytes of change to hundredths of the width; A's peak and B's are always on it."""
 
@@ -246,11 +235,9 @@ class _ChangeScale:
 
     def _bar(self, step: WaterfallRow) -> list[Html]:
         begin, end = self.at(step.begin), self.at(step.begin + step.delta)
-        join = _place("mv-join", end)
-        if not step.delta:
-            return [join]
         style = f"left:{min(begin, end):.3f}%;width:{abs(end - begin):.3f}%"
-        return [tag("i", class_=f"mv-fallbar {_look(step.delta)}", style=style), join]
+        bar = [tag("i", class_=f"mv-fallbar {_look(step.delta)}", style=style)] if step.delta else []
+        return [*bar, _place("mv-join", end)]
 
 
 def _place(look: str, left: float) -> Html:

@@ -174,6 +174,27 @@ export const onModeChange = (act) => new MutationObserver(act).observe(document.
 
 export const pixelRatio = () => Math.min(window.devicePixelRatio || 1, 2);
 
+/** A canvas of this size on the page, in the screen's own pixels: what draws on it.
+ * @param {HTMLCanvasElement} canvas @param {{ width: number, height: number }} size */
+export function penOf(canvas, { width, height }) {
+  const scale = pixelRatio();
+  Object.assign(canvas, { width: Math.round(width * scale), height: Math.round(height * scale) });
+  const pen = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
+  pen.scale(scale, scale);
+  return pen;
+}
+
+/** Where in an element a pointer is.
+ * @param {Element} node @param {MouseEvent} event @returns {Point} */
+export function pointIn(node, { clientX, clientY }) {
+  const { left, top } = node.getBoundingClientRect();
+  return { x: clientX - left, y: clientY - top };
+}
+
+/** For tests, which wait for a picture.
+ * @param {HTMLElement} root */
+export const countPicture = (root) => (root.dataset.drawn = String(Number(root.dataset.drawn || 0) + 1));
+
 // -- the tooltip
 
 export const newTip = () => el("div", { class: "mvt-tip", role: "tooltip", hidden: "" });

@@ -1,6 +1,6 @@
 """The base of all components, and those that show HTML: panel, search field, form, tab turns, arriving files.
 
-A subclass names its `script`, whose `mount(element, gradio)` is called in the browser with `props`, `watch`,
+A subclass names its script, whose `mount(element, gradio)` is called in the browser with `props`, `watch`,
 `server` and `tell`: `gradio.tell.select(data)` is the event `select` in Python. `base.js` has the class that
 scripts build on.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -20,8 +20,7 @@ from memviz.errors import MemvizError, UsageError
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.components.scripts import bundle
 
-PLACE = '<div class="mv-place"></div>'
-"""The element that a script draws into."""
+_HERE = Path(__file__).parent
 Find = Callable[[str], tuple[Trace, DeviceTrace] | None]
 """Return the trace and device of a key; None if it is not open."""
 Request = dict[str, Any]
@@ -29,9 +28,9 @@ Answer = TypeVar("Answer")
 
 
 class Component(gr.HTML):
+    source: ClassVar[str]
+    """Its script in this folder, without `.js`; a style sheet beside it belongs to it."""
     script: ClassVar[Path]
-    looks: ClassVar[Path | None] = None
-    """Its style sheet."""
     tells: ClassVar[tuple[str, ...]] = ()
     """Events of Gradio's that the script sets off."""
 
@@ -39,22 +38,32 @@ class Component(gr.HTML):
         self,
         value: str | None = None,
         *,
-        html_template: str = PLACE,
+        html_template: str = '<div class="mv-place"></div>',
         server_functions: Sequence[Callable[[Any], Any]] = (),
         **options: Any,
     ) -> None:
         super().__init__(
             value,
             html_template=html_template,
-            js_on_load=_mounting(self.script.stem, self.tells, has_server=bool(server_functions)),
+            js_on_load=self._mounting("server" if server_functions else "server: {}"),
             server_functions=list(server_functions),
             apply_default_css=False,
             **options,
         )
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.script = _HERE / f"{cls.source}.js"
+
     @classmethod
     def style(cls) -> str:
-        return cls.looks.read_text(encoding="utf-8") if cls.looks else ""
+        looks = cls.script.with_suffix(".css")
+        return looks.read_text(encoding="utf-8") if looks.exists() else ""
+
+    def _mounting(self, server: str) -> str:
+        # Gradio looks for an event's name, in quotes, in this very text.
+        tell = ", ".join(f"{event}: (data) => trigger('{event}', data)" for event in self.tells)
+        return f"memviz.{self.script.stem}.mount(element, {{ props, watch, {server}, tell: {{ {tell} }} }});"
 
     # One text: of an object Gradio would send differences from one yield to the next and apply them to the object that
     # it has handed over, and a value that is not drawn yet when `gr.skip()` follows would be lost.
@@ -64,13 +73,6 @@ class Component(gr.HTML):
 
     def api_info(self) -> dict[str, Any]:
         return {"type": "object"}
-
-
-def _mounting(name: str, tells: tuple[str, ...], *, has_server: bool) -> str:
-    # Gradio looks for an event's name, in quotes, in this very text.
-    tell = ", ".join(f"{event}: (data) => trigger('{event}', data)" for event in tells)
-    server = "server" if has_server else "server: {}"
-    return f"memviz.{name}.mount(element, {{ props, watch, {server}, tell: {{ {tell} }} }});"
 
 
 def served(answer: Callable[[Request], Answer]) -> Callable[[Any], Answer]:
@@ -87,7 +89,7 @@ def served(answer: Callable[[Request], Answer]) -> Callable[[Any], Answer]:
     return ask
 
 
-def requested_trace(find: Find, request: Request) -> tuple[Trace, DeviceTrace]:
+def requested_trace(find: Find, request: Mapping[str, Any]) -> tuple[Trace, DeviceTrace]:
     pair = find(str(request.get("key", "")))
     if pair is None:
         raise UsageError("This trace is not open any more.")
@@ -101,8 +103,8 @@ class Panel(Component):
     element's data.
     """
 
-    script = Path(__file__).parent / "panel.js"
-    tells = ("click",)
+    source = "panel"
+    tells: ClassVar[tuple[str, ...]] = ("click",)
 
     def __init__(self, value: str = "", **options: Any) -> None:
         super().__init__(value, html_template="${value}", **options)
@@ -132,7 +134,7 @@ Limits: &gt;10MiB, &lt;512KiB, &gt;1s, &lt;5ms, &gt;1000ev">
 
 
 class FindField(Component):
-    script = Path(__file__).parent / "find_field.js"
+    source = "find_field"
     tells = ("input",)
 
     def __init__(self, **options: Any) -> None:
@@ -155,7 +157,7 @@ class PlainForm(Component):
     `data-reads` names a field, or dropped on one with `data-dropped`, becomes that field's value.
     """
 
-    script = Path(__file__).parent / "plain_form" / "plain_form.js"
+    source = "plain_form/plain_form"
     tells = ("input", "click")
 
 
@@ -171,22 +173,16 @@ def turn_of(event: gr.EventData) -> int:
     return int(text[:15]) if text.isdecimal() else 0
 
 
-class TabTurn(Component):
+class TabTurn(Panel):
     """Turns the page to a tab, unless its visitor has chosen a tab since asking; Gradio's `selected` cannot do that.
 
     `submit` stays within the page; `select` reports a turn that was left out, with the tab that is shown.
     """
 
-    script = Path(__file__).parent / "turn.js"
+    source = "turn"
     tells = ("submit", "select")
     chosen = "() => memviz.turn.chosen()"
     """The update for Gradio's tabs, in the browser, where nothing else has to travel."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__("", html_template="${value}", **options)
-
-    def api_info(self) -> dict[str, Any]:
-        return {"type": "string"}
 
 
 def turn_to(tab: str) -> str:
@@ -194,17 +190,13 @@ def turn_to(tab: str) -> str:
     return f"{tab} {secrets.token_hex(4)}"
 
 
-_ARRIVALS = Path(__file__).parent / "arrivals"
-
-
 def worker_html() -> str:
     """Return the worker's script as inline text, which needs no address of its own."""
-    return f'<script type="text/plain" id="memviz-worker">{bundle(_ARRIVALS / "worker.js")}</script>'
+    return f'<script type="text/plain" id="memviz-worker">{bundle(_HERE / "arrivals" / "worker.js")}</script>'
 
 
 class Arrivals(Component):
     """Its `click` carries `stored`, a key of the store whose trace is open now; or `refused`, a name, and `reason`."""
 
-    script = _ARRIVALS / "arrivals.js"
-    looks = _ARRIVALS / "arrivals.css"
+    source = "arrivals/arrivals"
     tells = ("click",)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple
-from pathlib import Path
 from typing import Any
 
 from memviz.analysis.comparing.matching import Pair, match_allocations
@@ -18,7 +17,6 @@ from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.components.component import Component, Find, Panel, Request, requested_trace, served
 from memviz.ui.payloads.event_rows import EventFilter, EventSelection, chosen_events, event_rows
 
-_EVENT_LIST = Path(__file__).parent / "event_list"
 MOST_ROWS = 400
 """Limit per answer, for any number that a browser requests."""
 _LONGEST_TEXT = 200
@@ -27,8 +25,7 @@ _LONGEST_TEXT = 200
 class EventList(Component):
     """`value` is what `memviz.ui.payloads.event_rows.list_value` makes."""
 
-    script = _EVENT_LIST / "event_list.js"
-    looks = _EVENT_LIST / "event_list.css"
+    source = "event_list/event_list"
 
     def __init__(self, find: Find, **options: Any) -> None:
         super().__init__(server_functions=[page_server(find), place_server(find)], **options)
@@ -82,19 +79,15 @@ class HighlightPanel(Panel):
     is the file's. Icicles are walked with arrow keys.
     """
 
-    script = Path(__file__).parent / "lit_panel" / "lit_panel.js"
+    source = "lit_panel/lit_panel"
 
     def __init__(self, make_csv: MakeCsv, **options: Any) -> None:
-        super().__init__(server_functions=[csv_server(make_csv)], **options)
+        @served
+        def table_csv(request: Request) -> str:
+            """Called by the browser with the data of the button."""
+            return make_csv({str(key): str(value) for key, value in request.items()})
 
-
-def csv_server(make_csv: MakeCsv) -> Callable[[Any], str]:
-    @served
-    def table_csv(request: Request) -> str:
-        """Called by the browser with the data of the button."""
-        return make_csv({str(key): str(value) for key, value in request.items()})
-
-    return table_csv
+        super().__init__(server_functions=[table_csv], **options)
 
 
 MakeFile = Callable[[Sequence[Pair], str, str], dict[str, Any]]
@@ -105,34 +98,26 @@ _MOST_SIDES = 8
 class WaterfallTable(Panel):
     """`value` is made by `compare.waterfall.waterfall_html`; an element with `data-act` becomes a `click`."""
 
-    script = Path(__file__).parent / "waterfall" / "waterfall.js"
+    source = "waterfall/waterfall"
 
     def __init__(self, find: Find, make_file: MakeFile, **options: Any) -> None:
-        super().__init__(server_functions=[rows_server(find), file_server(find, make_file)], **options)
+        @served
+        def compared_rows(request: Request) -> dict[str, Any]:
+            """{sides, by, row} -> per side which of its allocations belong to that row, one bit each."""
+            masks = highlighted_rows(_sides(find, request), str(request.get("by")), str(request.get("row")))
+            return {"lit": [as_sent(mask) for mask in masks]}
 
+        @served
+        def compared_file(request: Request) -> dict[str, Any]:
+            """{kind, sides, by} -> a file's name, type and text."""
+            return make_file(_sides(find, request), str(request.get("kind")), str(request.get("by")))
 
-def rows_server(find: Find) -> Callable[[Any], dict[str, Any]]:
-    @served
-    def compared_rows(request: Request) -> dict[str, Any]:
-        """{sides, by, row} -> per side which of its allocations belong to that row, one bit each."""
-        masks = highlighted_rows(_sides(find, request), str(request.get("by")), str(request.get("row")))
-        return {"lit": [as_sent(mask) for mask in masks]}
-
-    return compared_rows
+        super().__init__(server_functions=[compared_rows, compared_file], **options)
 
 
 def highlighted_rows(sides: Sequence[Pair], by: str, row: str) -> list[PackedTimeline]:
     alikes = match_allocations(sides, by)
     return [pack_selection(alikes.rows_of(i, side, row), len(lifetimes(side[1]))) for i, side in enumerate(sides)]
-
-
-def file_server(find: Find, make_file: MakeFile) -> Callable[[Any], dict[str, Any]]:
-    @served
-    def compared_file(request: Request) -> dict[str, Any]:
-        """{kind, sides, by} -> a file's name, type and text."""
-        return make_file(_sides(find, request), str(request.get("kind")), str(request.get("by")))
-
-    return compared_file
 
 
 def _sides(find: Find, request: Request) -> list[Pair]:

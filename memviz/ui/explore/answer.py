@@ -184,7 +184,7 @@ def details(
     selection: Mapping[str, Any],
     parts: frozenset[str],
 ) -> Details:
-    """`said` is what the timeline's `select` said last, of this trace or of another one."""
+    """`selection` is what the timeline's `select` said last, of this trace or of another one."""
     chosen = chosen_of(selection, key, device)
     during = summarize_range(device, *chosen.range) if chosen.range else None
     view = _View(trace, device, state, chosen, during)
@@ -194,13 +194,20 @@ def details(
     elif "inspector" in parts:
         at = event_state(trace, device, view.event)
         inspector = moment_html(at, of_range=during is not None, is_still=view.is_still)
+    found = None
+    if "found" in parts:
+        try:
+            result = find_sites(trace, device, state.query, view.event) if state.query else None
+            found = matches_html(result, state.query) if result else Html("")
+        except UsageError as error:
+            found = refused_query_html(str(error))
     live = None
     if "live" in parts and (state.tab != "never" or "end" in parts):
         views = {"live": _live_set, "never": _never_freed}
         live = tag("div", *(views[state.tab](view) if state.tab in views else ()), data_trace=chosen.key)
     return Details(
         head=_head(view) if "head" in parts else None,
-        found=_matches(view) if "found" in parts else None,
+        found=found,
         live=live,
         inspector=inspector,
     )
@@ -227,15 +234,6 @@ def _head(view: _View) -> Html:
     live = Total(len(rows), int(lifetimes(view.device).size[rows].sum()))
     moment_text = moment_total_html(view.event, live, of_range=view.during is not None, is_still=view.is_still)
     return head_html(view.state, moment_text, range_html(view.during) if view.during else Html(""))
-
-
-def _matches(view: _View) -> Html:
-    if not view.state.query:
-        return Html("")
-    try:
-        return matches_html(find_sites(view.trace, view.device, view.state.query, view.event), view.state.query)
-    except UsageError as error:
-        return refused_query_html(str(error))
 
 
 def _live_set(view: _View) -> list[Html]:
@@ -291,20 +289,19 @@ def full_table(trace: Trace, device: DeviceTrace, request: Mapping[str, str]) ->
     by = request.get("by", "site")
     if request.get("what") == "never":
         return breakdown(trace, device, never_freed_rows(device), by)
+    path = parse_path(trace, request.get("path", ""))
     if request.get("what") == "lifetime":
-        return _lifetime_table(trace, device, request)
+        ends = [request.get(end, "") for end in ("first", "last")]
+        if not all(map(_is_event, ends)):
+            raise UsageError("A range goes from the number of an event to that of another.")
+        first, last = sorted(map(int, ends))
+        weights, _ = weights_by_lifetime(device, (first, last), colours_of(trace, device, "category"))
+        return weighted_breakdown(trace, device, weights.below(trace, device, path), by)
     event = request.get("event", "")
-    if not event.removeprefix("-").isdecimal() or len(event) > 18:
+    if not _is_event(event):
         raise UsageError("A moment is the number of an event.")
-    rows = live_rows(device, int(event))
-    return breakdown(trace, device, rows_below(trace, device, rows, parse_path(trace, request.get("path", ""))), by)
+    return breakdown(trace, device, rows_below(trace, device, live_rows(device, int(event)), path), by)
 
 
-def _lifetime_table(trace: Trace, device: DeviceTrace, request: Mapping[str, str]) -> Breakdown:
-    ends = [request.get(end, "") for end in ("first", "last")]
-    if not all(end.removeprefix("-").isdecimal() and len(end) <= 18 for end in ends):
-        raise UsageError("A range goes from the number of an event to that of another.")
-    first, last = sorted(int(end) for end in ends)
-    weights, _ = weights_by_lifetime(device, (first, last), colours_of(trace, device, "category"))
-    selected = weights.below(trace, device, parse_path(trace, request.get("path", "")))
-    return weighted_breakdown(trace, device, selected, request.get("by", "site"))
+def _is_event(text: str) -> bool:
+    return text.removeprefix("-").isdecimal() and len(text) <= 18

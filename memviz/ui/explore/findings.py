@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from memviz.allocator.replay_result import Figures
 from memviz.allocator.replayer import ReplayedEstimate, Replayer
 from memviz.analysis.actions.proposals import ActionKind, kinds_of, limit_of_start, proposal
 from memviz.analysis.cache import cached_on
@@ -64,17 +63,13 @@ def _make_offers(trace: Trace, device: DeviceTrace) -> dict[str, tuple[Offer, ..
         # A saving listed twice looks like twice the saving.
         kinds = [kind for kind in kinds_of(finding) if kind not in of_whole_trace]
         of_whole_trace.update(kind for kind in kinds if kind is not ActionKind.FREE_EARLIER)
-        row = (_make_offer(replayer, before, finding, kind) for kind in kinds)
-        made[finding.key] = tuple(offer for offer in row if offer is not None and offer.saves)
+        row = []
+        for kind in kinds:
+            if (what := proposal(trace, device, finding, kind)) is not None:
+                after = replayer.estimate(what.trace, expandable=kind is ActionKind.EXPANDABLE_SEGMENTS)
+                row.append(Offer(kind, what.name, what.assumptions, ReplayedEstimate(before, after)))
+        made[finding.key] = tuple(offer for offer in row if offer.saves)
     return made
-
-
-def _make_offer(replayer: Replayer, before: Figures, finding: Finding, kind: ActionKind) -> Offer | None:
-    what = proposal(replayer.trace, replayer.device, finding, kind)
-    if what is None:
-        return None
-    after = replayer.estimate(what.trace, expandable=kind is ActionKind.EXPANDABLE_SEGMENTS)
-    return Offer(kind, what.name, what.assumptions, ReplayedEstimate(before, after))
 
 
 def with_estimate(context: Context, session: Session, data: Mapping[str, str]) -> Session:
@@ -150,7 +145,9 @@ def _item(finding: Finding, key: str, offers: Sequence[Offer]) -> Html:
     if not key:
         return tag("li", size, tag("p", label, " ", remedy))
     said = button(label, None, "mv-finding", data_keep="")
-    ways = tag("div", *(_offer_html(finding, offer) for offer in offers), _tab_button(finding), class_="mv-ways")
+    tab, words = _TABS.get(finding.kind, ("", ""))
+    turn = button(words, "turn", data_tab=tab, data_finding=finding.key) if tab else ""
+    ways = tag("div", *(_offer_html(finding, offer) for offer in offers), turn, class_="mv-ways")
     return tag("li", size, tag("p", said, " ", remedy), ways, **lights("finding", finding.key))
 
 
@@ -161,8 +158,3 @@ def _offer_html(finding: Finding, offer: Offer) -> Html:
     saved = delta_text(live) if live < 0 else f"{delta_text(reserved)} reserved"
     words = f"estimate, {offer.name}: {saved}"
     return button(words, "estimate", title=title, data_finding=finding.key, data_kind=str(offer.kind))
-
-
-def _tab_button(finding: Finding) -> Html:
-    tab, words = _TABS.get(finding.kind, ("", ""))
-    return button(words, "turn", data_tab=tab, data_finding=finding.key) if tab else Html("")

@@ -6,12 +6,12 @@ one dominates. A caller whose only callee holds all of its bytes shares one box 
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from memviz.analysis.breakdown import Dominant, Path, StackBreakdown, path_text
-from memviz.analysis.callstacks.stack_tree import OTHER, ROOT, StackTree
+from memviz.analysis.callstacks.stack_tree import OTHER, ROOT
 from memviz.figures.theme import DARK, LIGHT, mixed, text_on
 from memviz.text import Html, allocations, cut, joined, tag
 from memviz.trace.model import Trace
@@ -75,41 +75,31 @@ def crumbs_html(trace: Trace, path: Path) -> Html:
 
 def boxes(breakdown: StackBreakdown) -> Iterator[Box]:
     """Level by level, left to right."""
-    tree, children = breakdown.tree, _children(breakdown.tree)
+    tree, children = breakdown.tree, defaultdict(list)
+    for node, parent in enumerate(tree.parent.tolist()[1:], start=1):
+        children[parent].append(node)
     total = max(int(tree.bytes[breakdown.node]), 1)
     waiting = deque([(_box(breakdown, [breakdown.node], breakdown.path, left=0.0, row=0), breakdown.node)])
     while waiting:
         box, node = waiting.popleft()
         yield box
         left, other_bytes, other_count = box.left, 0, 0
-        for child in children.get(node, []):
+        for child in children[node]:
             size = int(tree.bytes[child])
             if tree.frame[child] == OTHER or size < _LEAST_SHARE * total:
                 other_bytes, other_count = other_bytes + size, other_count + int(tree.count[child])
                 continue
-            chain = _chain(tree, children, child)
+            chain = [child]
+            while len(below := children[chain[-1]]) == 1:
+                if tree.bytes[below[0]] != tree.bytes[child] or tree.frame[below[0]] == OTHER:
+                    break
+                chain.append(below[0])
             path = (*(box.path or ()), *(int(tree.frame[node]) for node in chain))
             waiting.append((_box(breakdown, chain, path, left=left, row=box.row + 1), chain[-1]))
             left += size / total
         if other_bytes:
             other = Box(None, (OTHER,), left, other_bytes / total, box.row + 1, other_bytes, other_count, None)
             waiting.append((other, _NO_NODE))
-
-
-def _children(tree: StackTree) -> dict[int, list[int]]:
-    children: dict[int, list[int]] = {}
-    for node, parent in enumerate(tree.parent.tolist()[1:], start=1):
-        children.setdefault(parent, []).append(node)
-    return children
-
-
-def _chain(tree: StackTree, children: dict[int, list[int]], node: int) -> list[int]:
-    chain = [node]
-    while len(below := children.get(chain[-1], [])) == 1:
-        if tree.bytes[below[0]] != tree.bytes[node] or tree.frame[below[0]] == OTHER:
-            break
-        chain.append(below[0])
-    return chain
 
 
 def _box(breakdown: StackBreakdown, chain: list[int], path: Path, *, left: float, row: int) -> Box:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from itertools import groupby, islice
 from pathlib import Path
 
@@ -30,26 +31,20 @@ _LONGEST_LINE = 300
 def source_line(filename: str, line: int, environment: Mapping[str, str] = os.environ) -> str:
     """Empty where there is none to show."""
     path = _inside(filename, environment.get(SOURCES_SETTING, ""))
-    if path is None or line < 1:
-        return ""
-    try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            text = next(islice(file, line - 1, line), "")
-    except OSError:
-        return ""
-    return text.strip()[:_LONGEST_LINE]
+    if path is not None and line >= 1:
+        with suppress(OSError), path.open(encoding="utf-8", errors="replace") as file:
+            return next(islice(file, line - 1, line), "").strip()[:_LONGEST_LINE]
+    return ""
 
 
 def _inside(filename: str, root: str) -> Path | None:
     if not root or not filename.endswith(".py") or "\0" in filename:
         return None
-    try:
+    with suppress(OSError, RuntimeError):
         folder = Path(root).resolve(strict=True)
         path = (folder / filename).resolve(strict=True)
         if path.is_relative_to(folder) and path.is_file() and path.stat().st_size <= _MOST_SOURCE_BYTES:
             return path
-    except (OSError, RuntimeError):
-        return None
     return None
 
 
@@ -62,11 +57,7 @@ SourceLine = Callable[[str, int], str]
 """From a path and a line to that line, or to nothing."""
 
 
-def no_source(path: str, line: int) -> str:
-    return ""
-
-
-def allocation_html(trace: Trace, allocation: Allocation, source: SourceLine = no_source) -> Html:
+def allocation_html(trace: Trace, allocation: Allocation, source: SourceLine = lambda path, line: "") -> Html:
     unpin = link(joined("Unpin ", tag("kbd", "Esc")), data_mv_pin=allocation.row)
     head = tag("div", tag("h2", "Pinned allocation"), unpin, class_="mv-aside-head")
     # Seen on a narrow screen only, where this is a sheet at the bottom.
@@ -91,7 +82,15 @@ def _allocation_facts(allocation: Allocation, of_profile: bool) -> Iterable[tupl
     """A profile has one size of each, and neither pools nor streams."""
     if not of_profile:
         yield "Asked", exact(allocation.requested_bytes)
-        yield "Block", joined(exact(allocation.block_bytes), _secondary(_block_text(allocation)))
+        text = (
+            ""
+            if allocation.block_bytes % 512 and allocation.block_known is not BlockKnown.ROUNDED
+            else "rounded to 512"
+        )
+        if allocation.block_bytes != allocation.rounded_bytes:
+            text = "with a rest that was not worth a split"
+            text += "" if allocation.block_known is BlockKnown.RECORDED else ", as the layout around it shows"
+        yield "Block", joined(exact(allocation.block_bytes), _secondary(text))
     else:
         yield "Bytes", joined(exact(allocation.requested_bytes), _secondary("as the profiler counts them"))
     category = allocation.category.label
@@ -115,14 +114,6 @@ def _allocation_facts(allocation: Allocation, of_profile: bool) -> Iterable[tupl
         yield "Compiled", tag("span", cut(allocation.compile_context, _LONGEST_TEXT), class_="mv-code")
 
 
-def _block_text(allocation: Allocation) -> str:
-    if allocation.block_bytes == allocation.rounded_bytes:
-        is_rounded = allocation.block_known is BlockKnown.ROUNDED or allocation.block_bytes % 512 == 0
-        return "rounded to 512" if is_rounded else ""
-    rest = "with a rest that was not worth a split"
-    return rest if allocation.block_known is BlockKnown.RECORDED else f"{rest}, as the layout around it shows"
-
-
 def _lifetime(span: Span) -> Html:
     begin = _event_link(span.start) if span.start > BEFORE else "before the first event"
     end = _event_link(span.end) if span.end < span.never else "the end"
@@ -139,7 +130,7 @@ def _event_link(event: int) -> Html:
     return link(count_text(event), data_mv_at=event, title="Go to this event")
 
 
-def stack_html(trace: Trace, stack: int, title: str, source: SourceLine = no_source) -> Html:
+def stack_html(trace: Trace, stack: int, title: str, source: SourceLine = lambda path, line: "") -> Html:
     """Innermost first; what lies between a person's own frames is folded."""
     numbers = trace.stacks.of(stack).tolist()
     if not numbers:
@@ -151,8 +142,12 @@ def stack_html(trace: Trace, stack: int, title: str, source: SourceLine = no_sou
     for is_own, run in groupby(zip(frames, numbers, strict=False), key=lambda pair: pair[0].is_own):
         if is_own:
             parts += [_own_frame(trace, frame, number, source) for frame, number in run]
-        else:
-            parts.append(_library_frames([frame for frame, _ in run]))
+            continue
+        folded = []
+        for frame, _ in run:
+            place = tag("span", cut(frame.place, 80), class_="mv-soft")
+            folded.append(tag("div", cut(frame.function, 120), " ", place, title=cut(frame.path, 300)))
+        parts.append(tag("details", tag("summary", counted(len(folded), "library frame")), *folded))
     if len(numbers) > MOST_FRAMES:
         rest = f"{count_text(len(numbers) - MOST_FRAMES)} outer frames are not shown"
         parts.append(tag("div", rest, class_="mv-soft"))
@@ -165,14 +160,6 @@ def _own_frame(trace: Trace, words: FrameWords, frame: int, source: SourceLine) 
     shown = tag("div", text, class_="mv-source", title="The line as it is now on this machine") if text else ""
     line = joined(tag("b", cut(words.function, 80)), " ", tag("span", cut(words.place, 80), class_="mv-soft"))
     return tag("div", line, shown, class_="mv-frame", title=cut(words.path, _LONGEST_TEXT))
-
-
-def _library_frames(text: list[FrameWords]) -> Html:
-    frames = []
-    for frame in text:
-        place = tag("span", cut(frame.place, 80), class_="mv-soft")
-        frames.append(tag("div", cut(frame.function, 120), " ", place, title=cut(frame.path, 300)))
-    return tag("details", tag("summary", counted(len(text), "library frame")), *frames)
 
 
 def moment_html(moment: EventState, *, of_range: bool = False, is_still: bool = False) -> Html:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from memviz.analysis.breakdown import Breakdown, Dominant, WeightedRows, rows_in_range
-from memviz.analysis.cache import cached_on
 from memviz.analysis.find import FindResult
 from memviz.analysis.groups import Group, Groups
 from memviz.analysis.leaks import Growth, GrowthRow
@@ -16,7 +15,7 @@ from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.peak import RangeSummary, Total
 from memviz.analysis.purpose.categories import KINDS
 from memviz.analysis.purpose.reasons import Certainty
-from memviz.figures.colouring import MEANINGS, Colouring, colouring, group_colour
+from memviz.figures.colouring import MEANINGS, Colouring, cached_colouring, group_colour
 from memviz.text import Html, allocations, cut, exact, joined, rounded, tag, when
 from memviz.trace.model import DeviceTrace, Ints8, Trace
 from memviz.ui.explore.state import GROUPINGS, TABS, WEIGHTS, ExploreState
@@ -44,8 +43,7 @@ CATEGORIES = Paint("category", {kind: shades_of(kind) for kind in KINDS})
 
 def colours_of(trace: Trace, device: DeviceTrace, meaning: str) -> Colouring:
     """The timeline's own, made once. What a browser wants may be anything."""
-    cached = meaning if meaning in MEANINGS else "category"
-    return cached_on(trace, (colouring, device.name, cached), lambda: colouring(trace, device, cached))
+    return cached_colouring(trace, device, meaning if meaning in MEANINGS else "category")
 
 
 def paint_of(colours: Colouring) -> Paint:

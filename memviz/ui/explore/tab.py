@@ -6,8 +6,7 @@ Of the inner tabs only the visible one is computed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import partial
 from io import StringIO
 from pathlib import Path
@@ -17,13 +16,12 @@ import gradio as gr
 
 from memviz.analysis.allocations import write_allocations
 from memviz.analysis.breakdown import Breakdown
-from memviz.errors import UsageError
 from memviz.figures.colouring import MEANINGS, telling_meaning
 from memviz.results.headline import trace_name
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.trace.strip import strip_paths
 from memviz.trace.write import safe, write_pickle, write_tables
-from memviz.ui.components.component import FindField, Panel, clicked, typed
+from memviz.ui.components.component import FindField, Panel, clicked, requested_trace, typed
 from memviz.ui.components.plots import MemoryTimeline, SegmentMap
 from memviz.ui.components.tables import EventList, HighlightPanel
 from memviz.ui.explore import answer
@@ -35,7 +33,7 @@ from memviz.ui.saved.report import report_page
 from memviz.ui.shell.gradio_events import NO_PROGRESS
 from memviz.ui.shell.housekeeping import wait_until_idle
 from memviz.ui.shell.session import Context, Session, timeline_key
-from memviz.ui.shell.temporary_files import file_stem, file_with
+from memviz.ui.shell.temporary_files import file_stem, file_with, page_file
 
 EXPORTS = {
     "report": "Report as one HTML page",
@@ -45,20 +43,19 @@ EXPORTS = {
 
 
 def export_file(trace: Trace, device: DeviceTrace, kind: str) -> str:
-    ending = {"report": ".html", "allocations": "-allocations.csv"}.get(kind, "-stripped.pickle")
-    name = file_stem(trace_name(trace.about.source)) + ending
-    return file_with(name, lambda path: _write_export(path, trace, device, kind))
-
-
-def _write_export(path: Path, trace: Trace, device: DeviceTrace, kind: str) -> None:
+    stem = file_stem(trace_name(trace.about.source))
     if kind == "report":
-        path.write_text(report_page([(trace, device)]), encoding="utf-8", errors="replace")
-    elif kind == "allocations":
-        with path.open("w", encoding="utf-8", errors="backslashreplace", newline="") as table:
-            write_allocations(trace, table)
-    else:
-        with path.open("wb") as file:
-            write_pickle(strip_paths(trace), file)
+        return page_file(f"{stem}.html", report_page([(trace, device)]))
+
+    def write(path: Path) -> None:
+        if kind == "allocations":
+            with path.open("w", encoding="utf-8", errors="backslashreplace", newline="") as table:
+                write_allocations(trace, table)
+        else:
+            with path.open("wb") as file:
+                write_pickle(strip_paths(trace), file)
+
+    return file_with(stem + ("-allocations.csv" if kind == "allocations" else "-stripped.pickle"), write)
 
 
 def groups_csv(breakdown: Breakdown, unit: str = "bytes") -> str:
@@ -86,162 +83,119 @@ _PRIVATE: dict[str, Any] = {"queue": False, "api_visibility": "private", **NO_PR
 _LATEST: dict[str, Any] = {**_PRIVATE, "trigger_mode": "always_last"}
 
 
-@dataclass(frozen=True)
 class ExploreTab:
-    verdict: Panel
-    findings: HighlightPanel
-    """Its clicks are the page's affair: they turn to other tabs, or open one more trace."""
-    timeline: MemoryTimeline
-    find: FindField
-    head: Panel
-    found: HighlightPanel
-    live: HighlightPanel
-    segments_box: gr.Column
-    segments: SegmentMap
-    over_time: MemoryTimeline
-    """Timeline of the segments."""
-    events_box: gr.Column
-    events: EventList
-    inspector: Panel
-    number: Panel
-    """Number of the answer that the details show; see `Heard`."""
-    shown: gr.State
-    """The key of the trace that the details are about."""
-    chosen: gr.State
-    """The timeline's last `select`, or under `linked` the selection in a link to a trace that opens next."""
-    heard: gr.State
+    """The tab's components, laid out by `__init__` and wired by `_wire`. It keeps nothing of any visitor."""
 
-    @property
-    def outputs(self) -> list[Any]:
-        return [self.verdict, self.findings, self.timeline, self.shown, self.chosen]
+    def __init__(self, context: Context, session: gr.State) -> None:
+        self.context = context
+        self.verdict = Panel(elem_id="verdict")
+        self.findings = HighlightPanel(self._csv, elem_id="findings")
+        """Its clicks are the page's affair: they turn to other tabs, or open one more trace."""
+        self.timeline = MemoryTimeline(context.find, elem_id="timeline")
+        with gr.Column(elem_id="lower"):
+            self.find = FindField(elem_id="find")
+            with gr.Column(elem_id="lower-main"):
+                self.head = Panel(elem_id="lower-head")
+                self.found = HighlightPanel(self._csv, elem_id="found")
+                self.live = HighlightPanel(self._csv, elem_id="live-set")
+                with gr.Column(visible="hidden", elem_id="segments-box") as self.segments_box:
+                    self.segments = SegmentMap(context.find, elem_id="segments")
+                    # Not there before there is something to show: it draws only once it is seen.
+                    self.over_time = MemoryTimeline(
+                        lambda key: context.find(key.removesuffix(KEY_ENDING)),
+                        segments_over_time_piece,
+                        elem_id="segments-over-time",
+                        visible=False,
+                    )
+                with gr.Column(visible="hidden", elem_id="events-box") as self.events_box:
+                    self.events = EventList(context.find, elem_id="events")
+            self.inspector = Panel(elem_id="inspector")
+            self.number = Panel(visible="hidden", elem_id="answer-number")
+            """Number of the answer that the details show; see `LatestInput`."""
+        self.shown = gr.State("")
+        """The key of the trace that the details are about."""
+        self.chosen = gr.State({})
+        """The timeline's last `select`, or under `linked` the selection in a link to a trace that opens next."""
+        self.heard = gr.State(LatestInput())
+        self.outputs = [self.verdict, self.findings, self.timeline, self.shown, self.chosen]
+        self.panels = [self.head, self.found, self.live, self.inspector]
+        self.maps = [self.segments_box, self.events_box, self.segments, self.over_time, self.events]
+        self._wire(session)
 
-    @property
-    def panels(self) -> list[Any]:
-        return [self.head, self.found, self.live, self.inspector]
+    def _wire(self, session: gr.State) -> None:
+        selection_inputs, turned = [session, self.chosen, self.heard], [session, self.heard]
+        details, all_details = [*self.panels, self.number], [self.chosen, *self.panels, *self.maps, self.number]
+        self.timeline.select(self._select, selection_inputs, [self.chosen, *details], **_LATEST)
+        self.shown.change(self._offer, [session, self.heard], [self.findings], **_LATEST)
+        self.find.input(self._search, turned, details, **_LATEST)
+        self.shown.change(self._show_other, selection_inputs, all_details, **_LATEST)
+        self.number.click(self._again, [self.heard], all_details, **_LATEST)
+        for panel in (self.head, self.live):
+            panel.click(self._act, turned, [*self.panels, *self.maps, self.number], **_LATEST)
 
-    @property
-    def maps(self) -> list[Any]:
-        return [self.segments_box, self.events_box, self.segments, self.over_time, self.events]
-
-
-def build(context: Context, session: gr.State) -> ExploreTab:
-    verdict = Panel(elem_id="verdict")
-    findings = HighlightPanel(_csv(context), elem_id="findings")
-    line = MemoryTimeline(context.find, elem_id="timeline")
-    with gr.Column(elem_id="lower"):
-        find = FindField(elem_id="find")
-        with gr.Column(elem_id="lower-main"):
-            head = Panel(elem_id="lower-head")
-            lit_panel = HighlightPanel(_csv(context), elem_id="found")
-            live = HighlightPanel(_csv(context), elem_id="live-set")
-            with gr.Column(visible="hidden", elem_id="segments-box") as segments_box:
-                segments = SegmentMap(context.find, elem_id="segments")
-                over_time = _segments_over_time(context)
-            with gr.Column(visible="hidden", elem_id="events-box") as events_box:
-                events = EventList(context.find, elem_id="events")
-        inspector = Panel(elem_id="inspector")
-        number = Panel(visible="hidden", elem_id="answer-number")
-    parts = ExploreTab(
-        verdict=verdict,
-        findings=findings,
-        timeline=line,
-        find=find,
-        head=head,
-        found=lit_panel,
-        live=live,
-        segments_box=segments_box,
-        segments=segments,
-        over_time=over_time,
-        events_box=events_box,
-        events=events,
-        inspector=inspector,
-        number=number,
-        shown=gr.State(""),
-        chosen=gr.State({}),
-        heard=gr.State(LatestInput()),
-    )
-    _wire(context, session, parts)
-    return parts
-
-
-def _segments_over_time(context: Context) -> MemoryTimeline:
-    """Not there before there is something to show: it draws only once it is seen."""
-
-    def find(key: str) -> tuple[Trace, DeviceTrace] | None:
-        return context.find(key.removesuffix(KEY_ENDING))
-
-    return MemoryTimeline(find, segments_over_time_piece, elem_id="segments-over-time", visible=False)
-
-
-def _wire(context: Context, session: gr.State, parts: ExploreTab) -> None:
-    def select(current: Session, before: Mapping[str, Any], heard: LatestInput, event: gr.EventData) -> list[Any]:
+    def _select(
+        self, current: Session, before: Mapping[str, Any], heard: LatestInput, event: gr.EventData
+    ) -> list[Any]:
         chosen = event._data if isinstance(event._data, dict) else {}
         moved = any(before.get(key) != chosen.get(key) for key in ("key", "at", "range"))
         recoloured = before.get("colour", "category") != chosen.get("colour", "category")
         due = (answer.MOMENT if moved else answer.PIN) | (answer.TABLE if recoloured else frozenset())
         heard.session, heard.chosen = current, chosen
-        return [chosen, *heard.answered(partial(panels, context, parts=due))]
+        return [chosen, *heard.answered(partial(panels, self.context, parts=due))]
 
-    def act(current: Session, heard: LatestInput, event: gr.EventData) -> list[Any]:
+    def _act(self, current: Session, heard: LatestInput, event: gr.EventData) -> list[Any]:
         before = heard.state.tab
         turned = heard.state.clicked(clicked(event), timeline_key(current.current) if current.current else "")
         heard.session, heard.state = current, turned
 
         def details(session: Session, state: ExploreState, selection: Mapping[str, Any]) -> list[Any]:
-            shown = panels(context, session, state, selection, answer.TABLE)
+            shown = panels(self.context, session, state, selection, answer.TABLE)
             is_same = turned.tab == before
-            return [*shown, *([gr.skip()] * len(parts.maps) if is_same else maps(context, session, state, selection))]
+            return [
+                *shown,
+                *([gr.skip()] * len(self.maps) if is_same else maps(self.context, session, state, selection)),
+            ]
 
         return heard.answered(details)
 
-    def search(current: Session, heard: LatestInput, event: gr.EventData) -> list[Any]:
+    def _search(self, current: Session, heard: LatestInput, event: gr.EventData) -> list[Any]:
         heard.session, heard.state = current, heard.state.finding(typed(event))
-        return heard.answered(partial(panels, context, parts=answer.FOUND))
+        return heard.answered(partial(panels, self.context, parts=answer.FOUND))
 
-    def everything(session: Session, state: ExploreState, selection: Mapping[str, Any]) -> list[Any]:
-        return [
-            selection,
-            *panels(context, session, state, selection, answer.ALL),
-            *maps(context, session, state, selection),
-        ]
-
-    def another(current: Session, chosen: Mapping[str, Any], heard: LatestInput) -> list[Any]:
+    def _show_other(self, current: Session, chosen: Mapping[str, Any], heard: LatestInput) -> list[Any]:
         heard.session, heard.chosen = current, initial_selection(current, chosen, heard.chosen)
+        return self._again(heard)
+
+    def _again(self, heard: LatestInput) -> list[Any]:
+        def everything(session: Session, state: ExploreState, selection: Mapping[str, Any]) -> list[Any]:
+            return [
+                selection,
+                *panels(self.context, session, state, selection, answer.ALL),
+                *maps(self.context, session, state, selection),
+            ]
+
         return heard.answered(everything)
 
-    def again(heard: LatestInput) -> list[Any]:
-        return heard.answered(everything)
-
-    selection_inputs, turned = [session, parts.chosen, parts.heard], [session, parts.heard]
-    details, all_details = [*parts.panels, parts.number], [parts.chosen, *parts.panels, *parts.maps, parts.number]
-    parts.timeline.select(select, selection_inputs, [parts.chosen, *details], **_LATEST)
-    parts.shown.change(_offering(context), [session, parts.heard], [parts.findings], **_LATEST)
-    parts.find.input(search, turned, details, **_LATEST)
-    parts.shown.change(another, selection_inputs, all_details, **_LATEST)
-    parts.number.click(again, [parts.heard], all_details, **_LATEST)
-    for panel in (parts.head, parts.live):
-        panel.click(act, turned, [*parts.panels, *parts.maps, parts.number], **_LATEST)
-
-
-def _offering(context: Context) -> Callable[[Session, LatestInput], Awaitable[Any]]:
-    async def offer(current: Session, heard: LatestInput) -> Any:
+    async def _offer(self, current: Session, heard: LatestInput) -> Any:
         """Add the estimated fixes after everything else is shown, since they need several replays."""
-        current_trace, before = context.current(current), heard.session
+        current_trace, before = self.context.current(current), heard.session
         if current_trace is None or current.current is None:
             return gr.skip()
         key = timeline_key(current.current)
 
         def is_shown() -> bool:
-            # `another` may not have heard of it yet.
+            # `_show_other` may not have heard of it yet.
             now = heard.session
             return now is before or now.current is not None and timeline_key(now.current) == key
 
-        if not await wait_until_idle(context.reading.is_used, is_shown):
+        if not await wait_until_idle(self.context.reading.is_used, is_shown):
             return gr.skip()
         made = await asyncio.to_thread(offers, *current_trace)
         return findings_html(*current_trace, key, made) if is_shown() else gr.skip()
 
-    return offer
+    def _csv(self, request: Mapping[str, str]) -> str:
+        unit = "byte_events" if request.get("what") == "lifetime" else "bytes"
+        return groups_csv(answer.full_table(*requested_trace(self.context.find, request), request), unit)
 
 
 def initial_selection(session: Session, before: Mapping[str, Any], heard: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -297,14 +251,3 @@ def maps(context: Context, session: Session, state: ExploreState, chosen: Mappin
     if state.tab == "events":
         return [*boxes, gr.skip(), gr.skip(), answer.events_value(*pair, key, chosen) if pair else {}]
     return [*boxes, gr.skip(), gr.skip(), gr.skip()]
-
-
-def _csv(context: Context) -> Any:
-    def make(request: Mapping[str, str]) -> str:
-        pair = context.find(request.get("key", ""))
-        if pair is None:
-            raise UsageError("This trace is not open any more.")
-        unit = "byte_events" if request.get("what") == "lifetime" else "bytes"
-        return groups_csv(answer.full_table(*pair, request), unit)
-
-    return make

@@ -8,7 +8,7 @@ from memviz.analysis.cache import cached_on
 from memviz.analysis.callstacks.sites import LAST_PYTHON_KIND, FrameKind, frame_kinds, with_line
 from memviz.analysis.callstacks.stack_tree import frame_name
 from memviz.analysis.purpose.categories import BEFORE_RECORDING
-from memviz.figures.theme import DARK, LIGHT, Palette
+from memviz.figures.theme import DARK, LIGHT
 from memviz.results.headline import Headline
 from memviz.text import Html, tag
 from memviz.trace.model import Category, Trace
@@ -23,7 +23,10 @@ def colour_style(kind: str) -> str:
 
 def shades_of(kind: str) -> tuple[str, str]:
     """On light and on dark pages."""
-    return _category_colour(LIGHT, kind), _category_colour(DARK, kind)
+    if kind == BEFORE_RECORDING:
+        return LIGHT.before, DARK.before
+    category = _CATEGORIES[kind]
+    return LIGHT.category(category), DARK.category(category)
 
 
 def style_of(shades: tuple[str, str]) -> str:
@@ -40,10 +43,6 @@ def mark(look: str, text: str, style: str | None = None, title: str | None = Non
 
 
 RESERVED_KEYS = (mark("mv-hatched mv-square", "cached"), mark("mv-rule", "reserved"))
-
-
-def _category_colour(look: Palette, kind: str) -> str:
-    return look.before if kind == BEFORE_RECORDING else look.category(_CATEGORIES[kind])
 
 
 _PARTS = 2
@@ -63,10 +62,10 @@ class FrameWords:
 
 def frame_text(trace: Trace, frame: int) -> FrameWords:
     """`frame` may be one of the negative ones of `analysis.stacks`."""
-    return cached_on(trace, (frame_text, frame), lambda: _cached_frame_text(trace, frame))
+    return cached_on(trace, (frame_text, frame), lambda: _frame_text(trace, frame))
 
 
-def _cached_frame_text(trace: Trace, frame: int) -> FrameWords:
+def _frame_text(trace: Trace, frame: int) -> FrameWords:
     function = frame_name(trace, frame)
     if frame < 0:
         return FrameWords(function, "", "", is_own=False)

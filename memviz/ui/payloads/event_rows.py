@@ -117,7 +117,13 @@ def chosen_events(trace: Trace, device: DeviceTrace, wanted: EventFilter) -> Eve
     recent = cached_on(trace, (chosen_events, device.name), _Recent)
     with recent.lock:
         if wanted not in recent.found:
-            numbers = np.flatnonzero(_passing(trace, device, wanted))
+            passing = np.ones(len(device.events), dtype=np.bool_)
+            if wanted.actions:
+                passing &= np.isin(device.events.action, [code for code in wanted.actions if 0 <= code < 256])
+            if wanted.text:
+                part = wanted.text.casefold()
+                passing &= _at_sites(trace, device, part) | _within_annotations(trace, device, part)
+            numbers = np.flatnonzero(passing)
             recent.found[wanted] = EventSelection(len(numbers), numbers)
         recent.found.move_to_end(wanted)
         while len(recent.found) > MOST_CACHED:
@@ -125,26 +131,15 @@ def chosen_events(trace: Trace, device: DeviceTrace, wanted: EventFilter) -> Eve
         return recent.found[wanted]
 
 
-def _passing(trace: Trace, device: DeviceTrace, wanted: EventFilter) -> Bools:
-    passing = np.ones(len(device.events), dtype=np.bool_)
-    if wanted.actions:
-        among = np.zeros(256, dtype=np.bool_)
-        among[[action for action in wanted.actions if 0 <= action < len(among)]] = True
-        passing &= among[device.events.action]
-    if wanted.text:
-        passing &= _at_sites(trace, device, wanted.text) | _within_annotations(trace, device, wanted.text)
-    return passing
-
-
-def _at_sites(trace: Trace, device: DeviceTrace, text: str) -> Bools:
-    table, part = sites(trace), text.casefold()
+def _at_sites(trace: Trace, device: DeviceTrace, part: str) -> Bools:
+    table = sites(trace)
     hit = np.array([part in site.label.casefold() or part in site.key.casefold() for site in table.sites])
     return np.asarray(hit[table.of_stack][stack_of_events(device)], dtype=np.bool_)
 
 
-def _within_annotations(trace: Trace, device: DeviceTrace, text: str) -> Bools:
+def _within_annotations(trace: Trace, device: DeviceTrace, part: str) -> Bools:
     """Inside any annotation of such a name, however deep."""
-    intervals, part, count = annotated(device).intervals, text.casefold(), len(device.events)
+    intervals, count = annotated(device).intervals, len(device.events)
     names = [code for code in np.unique(intervals.name).tolist() if part in trace.strings[code].casefold()]
     rows = np.flatnonzero(np.isin(intervals.name, names) & (intervals.end_event >= intervals.start_event))
     opened = np.bincount(intervals.start_event[rows], minlength=count + 1)

@@ -14,7 +14,7 @@ from memviz.analysis.lifetimes import clock, has_times, lifetimes
 from memviz.analysis.segments import Fragmentation, SegmentsAt, TileKind, fragmentation_at, segments_at
 from memviz.analysis.sums import sum_by
 from memviz.analysis.timeline import has_reserved, timeline
-from memviz.figures.colouring import Colouring, colouring, pixel_palette
+from memviz.figures.colouring import cached_colouring, pixel_palette
 from memviz.figures.packed_timeline import PackedTimeline, as_sent, pack
 from memviz.text import Html, exact, joined, plain, tag, when
 from memviz.trace.model import DEFAULT_POOL, DeviceTrace, Ints8, Segments, Trace, address_text
@@ -139,7 +139,12 @@ def packed_map(trace: Trace, device: DeviceTrace, moment: SegmentsAt, *, meaning
     """Segments by address, then tiles by address: a tile belongs to the segment that its place adds up to."""
     segments, tiles = moment.segments, moment.tiles
     groups, group_of = segment_groups(trace, segments)
-    colours = _colours(trace, device, meaning)
+    # The timeline's own colours, cached because scrubbing needs them at every moment.
+    colours = cached_colouring(trace, device, meaning)
+
+    def palettes() -> dict[str, list[int]]:
+        return {mode: pixel_palette(colours, dark=mode == "dark").reshape(-1).tolist() for mode in ("light", "dark")}
+
     labels, site = _sites(trace, device, tiles.row)
     row = np.where(tiles.row >= 0, tiles.row, 0)
     held = tiles.row >= 0
@@ -171,20 +176,8 @@ def packed_map(trace: Trace, device: DeviceTrace, moment: SegmentsAt, *, meaning
         groups=[[group.name, group.words] for group in groups],
         sites=labels,
         meanings=[plain(label) for label in colours.labels],
-        palettes=_palettes(trace, device, colours),
+        palettes=cached_on(trace, (pixel_palette, device.name, colours.meaning), palettes),
     )
-
-
-def _colours(trace: Trace, device: DeviceTrace, meaning: str) -> Colouring:
-    """The timeline's own colours, cached because scrubbing needs them at every moment."""
-    return cached_on(trace, (colouring, device.name, meaning), lambda: colouring(trace, device, meaning))
-
-
-def _palettes(trace: Trace, device: DeviceTrace, colours: Colouring) -> dict[str, list[int]]:
-    def both() -> dict[str, list[int]]:
-        return {mode: pixel_palette(colours, dark=mode == "dark").reshape(-1).tolist() for mode in ("light", "dark")}
-
-    return cached_on(trace, (pixel_palette, device.name, colours.meaning), both)
 
 
 def _sites(trace: Trace, device: DeviceTrace, rows: Ints8) -> tuple[list[str], Ints8]:

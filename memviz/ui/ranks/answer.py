@@ -16,7 +16,7 @@ from memviz.ranks.reduce_rank import row_of
 from memviz.ranks.row import FailedFile, RankRow
 from memviz.ranks.summary import NOTHING, RankSummary, aligned, summary_of
 from memviz.trace.memviz_labels import RANK_FACT
-from memviz.trace.model import Trace
+from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.shell.session import Context, Opened, Session
 
 LEAST = 2
@@ -50,10 +50,11 @@ def _numbered_traces(context: Context, session: Session) -> list[_NumberedTrace]
     """The shortest names first, as where files are read from a folder."""
     found = []
     for opened in session.opened:
-        trace = context.store.get(opened.key)
-        number = None if trace is None else _rank_number(trace)
-        if trace is not None and number is not None:
-            found.append(_NumberedTrace(number, trace.about.source, opened))
+        if (trace := context.store.get(opened.key)) is not None:
+            said = trace.about.facts.get(RANK_FACT, "")
+            is_number = said.isascii() and said.isdigit() and len(said) < 10
+            if (number := int(said) if is_number else rank_in_name(trace.about.source)) is not None:
+                found.append(_NumberedTrace(number, trace.about.source, opened))
     return sorted(found, key=lambda one: len(one.source))
 
 
@@ -82,24 +83,15 @@ def shown_ranks(context: Context, session: Session) -> ShownRanks | None:
     if (brought := context.tables.get(session.table)) is not None:
         # Its rows name files of another machine, which are not opened; what is open here is.
         return ShownRanks(brought.job, keys)
-    rows = [(number, _row(context, opened)) for number, opened in sorted(numbers.items())]
-    ranks = tuple(Rank(number, row) for number, row in rows if row is not None)
+    pairs = [(number, context.of(opened)) for number, opened in sorted(numbers.items())]
+    ranks = tuple(Rank(number, _row(*pair)) for number, pair in pairs if pair is not None)
     if len(ranks) < LEAST:
         return None
     return ShownRanks(summary_of(ranks, _duplicates(context, session)), keys, is_open=True)
 
 
-def _row(context: Context, opened: Opened) -> RankRow | None:
-    pair = context.of(opened)
-    if pair is None:
-        return None
-    trace, device = pair
+def _row(trace: Trace, device: DeviceTrace) -> RankRow:
     return cached_on(trace, ("rank's row", device.name), lambda: row_of(trace, Place(trace.about.source), device.name))
-
-
-def _rank_number(trace: Trace) -> int | None:
-    said = trace.about.facts.get(RANK_FACT, "")
-    return int(said) if said.isascii() and said.isdigit() and len(said) < 10 else rank_in_name(trace.about.source)
 
 
 _SHADES = 254

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -28,61 +28,33 @@ from memviz.ui.shell.session import Context, Session, open_trace
 ID, LABEL = "ranks", "Ranks"
 
 
-@dataclass(frozen=True)
 class RanksTab:
-    tab: gr.Tab
-    shown: gr.State
-    """The part of the session that this tab shows. A change redraws the tab if it is visible."""
-    verdict: Panel
-    picture: RankMap
-    one: Panel
-    """Its buttons open traces, which the page does."""
-    lists: Panel
-    failed: Panel
-    chosen: gr.State
-    looked_at: gr.State
+    """The tab's components. It keeps nothing of any visitor."""
 
-    @property
-    def outputs(self) -> list[Any]:
-        return [self.tab, self.shown]
+    def __init__(self, context: Context, session: gr.State, tabs: gr.Tabs, tab: gr.Tab) -> None:
+        self.context = context
+        with gr.Column(elem_classes="mv-ranks"):
+            shown = gr.State(())
+            """The part of the session that this tab shows. A change redraws the tab if it is visible."""
+            verdict = Panel(elem_id="ranks-verdict")
+            self.one = Panel(elem_id="ranks-one")
+            """Its buttons open traces, which the page does."""
+            picture = RankMap(elem_id="ranks-map")
+            lists, failed = Panel(elem_id="ranks-lists"), Panel(elem_id="ranks-failed")
+            chosen, looked_at = gr.State(None), gr.State(False)
+        self.outputs = [tab, shown]
+        drawing = [verdict, picture, self.one, lists, failed, chosen]
+        while_seen(tabs, tab, shown, looked_at, partial(draw, context), inputs=[session, chosen], outputs=drawing)
+        picture.select(self._choose, [session], [self.one, chosen], **PRIVATE)
+        lists.click(self._jump, [session], drawing, **PRIVATE)
 
-    @property
-    def drawing(self) -> list[Any]:
-        return [self.verdict, self.picture, self.one, self.lists, self.failed, self.chosen]
-
-
-def build(context: Context, session: gr.State, tabs: gr.Tabs, tab: gr.Tab) -> RanksTab:
-    with gr.Column(elem_classes="mv-ranks"):
-        parts = RanksTab(
-            tab,
-            gr.State(()),
-            Panel(elem_id="ranks-verdict"),
-            one=Panel(elem_id="ranks-one"),
-            picture=RankMap(elem_id="ranks-map"),
-            lists=Panel(elem_id="ranks-lists"),
-            failed=Panel(elem_id="ranks-failed"),
-            chosen=gr.State(None),
-            looked_at=gr.State(False),
-        )
-    _wire(context, session, tabs, parts)
-    return parts
-
-
-def _wire(context: Context, session: gr.State, tabs: gr.Tabs, parts: RanksTab) -> None:
-    def choose(current: Session, event: gr.EventData) -> list[Any]:
+    def _choose(self, current: Session, event: gr.EventData) -> list[Any]:
         """In the map, which has marked it already."""
         rank = _rank(clicked(event))
-        return [one_rank(context, current, rank), rank]
+        return [one_rank(self.context, current, rank), rank]
 
-    def jump(current: Session, event: gr.EventData) -> list[Any]:
-        return draw(context, current, _rank(clicked(event)))
-
-    inputs = [session, parts.chosen]
-    while_seen(
-        tabs, parts.tab, parts.shown, parts.looked_at, partial(draw, context), inputs=inputs, outputs=parts.drawing
-    )
-    parts.picture.select(choose, [session], [parts.one, parts.chosen], **PRIVATE)
-    parts.lists.click(jump, [session], parts.drawing, **PRIVATE)
+    def _jump(self, current: Session, event: gr.EventData) -> list[Any]:
+        return draw(self.context, current, _rank(clicked(event)))
 
 
 def show(context: Context, session: Session) -> list[Any]:
@@ -92,7 +64,7 @@ def show(context: Context, session: Session) -> list[Any]:
 
 
 def draw(context: Context, session: Session, chosen: int | None) -> list[Any]:
-    """The values of `RanksTab.drawing`."""
+    """The values of what the tab draws."""
     shown = shown_ranks(context, session)
     if shown is None:
         return ["", {}, "", "", "", None]

@@ -41,7 +41,7 @@ from memviz.ui.run.form import (
     search_order,
 )
 from memviz.ui.run.form_html import PriceList
-from memviz.ui.run.predictions import Predictions, changes, request_key
+from memviz.ui.run.predictions import Predictions, changes, remember, request_key
 from memviz.ui.run.published_examples import PublishedTables
 from memviz.ui.run.results import MOST_COMPARED
 from memviz.ui.shell.session import Refused, Session, open_once
@@ -170,8 +170,7 @@ class RunAnswers:
         self.store = store
         self._is_busy = is_busy
         self.programs = tuple(programs)
-        self.limits = limits or run_limits()
-        limits = self.limits
+        self.limits = limits = limits or run_limits()
         self.scheduler = Scheduler(
             timeout=limits.seconds,
             memory=limits.memory_bytes,
@@ -237,14 +236,11 @@ class RunAnswers:
         """Return the form and its requests, with the fault for which a run of the same was refused."""
         form = form_fields_of(fields, self.listing())
         if not form.card:
-            form = replace(form, card=self._default_card())
+            names: list[str] = [card["name"] for card in self.listing()["cards"]]
+            form = replace(form, card=next((name for name in names if "4090" in name), names[0]))
         requests = requests_of(form, self.listing(), self.limits.variants)
         known = self.predictions.refusal(requests.requests[-1]) if requests.count else None
         return form, refused(requests, known)
-
-    def _default_card(self) -> str:
-        names: list[str] = [card["name"] for card in self.listing()["cards"]]
-        return next((name for name in names if "4090" in name), names[0])
 
     def kept(self, visitor: str) -> KeptRuns:
         return KeptRuns(self._folder, visitor)
@@ -286,7 +282,10 @@ class RunAnswers:
             wanted = self.with_pinned(requests, state.pinned).requests
             has = [] if order is None or link.is_search else [variant.request for variant in order.variants]
             order = order if has and set(map(request_key, has)) == set(map(request_key, wanted)) else None
-            search = search if search and link.is_search and search.order == _order_of(state, requests) else None
+            linked = None
+            with suppress(UsageError):
+                linked = search_order(state.fields, requests) if link.is_search else None
+            search = search if search and search.order == linked else None
         return replace(state, drawn=1, order=order.id if order else "", search=search.id if search else "")
 
     def begin_turn(self, visitor: str, turn: int = 0) -> Callable[[], bool]:
@@ -299,10 +298,7 @@ class RunAnswers:
             turn = turn or latest + 1
             if turn < latest:
                 return lambda: False
-            self._turns[visitor] = turn
-            self._turns.move_to_end(visitor)
-            while len(self._turns) > _MOST_CHOSEN:
-                self._turns.popitem(last=False)
+            remember(self._turns, visitor, turn, _MOST_CHOSEN)
         self._make_way(visitor)
         return lambda: self._turns.get(visitor) == turn
 
@@ -364,9 +360,7 @@ class RunAnswers:
             # Too many wait: the figures of the search are there without it.
             return status
         with self._lock:
-            self._best[search.id] = str(point["title"]), status.id
-            while len(self._best) > _MOST_CHOSEN:
-                self._best.popitem(last=False)
+            remember(self._best, search.id, (str(point["title"]), status.id), _MOST_CHOSEN)
         return status
 
     def shown_order(self, state: RunState) -> str:
@@ -399,9 +393,7 @@ class RunAnswers:
     def choose(self, order: str, number: int) -> None:
         """Show this variant beside the baseline, instead of the last one."""
         with self._lock:
-            self._chosen[order] = number
-            while len(self._chosen) > _MOST_CHOSEN:
-                self._chosen.popitem(last=False)
+            remember(self._chosen, order, number, _MOST_CHOSEN)
 
     def with_pinned(self, requests: RunRequests, pinned: Sequence[tuple[Request, str]]) -> RunRequests:
         """Put pinned variants after the baseline. Outputs are checked in the background."""
@@ -433,9 +425,8 @@ class RunAnswers:
     def shown_pair(self, status: OrderStatus) -> list[LinkedTrace]:
         """Return the traces of the baseline and of the chosen variant, as far as both have run."""
         number = self.shown(status)
-        base = base_of(status.variants, number)
-        pair = [status.variants[base], *([status.variants[number]] if number != base else [])]
-        return self.predictions.traces(pair)
+        numbers = dict.fromkeys((base_of(status.variants, number), number))
+        return self.predictions.traces([status.variants[number] for number in numbers])
 
     def shown(self, status: OrderStatus) -> int:
         """Return the number of the variant beside the baseline: the chosen one, or else the last that has run."""
@@ -483,12 +474,6 @@ class RunAnswers:
         stored = self.kept(visitor).get(id)
         trace = with_run(load_run(stored.path)[0], stored.run)
         return open_once(self.store, session.without_refused(), _with_name(trace, stored.name))
-
-
-def _order_of(state: RunState, requests: RunRequests) -> SearchOrder | None:
-    with suppress(UsageError):
-        return search_order(state.fields, requests)
-    return None
 
 
 def _request_of(search: SearchStatus, point: Mapping[str, Any]) -> Request:

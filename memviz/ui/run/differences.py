@@ -38,7 +38,10 @@ def differences_html(variant: Variant) -> Html:
     words += [tag("small", f" {caution}", class_="mv-soft")] if caution else []
     is_idle = verdict.get("short") == "not exercised"
     lines = [] if is_idle else list(_lines(numerics))
-    axis = [tag("i", tag("span", _tick_text(tick)), style=f"left:{_place(tick):.2f}%") for tick in _TICKS]
+    axis = [
+        tag("i", tag("span", ("1" if tick == 1 else f"1e{round(log10(tick))}")), style=f"left:{_place(tick):.2f}%")
+        for tick in _TICKS
+    ]
     scale = tag("p", tag("span", "identical"), tag("span", *axis), class_="mv-diff-axis", aria_hidden="true")
     return tag(
         "section",
@@ -114,10 +117,6 @@ def _place(relative: float) -> float:
     if relative <= _LEAST:
         return 0.0
     return 100 * min(1.0, log10(relative / _LEAST) / log10(_MOST / _LEAST))
-
-
-def _tick_text(tick: float) -> str:
-    return "1" if tick == 1 else f"1e{round(log10(tick))}"
 
 
 def _float(value: object) -> float:

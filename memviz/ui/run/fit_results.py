@@ -31,7 +31,13 @@ from memviz.units import bytes_text, count_text, duration_text, percent_text
 def map_html(grid: Mapping[str, Any]) -> Html:
     batches = grid["batches"]
     heads = ["sequence", *map(count_text, batches), "largest batch"]
-    rows = [_map_row(row, batches, grid["usable_bytes"]) for row in grid["rows"]]
+    rows = []
+    for row in grid["rows"]:
+        largest = row["largest_batch"]
+        text = f"{count_text(largest)}{'' if row['next_fails'] else ' or more'}" if largest else "none"
+        cells = [_map_cell(row, batch, grid["usable_bytes"]) for batch in batches]
+        head = tag("th", count_text(row["sequence"]), scope="row")
+        rows.append(tag("tr", head, *cells, tag("td", tag("b", text))))
     return tag(
         "section",
         tag("h2", "Batch × sequence with this configuration", class_="mv-h2"),
@@ -49,13 +55,6 @@ def map_html(grid: Mapping[str, Any]) -> Html:
             aria_label="Batch and sequence",
         ),
     )
-
-
-def _map_row(row: Mapping[str, Any], batches: list[int], usable: int) -> Html:
-    largest = row["largest_batch"]
-    cells = [_map_cell(row, batch, usable) for batch in batches]
-    text = f"{count_text(largest)}{'' if row['next_fails'] else ' or more'}" if largest else "none"
-    return tag("tr", tag("th", count_text(row["sequence"]), scope="row"), *cells, tag("td", tag("b", text)))
 
 
 def _map_cell(row: Mapping[str, Any], batch: int, usable: int) -> Html:
@@ -108,19 +107,26 @@ def picture_html(ways: Sequence[FitPoint], usable_bytes: int, chosen: int | None
     most = _ROOM * max(usable_bytes, *(point["peak_reserved_bytes"] for point in ways))
     scale = _Scale(min(costs), max(costs), most)
     front = front_of_trials(ways)
+    step = _round_step(most / _GIB / _FEW_TICKS) * _GIB
+    counts = [number * step for number in range(int(most // step) + 1)]
+    texts = ["0", *(f"{count / _GIB:,.3g} GiB" for count in counts[1:])]
+    grid = [
+        tag("i", tag("span", text), class_="mv-fit-tick", style=_top(scale, count))
+        for text, count in zip(texts, counts, strict=True)
+    ]
     points = [_point(place, way, scale, place in front.numbers, place == chosen) for place, way in enumerate(ways)]
     return tag(
         "figure",
         tag(
             "div",
-            *_grid(scale),
+            *grid,
             _card(scale, usable_bytes),
             _line([ways[number] for number in front.numbers], scale),
             *points,
             class_="mv-fit-plot",
         ),
         tag("div", *_costs(scale, ways), class_="mv-fit-costs"),
-        _legend(ways, usable_bytes),
+        _legend(ways),
         class_="mv-fit-picture",
         aria_label=f"{len(ways)} configurations by cost and by memory; {len(front.numbers)} on the Pareto front",
     )
@@ -164,16 +170,6 @@ def _top(scale: _Scale, count: float) -> str:
     return f"top:{scale.y(count):.2f}%"
 
 
-def _grid(scale: _Scale) -> list[Html]:
-    step = _round_step(scale.most_bytes / _GIB / _FEW_TICKS) * _GIB
-    counts = [number * step for number in range(int(scale.most_bytes // step) + 1)]
-    return [tag("i", tag("span", _gib(count)), class_="mv-fit-tick", style=_top(scale, count)) for count in counts]
-
-
-def _gib(count: float) -> str:
-    return "0" if not count else f"{count / _GIB:,.3g} GiB"
-
-
 def _round_step(least: float) -> float:
     """1, 2 or 5 times a power of ten."""
     power: float = 10.0 ** ceil(log10(least) - 1)
@@ -189,7 +185,7 @@ def _costs(scale: _Scale, ways: Sequence[FitPoint]) -> list[Html]:
     return [tag("span", texts[0]), tag("span", what, class_="mv-soft"), *(tag("span", text) for text in texts[1:])]
 
 
-def _legend(ways: Sequence[FitPoint], usable: int) -> Html:
+def _legend(ways: Sequence[FitPoint]) -> Html:
     kinds = [keeps for keeps in _KEEPS if any(point["keeps"] == keeps for point in ways)]
     parts = [tag("span", tag("i", class_=f"mv-point-key mv-fits mv-is-{keeps}"), _KEEPS[keeps]) for keeps in kinds]
     if any(not point["fits"] for point in ways):
@@ -218,7 +214,11 @@ def fit_html(status: SearchStatus | None, usable_bytes: int, chosen: int | None,
     if status is None or (status.is_over and not status.ways):
         return Html("")
     ways = status.ways
-    number = chosen if chosen is not None and 0 <= chosen < len(ways) else _default_point(ways)
+    number = chosen
+    if chosen is None or not 0 <= chosen < len(ways):
+        # The cheapest point that fits, or the point of the front with the least memory.
+        best = cheapest_fitting(ways)
+        number = next(reversed(front_of_trials(ways).numbers), None) if best is None else best
     progress = Html("") if status.is_over else tag("i", class_="mv-working")
     details = Html("") if number is None else _point_details_html(number, ways[number], opening)
     grid = (status.answer or {}).get("grid")
@@ -231,12 +231,6 @@ def fit_html(status: SearchStatus | None, usable_bytes: int, chosen: int | None,
         map_html(grid) if grid and grid["rows"] else Html(""),
         class_="mv-fit",
     )
-
-
-def _default_point(ways: tuple[Mapping[str, Any], ...]) -> int | None:
-    """Return the cheapest point that fits, or the point of the front with the least memory."""
-    best = cheapest_fitting(ways)
-    return next(reversed(front_of_trials(ways).numbers), None) if best is None else best
 
 
 def _point_details_html(number: int, point: Mapping[str, Any], opening: str) -> Html:
@@ -276,17 +270,14 @@ def _points_table(ways: Sequence[FitPoint], numbers: Sequence[int], title: str) 
     unit = cost_unit(ways[numbers[0]]) if numbers else ""
     heads = ((title, None), ("Reserved", "mv-number"), (unit[:1].upper() + unit[1:], None), ("", None))
     chosen = cheapest_fitting(ways)
-    rows = [_point_row(number, ways[number], is_chosen=number == chosen) for number in numbers]
+    rows = []
+    for number in numbers:
+        point, is_chosen = ways[number], number == chosen
+        cells = (
+            tag("td", button(cut(str(point["title"])), "way", "mv-link", data_number=number)),
+            tag("td", rounded(point["peak_reserved_bytes"]), class_="mv-number"),
+            tag("td", cost_figure(point)),
+            tag("td", tag("b", fit_cell(point), ", chosen") if is_chosen else fit_cell(point)),
+        )
+        rows.append(tag("tr", *cells, class_="mv-chosen" if is_chosen else None))
     return table(heads, rows, "mv-table mv-fit-front")
-
-
-def _point_row(number: int, point: Mapping[str, Any], *, is_chosen: bool) -> Html:
-    name = button(cut(str(point["title"])), "way", "mv-link", data_number=number)
-    return tag(
-        "tr",
-        tag("td", name),
-        tag("td", rounded(point["peak_reserved_bytes"]), class_="mv-number"),
-        tag("td", cost_figure(point)),
-        tag("td", tag("b", fit_cell(point), ", chosen") if is_chosen else fit_cell(point)),
-        class_="mv-chosen" if is_chosen else None,
-    )

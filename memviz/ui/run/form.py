@@ -104,11 +104,6 @@ PREFIX = "p:"
 """Prefix of the names of fields for parallelism."""
 
 
-def _parallel_texts(fields: Mapping[str, object]) -> dict[str, str]:
-    texts = {name: str(fields[PREFIX + name]).strip() for name in (GPUS, *AXES) if PREFIX + name in fields}
-    return {name: text for name, text in texts.items() if text}
-
-
 def active_parallel(texts: Mapping[str, str]) -> dict[str, str]:
     """Return the parallel settings for several GPUs, else nothing: hidden fields are ignored."""
     return dict(texts) if texts.get(GPUS, "1") != "1" else {}
@@ -191,9 +186,14 @@ class RunRequests:
 def form_fields_of(fields: Mapping[str, Any], listing: Mapping[str, Any]) -> FormFields:
     """`w:batch`, `o:checkpointing` and `o:checkpointing:every` are the names of knobs in the form."""
     workload = str(fields.get("workload", ""))
-    workload_name = workload if _row(listing["workloads"], workload) else default_workload(listing)
+    if not _row(listing["workloads"], workload):
+        # The first function of the owner's program, or else Llama.
+        names = [str(row["name"]) for row in listing["workloads"]]
+        workload = names[0] if ":" in names[0] or _FIRST_WORKLOAD not in names else _FIRST_WORKLOAD
+    card, memory = str(fields.get("card", "")), str(fields.get("memory", FIRST_MEMORY)).strip()
+    parallel = {name: str(fields[PREFIX + name]).strip() for name in (GPUS, *AXES) if PREFIX + name in fields}
     form = FormFields(
-        workload=workload_name,
+        workload=workload,
         config=str(fields.get("config", "")),
         knobs={key[2:]: knob_text(value) for key, value in fields.items() if key.startswith("w:")},
         chosen=tuple(
@@ -201,15 +201,27 @@ def form_fields_of(fields: Mapping[str, Any], listing: Mapping[str, Any]) -> For
             for optimization in listing["optimizations"]
             if fields.get(f"o:{optimization['name']}") is True
         ),
-        their_knobs=dict(_optimization_knobs(fields)),
-        card=_card_of(fields),
-        options={**_upgrade_fields(fields), **{name: str(fields[name]) for name in _OPTIONS if name in fields}},
+        their_knobs={
+            (parts[1], parts[2]): knob_text(value)
+            for key, value in fields.items()
+            if len(parts := key.split(":")) == 3 and parts[0] == "o"
+        },
+        # A name of the menu, or what was typed in the place of one.
+        card=(memory or OTHER_CARD) if card == OTHER_CARD else card,
+        # `conversion` is an old name of stored forms and links.
+        options={
+            **({"load": load_of(str(fields["conversion"]))} if "conversion" in fields else {}),
+            **{name: str(fields[name]) for name in _OPTIONS if name in fields},
+        },
         keep_output=fields.get("keep_output") is True,
         numerics=fields.get("numerics", True) is True,
-        parallel=_parallel_texts(fields),
+        parallel={name: text for name, text in parallel.items() if text},
         search={key: value for key, value in fields.items() if key.startswith("fit:")},
     )
-    return replace(form, options={**form.options, "optimizer": _optimizer_of(form, listing)})
+    # A training step has AdamW unless another one or none is chosen; a forward pass has none.
+    modes = modes_of(form, listing)
+    optimizer = form.options.get("optimizer", "adamw" if modes == ["training"] else "none")
+    return replace(form, options={**form.options, "optimizer": "none" if modes == ["inference"] else optimizer})
 
 
 @dataclass(frozen=True)
@@ -238,7 +250,11 @@ def link_of(fields: Mapping[str, Any], pinned: Sequence[tuple[Request, str]], st
     pins = [(label[:_LONGEST_LABEL], _pin_fields(request, told)) for request, label in pinned]
     for count in range(len(pins), -1, -1):
         values = {**query, "pins": pins[:count]}
-        texts = {key: value if isinstance(value, str) else _compact(value) for key, value in values.items() if value}
+        texts = {
+            key: value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+            for key, value in values.items()
+            if value
+        }
         if len(text := urlencode(texts)) <= _LONGEST_LINK:
             return text
     return ""
@@ -253,10 +269,6 @@ def _pin_fields(request: Request, shared: Mapping[str, Any]) -> dict[str, str | 
     for name, knobs in request.optimizations:
         own |= {f"o:{name}": True, **{f"o:{name}:{key}": text for key, text in knobs.items()}}
     return own if request.keep_output == shared.get("keep_output", False) else {**own, "keep_output": True}
-
-
-def _compact(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"))
 
 
 def read_link(query: Mapping[str, str]) -> RunLink | None:
@@ -284,32 +296,6 @@ def _are_fields(value: Any) -> bool:
     return isinstance(value, dict) and all(isinstance(one, str | bool) for one in value.values())
 
 
-def default_workload(listing: Mapping[str, Any]) -> str:
-    """Return the first function of the owner's program, or else Llama."""
-    names = [str(row["name"]) for row in listing["workloads"]]
-    is_owners = ":" in names[0]
-    return names[0] if is_owners or _FIRST_WORKLOAD not in names else _FIRST_WORKLOAD
-
-
-def _optimizer_of(form: FormFields, listing: Mapping[str, Any]) -> str:
-    """A training step has AdamW unless another one or none is chosen; a forward pass has none."""
-    modes = modes_of(form, listing)
-    if modes == ["inference"]:
-        return "none"
-    return form.options.get("optimizer", "adamw" if modes == ["training"] else "none")
-
-
-def _upgrade_fields(fields: Mapping[str, Any]) -> dict[str, str]:
-    """Translate the old field `conversion` of stored forms and links to `load`."""
-    return {"load": load_of(str(fields["conversion"]))} if "conversion" in fields else {}
-
-
-def _card_of(fields: Mapping[str, Any]) -> str:
-    """A name of the menu, or what was typed in the place of one."""
-    card = str(fields.get("card", ""))
-    return str(fields.get("memory", FIRST_MEMORY)).strip() or OTHER_CARD if card == OTHER_CARD else card
-
-
 def _card_faults(form: FormFields, listing: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if form.card == OTHER_CARD:
         yield "memory", "State its memory, as in 48GiB."
@@ -318,13 +304,6 @@ def _card_faults(form: FormFields, listing: Mapping[str, Any]) -> Iterator[tuple
             card_named(form.card)
         except UsageError:
             yield "memory", f"{form.card[:40]} is no size, as in 48GiB, and no card with a size, as in RTX 4090, 48GiB."
-
-
-def _optimization_knobs(fields: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], str]]:
-    for key, value in fields.items():
-        parts = key.split(":")
-        if len(parts) == 3 and parts[0] == "o":
-            yield (parts[1], parts[2]), knob_text(value)
 
 
 def knob_text(value: Any) -> str:
@@ -338,7 +317,10 @@ def requests_of(form: FormFields, listing: Mapping[str, Any], most: int = MOST_V
     workload = _row(listing["workloads"], form.workload)
     if workload is None:
         return RunRequests(faults={"workload": "There is no such workload."})
-    faults = dict([*_conflicts(form, listing), *_wrong_values(form, workload, listing), *_card_faults(form, listing)])
+    faults = dict([*_conflicts(form, listing), *knob_faults("w", workload["knobs"], form.knobs)])
+    for row in _chosen_rows(form, listing):
+        faults |= knob_faults(f"o:{row['name']}", row["knobs"], _knobs_of(form, row["name"]))
+    faults |= _card_faults(form, listing)
     config, wrong = config_of(form.config) if form.workload == CONFIG else ("", "")
     if wrong:
         return RunRequests(faults={**faults, "config": wrong})
@@ -351,7 +333,11 @@ def requests_of(form: FormFields, listing: Mapping[str, Any], most: int = MOST_V
         return RunRequests(faults={**faults, "run": message})
     try:
         sizes = list(_combinations(workload, form.knobs))
-        changed = list(_changes(form, listing))
+        combinations = [
+            [(row["name"], knobs) for knobs in _combinations(row, _knobs_of(form, row["name"]))]
+            for row in _chosen_rows(form, listing)
+        ]
+        changed = list(product(*combinations)) if form.chosen else []
         base = replace(_request(form), config=config, parallel=parallel)
     except UsageError as error:
         return RunRequests(faults={**faults, "run": str(error)})
@@ -364,14 +350,6 @@ def requests_of(form: FormFields, listing: Mapping[str, Any], most: int = MOST_V
         requests.append(replace(base, settings=settings, optimizations=optimizations, label=label))
         labels.append(label)
     return RunRequests(tuple(requests), tuple(labels), faults)
-
-
-def _wrong_values(
-    form: FormFields, workload: Mapping[str, Any], listing: Mapping[str, Any]
-) -> Iterator[tuple[str, str]]:
-    yield from knob_faults("w", workload["knobs"], form.knobs)
-    for row in _chosen_rows(form, listing):
-        yield from knob_faults(f"o:{row['name']}", row["knobs"], _knobs_of(form, row["name"]))
 
 
 def _count(form: FormFields, workload: Mapping[str, Any], listing: Mapping[str, Any]) -> int:
@@ -423,16 +401,6 @@ def values_of(knob: Mapping[str, Any], text: str) -> list[str]:
         return [text.strip()]
     several = [part.strip() for part in text.split(",") if part.strip()]
     return list(dict.fromkeys(several)) or [knob_text(knob["default"])]
-
-
-def _changes(form: FormFields, listing: Mapping[str, Any]) -> Iterator[tuple[tuple[str, dict[str, str]], ...]]:
-    if not form.chosen:
-        return
-    settings = [
-        [(row["name"], knobs) for knobs in _combinations(row, _knobs_of(form, row["name"]))]
-        for row in _chosen_rows(form, listing)
-    ]
-    yield from product(*settings)
 
 
 def _label(
@@ -511,18 +479,12 @@ def changed(
     if now.workload != then.workload:
         return {key: value for key, value in fields.items() if not key.startswith("w:")}, True
     # A menu becomes checkboxes, or checkboxes a menu.
-    is_redrawn = any(fields.get(name) in (EVERY_CHOICE, "") for name in _with_choices(now, listing))
+    workload = _row(listing["workloads"], now.workload) or {"knobs": ()}
+    rows = [("w", workload), *((f"o:{row['name']}", row) for row in listing["optimizations"])]
+    menus = [f"{prefix}:{knob['name']}" for prefix, row in rows for knob in row["knobs"] if knob["choices"]]
+    is_redrawn = any(fields.get(name) in (EVERY_CHOICE, "") for name in menus)
     is_redrawn = is_redrawn or (fields.get("card") == OTHER_CARD) != (before.get("card") == OTHER_CARD)
     return dict(fields), is_redrawn or modes_of(now, listing) != modes_of(then, listing)
-
-
-def _with_choices(form: FormFields, listing: Mapping[str, Any]) -> Iterator[str]:
-    rows = [
-        ("w", _row(listing["workloads"], form.workload)),
-        *((f"o:{e['name']}", e) for e in listing["optimizations"]),
-    ]
-    for prefix, row in rows:
-        yield from (f"{prefix}:{knob['name']}" for knob in (row or {"knobs": ()})["knobs"] if knob["choices"])
 
 
 def field_of_refusal(refusal: str, requests: RunRequests) -> str:

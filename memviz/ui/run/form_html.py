@@ -134,6 +134,7 @@ _SET_BY_THE_WORKLOAD = ("micro_batches",)
 """Knobs of optimizations whose own default would be shown while the workload's number runs."""
 # Labels of knobs and values: the field's terms, where their own name is not one.
 TERMS: Mapping[str, str] = json.loads(Path(__file__).with_name("terms.json").read_text(encoding="utf-8"))
+_LONGEST_CHIP = 32
 NO_DEVICE = "No CUDA device here: nothing can be measured."
 GROUPS: Mapping[str, Sequence[str]] = {
     "Activations": (
@@ -175,13 +176,18 @@ def form_value(
 ) -> dict[str, Any]:
     """The value of the form's component. Only another `version` redraws the fields, so typing is not interrupted."""
     prices = prices or PriceList()
+    general = [refused_html(requests.faults[place]) for place in GENERAL if place in requests.faults]
     return {
         "version": version,
         "html": form_html(form, listing, prices),
         "faults": dict(requests.faults),
         "parts": {
             "parallel": parallel_label(active_parallel(form.parallel)),
-            "buttons": joined(_messages(requests, status), buttons_html(form, requests, listing)),
+            "buttons": joined(
+                # The run's status, and the faults that belong to no field.
+                tag("div", status, *general, id="run-said"),
+                buttons_html(form, requests, listing),
+            ),
             **{f"chip:{row['name']}": _chip_text(row, form) for row in listing["optimizations"]},
             **_price_parts(form, listing, prices),
         },
@@ -224,6 +230,8 @@ def _model_fields(form: FormFields, row: Mapping[str, Any], listing: Mapping[str
         checkbox("keep_output", form.keep_output, "Keep warm-up output"),
         checkbox("numerics", form.numerics, "Check outputs (reduced model)"),
     ]
+    search = [field.html(str(form.search.get(field.name, field.default))) for field in _SEARCH]
+    grid = checkbox("fit:grid", form.search.get("fit:grid") is True, "Map batch × sequence")
     fields = [_knob("w", knob, form.knobs.get(knob["name"])) for knob in first]
     if modes_of(form, listing) != ["inference"]:
         # Visible, because whether a step fits depends on it.
@@ -232,7 +240,7 @@ def _model_fields(form: FormFields, row: Mapping[str, Any], listing: Mapping[str
         *(_knob("w", knob, form.knobs.get(knob["name"])) for knob in rest),
         *_parallel_fields(form),
         *step,
-        _search_fields(form),
+        tag("fieldset", tag("legend", "Configuration search"), *search, grid, class_="mv-fit-fields"),
         Html("") if listing.get("device") else tag("p", NO_DEVICE, class_="mv-soft mv-several"),
     ]
     return [
@@ -248,12 +256,6 @@ def _model_fields(form: FormFields, row: Mapping[str, Any], listing: Mapping[str
         tag("div", *fields, class_="mv-knobs mv-first-knobs"),
         tag("details", tag("summary", "More"), tag("div", *more, class_="mv-knobs"), class_="mv-more"),
     ]
-
-
-def _search_fields(form: FormFields) -> Html:
-    fields = [field.html(str(form.search.get(field.name, field.default))) for field in _SEARCH]
-    grid = checkbox("fit:grid", form.search.get("fit:grid") is True, "Map batch × sequence")
-    return tag("fieldset", tag("legend", "Configuration search"), *fields, grid, class_="mv-fit-fields")
 
 
 def _price_list(form: FormFields, listing: Mapping[str, Any], prices: PriceList) -> list[Html]:
@@ -277,7 +279,9 @@ def _price_list(form: FormFields, listing: Mapping[str, Any], prices: PriceList)
         class_="mv-idle",
     )
     if prices.by_saving:
-        order = sorted(rows, key=lambda name: _saved(prices.prices.get(name)))
+        saved = {name: price.reserved_bytes for name, price in prices.prices.items() if price}
+        # What cannot be used comes last.
+        order = sorted(rows, key=lambda name: 1 << 62 if (change := saved.get(name)) is None else change)
         return [head, *(_optimization(rows[name], form) for name in order), idle]
     grouped = {name for names in GROUPS.values() for name in names}
     groups = {**GROUPS, "Others": [name for name in rows if name not in grouped]}
@@ -287,11 +291,6 @@ def _price_list(form: FormFields, listing: Mapping[str, Any], prices: PriceList)
         if members:
             parts.append(tag("fieldset", tag("legend", title), *members, class_="mv-price-group"))
     return [*parts, idle]
-
-
-def _saved(price: Price | None) -> int:
-    """Change of the peak, for sorting: what cannot be used comes last."""
-    return 1 << 62 if price is None or price.reserved_bytes is None else price.reserved_bytes
 
 
 def config_field_html(text: str) -> Html:
@@ -416,9 +415,6 @@ def _chip_text(row: Mapping[str, Any], form: FormFields) -> str:
     return cut(", ".join(texts), _LONGEST_CHIP)
 
 
-_LONGEST_CHIP = 32
-
-
 def _price_parts(form: FormFields, listing: Mapping[str, Any], prices: PriceList) -> dict[str, Html]:
     idle = without_effect(form, listing)
     changes = [abs(price.reserved_bytes) for price in prices.prices.values() if price and price.reserved_bytes]
@@ -457,28 +453,17 @@ def change_text(count: int) -> str:
     return f"{sign}{bytes_text(abs(count))}"
 
 
-def variant_count_text(requests: RunRequests) -> str:
-    return counted(requests.count, "variant") if requests.count else ""
-
-
 def buttons_html(form: FormFields, requests: RunRequests, listing: Mapping[str, Any]) -> Html:
     device = listing.get("device")
-    many = requests.count > MOST_LIVE and not requests.faults
-    predict = button(f"Predict {variant_count_text(requests)}", "run", "mv-primary", data_act_above=True)
+    predict = button(f"Predict {counted(requests.count, 'variant')}", "run", "mv-primary", data_act_above=True)
     measure = button("Measure on GPU", "measure", data_act_above=True, title=f"Run it on {device}")
     return tag(
         "p",
-        predict if many else Html(""),
+        predict if requests.count > MOST_LIVE and not requests.faults else Html(""),
         button("Find a configuration that fits", "fit", "mv-quiet mv-find-fit", data_act_above=True),
         measure if device else Html(""),
         class_="mv-buttons",
     )
-
-
-def _messages(requests: RunRequests, status: Html | str) -> Html:
-    """The run's status, and the faults that belong to no field."""
-    general = [refused_html(requests.faults[place]) for place in GENERAL if place in requests.faults]
-    return tag("div", status, *general, id="run-said")
 
 
 def progress_html(text: str, *, is_new: bool = False) -> Html:

@@ -18,7 +18,6 @@ from memviz.errors import MemvizError
 from memviz.runner.jobs.service import OrderStatus, Scheduler, Scratch, Variant
 from memviz.runner.prices import Price, load_prices, price_of, price_requests, refused_price
 from memviz.runner.request import Request, command_of
-from memviz.runner.run import Run
 from memviz.trace.load import load_trace
 from memviz.ui.payloads.timelines import LinkedTrace
 from memviz.ui.shell.session import Opened, open_trace, timeline_key
@@ -83,9 +82,9 @@ class Predictions:
         if variant.request.on == "cuda":
             return
         with self._lock:
-            _remember(self._figures, request_key(variant.request), replace(variant, file=None))
+            remember(self._figures, request_key(variant.request), replace(variant, file=None))
             if variant.run is not None and variant.run.numerics is not None:
-                _remember(self._checks, request_key(variant.request), variant.run.numerics)
+                remember(self._checks, request_key(variant.request), variant.run.numerics)
         if variant.file is None or variant.state != "done":
             return
         with suppress(OSError, MemvizError):
@@ -102,9 +101,10 @@ class Predictions:
                 os.link(file, copy)
             except OSError:
                 shutil.copyfile(file, copy)
-            _remember(self._complete, _key(variant.request), replace(variant, file=copy))
-            sizes = [kept.file.stat().st_size for kept in self._complete.values() if kept.file and kept.file.exists()]
-            total = sum(sizes)
+            remember(self._complete, _key(variant.request), replace(variant, file=copy))
+            total = sum(
+                kept.file.stat().st_size for kept in self._complete.values() if kept.file and kept.file.exists()
+            )
             while len(self._complete) > _MOST_TRACES or (total > _MOST_TRACE_BYTES and len(self._complete) > 1):
                 _, gone = self._complete.popitem(last=False)
                 if gone.file is not None and gone.file.exists():
@@ -135,7 +135,7 @@ class Predictions:
         except (OSError, MemvizError):
             return None
         with self._lock:
-            _remember(self._opened, file, opened)
+            remember(self._opened, file, opened)
         return opened
 
     def with_checks(self, variants: Sequence[Variant]) -> tuple[Variant, ...]:
@@ -165,7 +165,12 @@ class Predictions:
                 continue
             figures = self._figures_of(one.request)
             if run is not None and figures is not None:
-                prices[one.name] = _price(one.name, figures, run, is_on=one.is_on)
+                if figures.run is None:
+                    prices[one.name] = refused_price(one.name, figures.phase)
+                else:
+                    # Where it is on, what it has changed.
+                    pair = (figures.run, run) if one.is_on else (run, figures.run)
+                    prices[one.name] = price_of(one.name, *pair)
             elif one.name in shipped:
                 prices[one.name] = shipped[one.name]
             else:
@@ -209,7 +214,7 @@ class Predictions:
         """Remember what cannot be predicted, except where its owner went on to something else."""
         if variant.state == "failed" and variant.what == "refused":
             with self._lock:
-                _remember(self._figures, request_key(variant.request), replace(variant, file=None))
+                remember(self._figures, request_key(variant.request), replace(variant, file=None))
 
     def _keep_background_failure(self, variant: Variant) -> None:
         """Remember a failed price, or a failed check, whose figures stay."""
@@ -219,9 +224,9 @@ class Predictions:
         with self._lock:
             if variant.request.numerics:
                 error = "the check took too long" if variant.what == "timeout" else variant.phase or variant.what
-                _remember(self._checks, key, {"error": error})
+                remember(self._checks, key, {"error": error})
             elif variant.what != "refused":
-                _remember(self._unpriced, key, "took too long" if variant.what == "timeout" else "prediction failed")
+                remember(self._unpriced, key, "took too long" if variant.what == "timeout" else "prediction failed")
         if not variant.request.numerics:
             self.keep_failure(variant)
 
@@ -247,10 +252,11 @@ class Predictions:
         return ""
 
 
-def _remember(among: OrderedDict[Key, Value], key: Key, value: Value) -> None:
+def remember(among: OrderedDict[Key, Value], key: Key, value: Value, most: int = _REMEMBERED) -> None:
+    """Keep the value as the newest; the oldest go."""
     among[key] = value
     among.move_to_end(key)
-    while len(among) > _REMEMBERED:
+    while len(among) > most:
         among.popitem(last=False)
 
 
@@ -264,13 +270,6 @@ def changes(scheduler: Scheduler, order: str, is_there: Callable[[], bool] = lam
             return
         seen = status.version
         status = scheduler.status(order, newer_than=seen, wait=_PATIENCE_SECONDS)
-
-
-def _price(name: str, variant: Variant, run: Run, *, is_on: bool) -> Price:
-    """Return what an optimization changes; where it is on, what it has changed."""
-    if variant.run is None:
-        return refused_price(name, variant.phase)
-    return price_of(name, *((variant.run, run) if is_on else (run, variant.run)))
 
 
 def request_key(request: Request) -> str:

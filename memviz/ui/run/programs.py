@@ -12,7 +12,6 @@ import gradio as gr
 from memviz.allocator.context import DEFAULT_CARD
 from memviz.errors import MemvizError, UsageError
 from memviz.runner.config_source import FILE as CONFIG
-from memviz.runner.jobs.service import OrderStatus
 from memviz.runner.request import Request
 from memviz.runner.run import run_json
 from memviz.ui.run.answer import RunAnswers
@@ -37,17 +36,8 @@ def build(answers: RunAnswers) -> None:
     settings = with_schema(gr.JSON({}, label="settings"), _KNOBS)
     optimizations = with_schema(gr.JSON([], label="optimizations"), _CHOSEN)
     inputs = [workload, settings, optimizations, card]
-    # Runs wait for each other in a line of their own, which is fair; Gradio's is not.
-    predict = RunEndpoint(answers).run
-    gr.Button().click(predict, inputs, gr.JSON(label="answer"), api_name="run", concurrency_limit=MOST_WAITING)
-
-
-class RunEndpoint:
-    def __init__(self, answers: RunAnswers) -> None:
-        self._answers = answers
 
     async def run(
-        self,
         workload: str,
         settings: dict[str, Any],
         optimizations: list[dict[str, Any]],
@@ -64,7 +54,7 @@ class RunEndpoint:
         """
         with with_worded_errors():
             result = await predict_run(
-                self._answers,
+                answers,
                 workload,
                 {} if settings is None else settings,
                 [] if optimizations is None else optimizations,
@@ -73,6 +63,9 @@ class RunEndpoint:
                 is_there=presence(),
             )
             return json_safe_answer(result)
+
+    # Runs wait for each other in a line of their own, which is fair; Gradio's is not.
+    gr.Button().click(run, inputs, gr.JSON(label="answer"), api_name="run", concurrency_limit=MOST_WAITING)
 
 
 class UnfinishedRun(MemvizError):
@@ -103,9 +96,12 @@ async def predict_run(
     request = Request(workload, knobs, chosen, "predict", card or DEFAULT_CARD, config=config)
     status = answers.scheduler.submit([request], [""], owner=owner, replaces=False)
     try:
-        variant = (await _over(answers, status, is_there)).variants[0]
+        while not status.is_over and is_there():
+            await asyncio.sleep(_LOOK_SECONDS)
+            status = answers.status(status.id) or status
     finally:
         answers.scheduler.leave(status.id)
+    (variant,) = status.variants
     if variant.run is None or variant.state == "failed":
         raise UnfinishedRun(variant.phase or "It was ended before it was done.")
     return run_json(variant.run)
@@ -120,13 +116,6 @@ def _split_config(workload: str, settings: object) -> tuple[object, str]:
     if wrong:
         raise UsageError(wrong)
     return {key: value for key, value in settings.items() if key != "config"}, config
-
-
-async def _over(answers: RunAnswers, status: OrderStatus, is_there: Callable[[], bool]) -> OrderStatus:
-    while not status.is_over and is_there():
-        await asyncio.sleep(_LOOK_SECONDS)
-        status = answers.status(status.id) or status
-    return status
 
 
 def _knobs(value: object, name: str) -> dict[str, str]:

@@ -138,7 +138,15 @@ def published_table_html(
     if not rows and not waiting and not fault:
         text = "The figures that this example was published with, each predicted anew. It takes some seconds."
         return tag("section", title, tag("p", text, class_="mv-soft"), button("Compute it", "table"))
-    body = [tag("tr", *_table_cells(row)) for row in rows or ()]
+    body = []
+    for row in rows or ():
+        change = row["difference_percent"]
+        texts = ["–" if row[key] is None else f"{row[key]:.3f}" for key in ("published", "ours")]
+        numbers = [
+            tag("td", text, class_="mv-number") for text in (*texts, "" if change is None else f"{change:+.2f} %")
+        ]
+        note = tag("td", row["note"], class_="mv-soft")
+        body.append(tag("tr", tag("td", row["case"]), tag("td", row["figure"]), *numbers, note))
     status = tag("p", fault, class_="mv-fault", role="alert") if fault else Html("")
     if waiting:
         status = tag("p", f"Computing the next figure, {len(body)} done …", class_="mv-phase", role="status")
@@ -153,22 +161,3 @@ _TABLE_HEADS = (
     ("Difference", "mv-number"),
     ("", None),
 )
-
-
-def _table_cells(row: Mapping[str, Any]) -> list[Html]:
-    change = row["difference_percent"]
-    numbers = (
-        _table_number(row["published"]),
-        _table_number(row["ours"]),
-        "" if change is None else f"{change:+.2f} %",
-    )
-    return [
-        tag("td", row["case"]),
-        tag("td", row["figure"]),
-        *(tag("td", number, class_="mv-number") for number in numbers),
-        tag("td", row["note"], class_="mv-soft"),
-    ]
-
-
-def _table_number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,25 +83,16 @@ def _class_row(one: RankClass, run: Run, file: Path | None, number: int) -> Html
     fits = _fits_cell(one.fit)
     text = cut(rank_list(one.ranks))
     name = text[:1].upper() + text[1:]
-    return tag("tr", tag("th", name, scope="row"), *figures, fits, tag("td", _open_class(one, run, file, number)))
+    opens = Html("")
+    if file is not None and file_of_rank(file, one.shown, run.rank).exists():
+        label = f"Open the timeline of rank {one.shown}"
+        opens = button("Open", "open", "mv-link", data_number=number, data_rank=one.shown, aria_label=label)
+    return tag("tr", tag("th", name, scope="row"), *figures, fits, tag("td", opens))
 
 
 def _fits_cell(fit: str) -> Html:
     mark, words, kind = _FITS.get(fit, ("", "", ""))
     return tag("td", tag("b", mark, class_=kind), words) if words else tag("td")
-
-
-def _open_class(one: RankClass, run: Run, file: Path | None, number: int) -> Html:
-    there = file is not None and file_of_rank(file, one.shown, run.rank).exists()
-    if not there:
-        return Html("")
-    label = f"Open the timeline of rank {one.shown}"
-    return button("Open", "open", "mv-link", data_number=number, data_rank=one.shown, aria_label=label)
-
-
-def verdict_of(numerics: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    verdict = (numerics or {}).get("verdict")
-    return verdict if isinstance(verdict, dict) and "words" in verdict else None
 
 
 def _notes_html(variants: Sequence[Variant]) -> Html:
@@ -156,10 +147,8 @@ def results_html(status: OrderStatus, shown: int, *, has_code: bool = True) -> H
     variants = status.variants
     selected = variants[min(shown, len(variants) - 1)]
     ready = sum(variant.file is not None and variant.run is not None for variant in variants)
-    compare = Html("")
-    if ready > 1:
-        words = "Compare both" if ready == 2 else f"Compare {min(ready, MOST_COMPARED)}"
-        compare = button("Compare", "compare", "mv-link", aria_label=words, title=words)
+    words = "Compare both" if ready == 2 else f"Compare {min(ready, MOST_COMPARED)}"
+    compare = button("Compare", "compare", "mv-link", aria_label=words, title=words)
     return joined(
         variants_table(variants, shown),
         tag("p", compare, class_="mv-run-compare") if ready > 1 else Html(""),
@@ -181,12 +170,8 @@ def head_html(status: OrderStatus | None) -> Html:
     is_too_much = run is not None and run.fit is not None and run.fit.word == "no"
     kind = "mv-verdict mv-does-not-fit" if is_too_much else "mv-verdict"
     title = tag("h1", headline.answer, " ", tag("span", headline.reason), class_=kind)
-    return tag("header", title, _facts(status), _warnings(status))
-
-
-def _warnings(status: OrderStatus) -> Html:
     warnings = dict.fromkeys(text for variant in status.variants if variant.run for text in variant.run.warnings)
-    return joined(*(tag("p", text, class_="mv-note mv-warning") for text in warnings))
+    return tag("header", title, _facts(status), *(tag("p", text, class_="mv-note mv-warning") for text in warnings))
 
 
 def progress_text(status: OrderStatus) -> str:
@@ -373,21 +358,23 @@ def _fit(run: Run) -> Html:
     fit = run.fit
     if fit is None:
         return Html("")
+    mark, words, kind = _FITS[fit.word]
     if fit.word == "close":
-        return joined(tag("b", "≈ ", class_="mv-warn"), tag("b", "close"), tag("small", close_fit_text(run)))
-    if fit.fits:
+        detail = close_fit_text(run)
+    elif fit.fits:
         spare = bytes_text(max(0, fit.usable_bytes - fit.peak_reserved_bytes))
         detail = f"{spare} free{', no optimizer' if optimizer_text(run) == 'no optimizer' else ''}"
-        return joined(tag("b", "✓ ", class_="mv-good"), tag("b", "fits"), tag("small", detail))
-    too_much = max(fit.too_much_bytes, 0)
-    detail = f"{bytes_text(too_much)} over" if too_much else f"runs out at event {count_text(fit.event or 0)}"
-    return joined(tag("b", "✗ ", class_="mv-bad"), tag("b", "does not fit"), tag("small", detail))
+    else:
+        too_much = max(fit.too_much_bytes, 0)
+        detail = f"{bytes_text(too_much)} over" if too_much else f"runs out at event {count_text(fit.event or 0)}"
+    return joined(tag("b", mark, class_=kind), tag("b", words), tag("small", detail))
 
 
 def _output_html(run: Run, base: Run | None) -> Html:
-    verdict = verdict_of(run.numerics)
-    if verdict is None:
-        error = (run.numerics or {}).get("error")
+    numerics = run.numerics or {}
+    verdict = numerics.get("verdict")
+    if not isinstance(verdict, dict) or "words" not in verdict:
+        error = numerics.get("error")
         if error:
             return tag("small", f"could not be compared: {cut(str(error))}")
         return Html("–") if base is None or not run.request.optimizations else tag("small", "checking …")
@@ -434,18 +421,14 @@ _SHOWN = 50
 
 def kept_runs_value(runs: Sequence[KeptRun], fault: str = "") -> dict[str, Any]:
     version = "|".join([fault, *(f"{run.id}{run.name}" for run in runs)])
-    return {"version": version, "html": _kept_runs_html(runs) if runs else "", "faults": {"kept": fault}, "parts": {}}
-
-
-def _kept_runs_html(runs: Sequence[KeptRun]) -> Html:
-    rows = [tag("tr", *_kept_run_cells(run)) for run in runs[:_SHOWN]]
-    return tag(
+    html = tag(
         "details",
         tag("summary", tag("h2", f"Kept runs, {len(runs)}", class_="mv-h2")),
         tag("p", "Only this browser sees them. A run is deleted 30 days after it was last seen.", class_="mv-soft"),
         fault_place("kept"),
-        table(_KEPT_HEADS, rows, "mv-table mv-kept-runs"),
+        table(_KEPT_HEADS, [tag("tr", *_kept_run_cells(run)) for run in runs[:_SHOWN]], "mv-table mv-kept-runs"),
     )
+    return {"version": version, "html": html if runs else "", "faults": {"kept": fault}, "parts": {}}
 
 
 _KEPT_HEADS = (
@@ -463,15 +446,13 @@ def _kept_run_cells(stored: KeptRun) -> list[Html]:
     name = tag("input", type="text", name_=f"name:{stored.id}", value=stored.name, aria_label=f"Name of {stored.name}")
     run = stored.run
     where = f"{run.mode} {'for' if run.mode == 'predicted' else 'on'} {run.device}"
+    earlier = "Made by an earlier version. Open it for its peak."
     return [
         tag("td", name),
         tag("td", f"{run.request.workload}, {where}"),
-        *(_kept_figures(run) if stored.is_current else [tag("td", _EARLIER, colspan=3, class_="mv-soft")]),
+        *(_kept_figures(run) if stored.is_current else [tag("td", earlier, colspan=3, class_="mv-soft")]),
         tag("td", *(button(text, act, data_id=stored.id, aria_label=f"{text} {stored.name}") for text, act in _ACTS)),
     ]
-
-
-_EARLIER = "Made by an earlier version. Open it for its peak."
 
 
 def _kept_figures(run: Run) -> list[Html]:

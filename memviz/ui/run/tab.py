@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 from itertools import takewhile
 from typing import Any
 
@@ -23,13 +24,7 @@ from memviz.ui.run.answer import RunAnswers, RunState, refused, timeline_values,
 from memviz.ui.run.cards import cards_html
 from memviz.ui.run.fit_results import fit_head_html, fit_html
 from memviz.ui.run.form import GENERAL, MOST_LIVE, MOST_PINNED, RunRequests, changed, link_of, read_link, search_order
-from memviz.ui.run.form_html import (
-    form_value,
-    progress_html,
-    refused_html,
-    stale_html,
-    stand_in_note,
-)
+from memviz.ui.run.form_html import form_value, progress_html, refused_html, stale_html, stand_in_note
 from memviz.ui.run.predictions import request_key
 from memviz.ui.run.published_examples import (
     STAND_INS,
@@ -51,77 +46,46 @@ _LOOKING = tag(
 _PARTS = ("state", "progress", "head", "cards", "form", "A", "B", "legend", "fit", "results", "table", "kept")
 
 
-@dataclass(frozen=True)
 class RunTab:
-    progress: Panel
-    head: Panel
-    cards: Panel
-    """Examples, until something is run."""
-    form: PlainForm
-    timelines: tuple[MemoryTimeline, ...]
-    """The baseline, and the variant that is shown beside it."""
-    legend: Panel
-    fit: Panel
-    results: Panel
-    table: Panel
-    kept: PlainForm
-    state: gr.State
-    visitor: gr.BrowserState
-    """A secret by which this browser finds the runs that were kept for it."""
-    answers: RunAnswers
-    fit_clicked: Any = None
-    """Gradio's event of a click on a point; the state then holds the order to open."""
-
-    @property
-    def answer(self) -> list[Any]:
-        above = [self.state, self.progress, self.head, self.cards, self.form]
-        return [*above, *self.timelines, self.legend, self.fit, self.results, self.table, self.kept]
-
-
-def build(context: Context, tab: gr.Tab) -> RunTab:
-    answers = RunAnswers(context.store, programs=context.programs, is_busy=context.reading.is_used)
-    with gr.Row(elem_classes="mv-what-if mv-run"):
-        with gr.Column(elem_classes="mv-what-if-form", scale=0, min_width=264):
-            form = PlainForm(elem_id="run-form")
-        with gr.Column(elem_classes="mv-what-if-answer", min_width=320):
-            progress = Panel(elem_id="run-progress")
-            head = Panel(elem_id="run-head")
-            cards = Panel(elem_id="run-cards")
-            with gr.Row(elem_classes="mv-linked mv-run-timelines"):
-                timelines = tuple(MemoryTimeline(context.find, elem_id=f"run-{letter}") for letter in "AB")
-                legend = Panel(elem_id="run-legend")
-            results = Panel(elem_id="run-results")
-            fit = Panel(elem_id="run-fit")
-            table = Panel(elem_id="run-table")
-            kept = PlainForm(elem_id="run-kept")
-    visitor = gr.BrowserState("", storage_key="memviz-visitor", secret="memviz")
-    state = gr.State(RunState())
-    parts = RunTab(progress, head, cards, form, timelines, legend, fit, results, table, kept, state, visitor, answers)
-    return replace(parts, fit_clicked=_RunEvents(parts).wire(tab))
-
-
-class _RunEvents:
-    """Event handlers of the tab. Answers in parts skip outputs that did not change.
+    """The tab's components and event handlers. Answers in parts skip outputs that did not change.
 
     Each begins with a part, as Gradio empties the outputs of a generator that yields nothing.
     """
 
-    def __init__(self, parts: RunTab) -> None:
-        self.parts = parts
-        self.answers = parts.answers
-
-    def wire(self, tab: gr.Tab) -> Any:
-        parts = self.parts
-        inputs = [parts.state, parts.visitor]
-        tab.select(self._looked_at, inputs, [parts.visitor, *parts.answer], **IN_PARTS)
-        parts.form.input(self._changed, inputs, parts.answer, **IN_PARTS)
-        for pressed in (parts.form, parts.cards):
-            pressed.click(self._pressed, inputs, parts.answer, **IN_PARTS)
-        parts.progress.click(self.answers.cancel, [parts.visitor], None, **IN_PARTS)
-        parts.kept.click(self._kept, inputs, parts.answer, **IN_PARTS)
-        parts.results.click(self._act_on_row, inputs, parts.answer, **IN_PARTS)
-        parts.table.click(self._table, [parts.state], parts.answer, **IN_PARTS)
-        return parts.fit.click(self._way, inputs, parts.answer, **IN_PARTS)
+    def __init__(self, context: Context, tab: gr.Tab) -> None:
+        self.answers = RunAnswers(context.store, programs=context.programs, is_busy=context.reading.is_used)
+        with gr.Row(elem_classes="mv-what-if mv-run"):
+            with gr.Column(elem_classes="mv-what-if-form", scale=0, min_width=264):
+                form = PlainForm(elem_id="run-form")
+            with gr.Column(elem_classes="mv-what-if-answer", min_width=320):
+                progress = Panel(elem_id="run-progress")
+                head = Panel(elem_id="run-head")
+                cards = Panel(elem_id="run-cards")
+                """Examples, until something is run."""
+                with gr.Row(elem_classes="mv-linked mv-run-timelines"):
+                    timelines = [MemoryTimeline(context.find, elem_id=f"run-{letter}") for letter in "AB"]
+                    """The baseline, and the variant that is shown beside it."""
+                    legend = Panel(elem_id="run-legend")
+                self.results = Panel(elem_id="run-results")
+                fit = Panel(elem_id="run-fit")
+                table = Panel(elem_id="run-table")
+                self.kept = PlainForm(elem_id="run-kept")
+        self.visitor = gr.BrowserState("", storage_key="memviz-visitor", secret="memviz")
+        """A secret by which this browser finds the runs that were kept for it."""
+        self.state = gr.State(RunState())
+        above = [self.state, progress, head, cards, form]
+        answer = [*above, *timelines, legend, fit, self.results, table, self.kept]
+        inputs = [self.state, self.visitor]
+        tab.select(self._looked_at, inputs, [self.visitor, *answer], **IN_PARTS)
+        form.input(self._changed, inputs, answer, **IN_PARTS)
+        for pressed in (form, cards):
+            pressed.click(self._pressed, inputs, answer, **IN_PARTS)
+        progress.click(self.answers.cancel, [self.visitor], None, **IN_PARTS)
+        self.kept.click(self._kept, inputs, answer, **IN_PARTS)
+        self.results.click(self._act_on_row, inputs, answer, **IN_PARTS)
+        table.click(self._table, [self.state], answer, **IN_PARTS)
+        self.fit_clicked = fit.click(self._way, inputs, answer, **IN_PARTS)
+        """Gradio's event of a click on a point; the state then holds the order to open."""
 
     @in_parts
     def _looked_at(self, state: RunState, visitor: str) -> Iterator[list[Any]]:
@@ -436,6 +400,33 @@ class _RunEvents:
             fault = str(error)
         return _values(kept=self._kept_value(visitor, fault))
 
+    # -- traces that the page opens: the session then, and the tab to turn to
+
+    def open_clicked_traces(self, session: Session, state: RunState, event: gr.EventData) -> tuple[Session, str]:
+        data = clicked(event)
+        act = data.get("act")
+        number, order = data.get("number", ""), self.answers.shown_order(state)
+        if act == "compare":
+            return self.answers.opened(session, order), "compare"
+        if act == "open" and number.isdigit():
+            rank = data.get("rank", "")
+            if rank.isdigit():
+                return self.answers.opened_rank(session, order, int(number), int(rank)), "explore"
+            return self.answers.opened(session, order, [int(number)]), "explore"
+        return session, ID
+
+    def open_point(self, session: Session, state: RunState) -> tuple[Session, str]:
+        """Open the trace of the search's point whose timeline was requested."""
+        return (self.answers.opened(session, state.opening, [0]), "explore") if state.opening else (session, ID)
+
+    def reopen_run(self, session: Session, visitor: str, event: gr.EventData) -> tuple[Session, str]:
+        """Reopen a stored run; if its trace is gone, stay on this tab, where the list of runs shows the error."""
+        fields = form_fields(event)
+        if fields.get("act") == "reopen":
+            with suppress(OSError, MemvizError):
+                return self.answers.reopened(session, visitor, str(fields.get("id", ""))), "explore"
+        return session, ID
+
 
 def _values(**values: Any) -> list[Any]:
     return [values.get(name, gr.skip()) for name in _PARTS]
@@ -453,34 +444,3 @@ def with_finding(state: RunState, finding: str) -> RunState:
     """`finding` is the key of one that leads here."""
     kind = finding.rpartition("-")[0]
     return replace(state, finding=kind) if kind in STAND_INS else state
-
-
-def open_clicked_traces(parts: RunTab, session: Session, state: RunState, event: gr.EventData) -> tuple[Session, str]:
-    """Clicks on results that open traces: the session then, and the tab to turn to."""
-    data = clicked(event)
-    act = data.get("act")
-    number, order = data.get("number", ""), parts.answers.shown_order(state)
-    if act == "compare":
-        return parts.answers.opened(session, order), "compare"
-    if act == "open" and number.isdigit():
-        rank = data.get("rank", "")
-        if rank.isdigit():
-            return parts.answers.opened_rank(session, order, int(number), int(rank)), "explore"
-        return parts.answers.opened(session, order, [int(number)]), "explore"
-    return session, ID
-
-
-def open_point(parts: RunTab, session: Session, state: RunState) -> tuple[Session, str]:
-    """Open the trace of the search's point whose timeline was requested."""
-    return (parts.answers.opened(session, state.opening, [0]), "explore") if state.opening else (session, ID)
-
-
-def reopen_run(parts: RunTab, session: Session, visitor: str, event: gr.EventData) -> tuple[Session, str]:
-    """Reopen a stored run; if its trace is gone, stay on this tab, where the list of runs shows the error."""
-    fields = form_fields(event)
-    if fields.get("act") != "reopen":
-        return session, ID
-    try:
-        return parts.answers.reopened(session, visitor, str(fields.get("id", ""))), "explore"
-    except (OSError, MemvizError):
-        return session, ID

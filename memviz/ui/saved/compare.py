@@ -11,7 +11,7 @@ import numpy as np
 
 from memviz.analysis.comparing.align import Alignment, Axis, list_alignments
 from memviz.analysis.comparing.changes import Changes, best_grouping, changes
-from memviz.analysis.comparing.matching import Matching, Pair, has_modules, match_allocations
+from memviz.analysis.comparing.matching import Pair, has_modules, match_allocations
 from memviz.text import Html
 from memviz.ui.compare.answer import TabComparison, overlay_value
 from memviz.ui.compare.state import GROUPINGS, SORTS, CompareState, Side, changed
@@ -46,8 +46,8 @@ class _Choices:
         return TabComparison(self.sides, view, other, self.best[other], self.found[view.by])
 
     @property
-    def others(self) -> tuple[int, ...]:
-        return tuple(range(1, len(self.sides)))
+    def others(self) -> range:
+        return range(1, len(self.sides))
 
     def state_of(self, view: CompareState) -> State | None:
         """None where nothing of the kind is saved."""
@@ -55,8 +55,9 @@ class _Choices:
         is_saved = (view.by in self.by, view.sort in self.sorts, view.way in self.ways, view.axis in self.axes)
         if not all(is_saved) or view.every_row not in self.rows:
             return None
-        texts = (str(other), view.by, view.sort, _yes_or_no(view.every_row), str(self.ways.index(view.way)), view.axis)
-        return dict(zip(FIELDS, (*texts, _yes_or_no(view.overlay)), strict=True))
+        every_row, overlay = ("yes" if truth else "no" for truth in (view.every_row, view.overlay))
+        texts = (str(other), view.by, view.sort, every_row, str(self.ways.index(view.way)), view.axis, overlay)
+        return dict(zip(FIELDS, texts, strict=True))
 
     def words_of(self, view: CompareState, fields: tuple[str, ...]) -> tuple[str, ...]:
         state = self.state_of(view)
@@ -73,10 +74,6 @@ class _Choices:
             return {field: word for field, word in after.items() if before[field] != word}
 
         return SavedLinks(follow)
-
-
-def _yes_or_no(truth: bool) -> str:
-    return "yes" if truth else "no"
 
 
 @dataclass(frozen=True)
@@ -147,7 +144,7 @@ def _differences(choices: _Choices) -> tuple[SavedPanel, dict[str, set[str]]]:
     views: dict[tuple[str, ...], Html] = {}
     rows: dict[str, set[str]] = {}
     for other, by, sort, every_row in product(choices.others, choices.by, choices.sorts, choices.rows):
-        view = replace(_view(choices, CompareState(by=by, sort=sort, every_row=every_row), other))
+        view = _view(choices, CompareState(by=by, sort=sort, every_row=every_row), other)
         with choices.links(view) as links:
             views[choices.words_of(view, fields)] = Html(choices.compared(view).differences())
         for grouping, row in links.compared:
@@ -164,12 +161,9 @@ def _lights(pairs: Sequence[Pair], rows: Mapping[str, set[str]]) -> list[dict[st
                 lights[number][by] = light_by(*pair, by, rows[by])
             continue
         same = match_allocations(pairs, by)
+        keys = [*(thing.key for thing in same.things), ""]
         for number in range(len(pairs)):
-            lights[number][by] = _light(same, number, rows[by])
+            # Stacks are counted from the one that stands for no stack, and one more stands for many allocations.
+            counted = np.append(np.roll(same.of_code[number], 1), -1)
+            lights[number][by] = light(counted, keys.__getitem__, rows[by])
     return lights
-
-
-def _light(same: Matching, number: int, wanted: set[str]) -> dict[str, Any]:
-    # Stacks are counted from the one that stands for no stack, and one more stands for many allocations.
-    counted = np.append(np.roll(same.of_code[number], 1), -1)
-    return light(counted, lambda code: same.things[code].key if code >= 0 else "", wanted)

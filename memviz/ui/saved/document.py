@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -99,7 +100,10 @@ class SavedLinks:
 
     def _button(self, attributes: Attributes) -> tuple[str, Attributes] | None:
         data = {
-            _camel(name.removeprefix("data_")): "" if value is True else str(value)
+            # As browsers spell it in `dataset`.
+            re.sub("_(.)", lambda match: match[1].upper(), name.removeprefix("data_")): ""
+            if value is True
+            else str(value)
             for name, value in attributes.items()
             if name.startswith("data_") and value is not None and value is not False
         }
@@ -121,12 +125,6 @@ class SavedLinks:
         return "span", plain
 
 
-def _camel(name: str) -> str:
-    """Return a data attribute's name as browsers spell it in `dataset`."""
-    first, *rest = name.split("_")
-    return first + "".join(word.capitalize() for word in rest)
-
-
 class Texts:
     """Each text once, by its number: panels have many in common."""
 
@@ -138,11 +136,6 @@ class Texts:
 
     def all(self) -> list[str]:
         return list(self._numbers)
-
-
-def panel_data(panel: SavedPanel, texts: Texts) -> dict[str, object]:
-    views = {"|".join(state): texts.number(html) for state, html in panel.views.items()}
-    return {"place": panel.place, "fields": panel.fields, "views": views}
 
 
 _UI = Path(__file__).parents[1]
@@ -212,7 +205,10 @@ def _script() -> str:
 
 
 def _json(document: Document) -> str:
-    panels = [panel_data(panel, document.texts) for panel in document.panels]
+    panels = []
+    for panel in document.panels:
+        views = {"|".join(state): document.texts.number(html) for state, html in panel.views.items()}
+        panels.append({"place": panel.place, "fields": panel.fields, "views": views})
     packed = zlib.compress(json.dumps(document.texts.all()).encode("ascii"), _LEVEL)
     payload = {
         **document.data,

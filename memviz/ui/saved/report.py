@@ -41,9 +41,7 @@ def report_page(sides: Sequence[Pair], by: str = "") -> str:
     """
     check_count(len(sides))
     page = _page(sides, by, GENEROUS)
-    if len(page.encode("utf-8", "replace")) < MOST_BYTES:
-        return page
-    return _page(sides, by, SPARE)
+    return page if len(page.encode("utf-8", "replace")) < MOST_BYTES else _page(sides, by, SPARE)
 
 
 def _page(sides: Sequence[Pair], by: str, budget: SizeBudget) -> str:
@@ -68,7 +66,10 @@ def _page(sides: Sequence[Pair], by: str, budget: SizeBudget) -> str:
         view.data["compared"] = lights
     panels = [*compared.panels, *explore_panels(saved)]
     start = {"shown": "compare", **saved[0].start, **compared.start}
-    body = joined(_tabs(lettered, saved), _compare_html(sides, compared, len(lettered)), _explores(saved))
+    # One place for all: it is filled when one of them is turned to.
+    empty = {place: dict.fromkeys(views, Html("")) for place, views in saved[0].panels.items()}
+    explore = tag("section", explore_html(replace(saved[0], panels=empty)), data_shown="explore", hidden=True)
+    body = joined(_tabs(lettered, saved), _compare_html(sides, compared, len(lettered)), explore)
     return html_text(Document(title, body, panels, start, texts, {**data, "compare": compared.data}))
 
 
@@ -82,15 +83,14 @@ def _facts(sides: Sequence[Pair]) -> Html:
 
 
 def _tabs(lettered: Sequence[Side], saved: Sequence[SavedTrace]) -> Html:
-    buttons = [_tab("Compare", {"shown": "compare"}, "compare")]
+    tabs = [("Compare", {"shown": "compare"}, "compare")]
     for side, view in zip(lettered, saved, strict=True):
-        label = f"{side.letter} {cut(side.name, _MOST_NAME)}"
-        buttons.append(_tab(label, {"shown": "explore", **view.start}, view.name))
+        tabs.append((f"{side.letter} {cut(side.name, _MOST_NAME)}", {"shown": "explore", **view.start}, view.name))
+    buttons = [
+        button(label, "turn", None, role="tab", data_tab=name, data_set=json.dumps(change))
+        for label, change, name in tabs
+    ]
     return tag("div", *buttons, class_="mv-tabs mv-saved-tabs", role="tablist", aria_label="Views")
-
-
-def _tab(label: str, change: dict[str, str], name: str) -> Html:
-    return button(label, "turn", None, role="tab", data_tab=name, data_set=json.dumps(change))
 
 
 def _compare_html(sides: Sequence[Pair], compared: SavedComparison, count: int) -> Html:
@@ -110,12 +110,6 @@ def _compare_html(sides: Sequence[Pair], compared: SavedComparison, count: int) 
         class_="mv-compare",
         data_shown="compare",
     )
-
-
-def _explores(saved: Sequence[SavedTrace]) -> Html:
-    """One place for all: it is filled when one of them is turned to."""
-    empty = {place: dict.fromkeys(views, Html("")) for place, views in saved[0].panels.items()}
-    return tag("section", explore_html(replace(saved[0], panels=empty)), data_shown="explore", hidden=True)
 
 
 def _note(note: Note) -> Html:

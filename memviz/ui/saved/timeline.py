@@ -22,7 +22,7 @@ from memviz.analysis.timeline import timeline
 from memviz.figures.colouring import MEANINGS, Colouring, colouring
 from memviz.figures.packed_timeline import PackedTimeline, as_sent, pack, pack_spans_and_reserved, pack_times
 from memviz.text import plain
-from memviz.trace.model import Bools, Bytes1, DeviceTrace, Ints8, Trace
+from memviz.trace.model import Bytes1, DeviceTrace, Ints8, Trace
 from memviz.ui.payloads.timelines import groups_piece
 from memviz.units import bytes_text, count_text, duration_text
 
@@ -133,21 +133,16 @@ def saved_pieces(trace: Trace, device: DeviceTrace, most: int) -> SavedPieces:
             size += _size(piece)
     notes = [spans.note]
     if has_times(device):
-        times, note = _times(device, most - size)
-        notes.append(note)
-        if times is not None:
+        # In the finest steps that fit.
+        packed = ((step, pack_times(device, step)) for step in _TIME_STEPS_US)
+        step, times = next(((step, times) for step, times in packed if _size(times) <= most - size), (0, None))
+        if times is None:
+            notes.append("Times are not kept in this file.")
+        else:
             pieces["times"] = times
+            notes.append("" if step == 1 else f"Times are kept in steps of {duration_text(step)}.")
     sent = {name: as_sent(piece) for name, piece in pieces.items()}
     return SavedPieces(sent, " ".join(filter(None, notes)), "times" in pieces)
-
-
-def _times(device: DeviceTrace, room: int) -> tuple[PackedTimeline | None, str]:
-    """Pack the times in the finest steps that fit the room."""
-    for step in _TIME_STEPS_US:
-        packed = pack_times(device, step)
-        if _size(packed) <= room:
-            return packed, "" if step == 1 else f"Times are kept in steps of {duration_text(step)}."
-    return None, "Times are not kept in this file."
 
 
 def _size(packed: PackedTimeline) -> int:
@@ -155,25 +150,17 @@ def _size(packed: PackedTimeline) -> int:
 
 
 def _needed(trace: Trace, device: DeviceTrace, spans: SavedSpans, colours: Colouring) -> dict[str, PackedTimeline]:
-    own = Colouring(colours.meaning, colours.labels, spans.group, colours.colours, _probable(colours, spans))
+    probable = None
+    if colours.probable is not None and len(colours.probable):
+        probable = np.asarray((spans.row >= 0) & colours.probable[spans.row])
+    own = Colouring(colours.meaning, colours.labels, spans.group, colours.colours, probable)
+    # Stacks of spans: 0 is no stack, others are their number plus 1, and the last is for merged spans.
+    stack = np.where(spans.row < 0, len(trace.stacks) + 1, lifetimes(device).stack[spans.row] + 1)
     return {
         "timeline": pack_spans_and_reserved(device, spans.start, spans.end, spans.size),
         "groups category": groups_piece(own),
-        "stacks": _stacks(trace, device, spans),
+        "stacks": pack({"stack": stack.astype(np.uint32)}),
     }
-
-
-def _probable(colours: Colouring, spans: SavedSpans) -> Bools | None:
-    if colours.probable is None or not len(colours.probable):
-        return None
-    return np.asarray((spans.row >= 0) & colours.probable[spans.row])
-
-
-def _stacks(trace: Trace, device: DeviceTrace, spans: SavedSpans) -> PackedTimeline:
-    """Pack stacks of spans: 0 is no stack, others are their number plus 1, and the last is for merged spans."""
-    count = len(trace.stacks)
-    stack = np.where(spans.row < 0, count + 1, lifetimes(device).stack[spans.row] + 1)
-    return pack({"stack": stack.astype(np.uint32)})
 
 
 def _frames(trace: Trace) -> PackedTimeline:

@@ -132,17 +132,12 @@ class FairQueueBlocks(gr.Blocks):
 
     async def process_api(self, block_fn: Any, inputs: list[Any], state: Any = None, *args: Any, **kwargs: Any) -> Any:
         event = self.fns[block_fn] if isinstance(block_fn, int) else block_fn
-        if state is None or not _changes_state(event):
+        # Answers in parts run for minutes, and cancel each other by means of their own.
+        waits = state is not None and event.queue and not isgeneratorfunction(event.fn)
+        if not waits or not any(block.stateful and block in event.inputs for block in event.outputs):
             return await super().process_api(block_fn, inputs, state, *args, **kwargs)
         async with self._changing.setdefault(state, asyncio.Lock()):
             return await super().process_api(block_fn, inputs, state, *args, **kwargs)
-
-
-def _changes_state(event: Any) -> bool:
-    # Answers in parts run for minutes, and cancel each other by means of their own.
-    if not event.queue or isgeneratorfunction(event.fn):
-        return False
-    return any(block.stateful and block in event.inputs for block in event.outputs)
 
 
 class QuickBlocks(gr.Blocks):

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 
 from memviz import memory
@@ -64,14 +65,12 @@ class Housekeeping:
         self._page.exports.forget()
         drop_stale()
         gone = self._forget_visitors()
-        gone += self._page.store.forget(self._open_keys(), self._keep)
+        # Traces of visitors who left and are not forgotten yet are open too.
+        open_keys = {opened.key for _, session in self._page.windows.sessions() for opened in session.opened}
+        gone += self._page.store.forget(open_keys, self._keep)
         self._close_half_open()
         if gone:
             memory.give_back()
-
-    def _open_keys(self) -> set[str]:
-        """Return keys of all open traces, also of visitors who left and are not forgotten yet."""
-        return {opened.key for _, session in self._page.windows.sessions() for opened in session.opened}
 
     def _forget_visitors(self) -> int:
         """Delete sessions of visitors who left. Gradio would keep the last ten thousand, with all their values."""
@@ -107,7 +106,7 @@ class Housekeeping:
             if now - since > _HALF_OPEN_SECONDS:
                 each = waiting[key]
                 with suppress(RuntimeError):
-                    each.loop.call_soon_threadsafe(_close(each))
+                    each.loop.call_soon_threadsafe(partial(_close_if_half_open, each))
 
 
 def _is_half_open(connection: Any) -> bool:
@@ -119,12 +118,9 @@ def _is_half_open(connection: Any) -> bool:
     )
 
 
-def _close(connection: Any) -> Callable[[], None]:
-    def close() -> None:
-        if _is_half_open(connection):
-            connection.transport.close()
-
-    return close
+def _close_if_half_open(connection: Any) -> None:
+    if _is_half_open(connection):
+        connection.transport.close()
 
 
 _QUEUE_SECONDS = 0.01

@@ -169,15 +169,11 @@ def traces_html(session: Session, find: Find, table: NamedRanks | None = None) -
     labelled = zip(names, pairs, strict=True)
     rows = [_trace_row(name, opened, session, pair, highest=highest) for name, (opened, pair) in labelled]
     if table is not None:
-        rows.insert(0, _table_row(table, session.table))
+        ranks = f"{count_text(len(table.job.ranks))} ranks, up to {bytes_text(table.job.highest.row.peak_bytes)}"
+        label = tag("span", tag("b", cut_middle(table.name, _LONGEST_NAME)), tag("small", ranks))
+        choose = button(label, "ranks", None, data_key=session.table, title=table.name)
+        rows.insert(0, tag("div", choose, _close_button(session.table, table.name), class_="mv-trace"))
     return tag("section", tag("h2", "Open traces ", tag("span", len(rows))), *rows, class_="mv-traces")
-
-
-def _table_row(table: NamedRanks, key: str) -> Html:
-    facts = f"{count_text(len(table.job.ranks))} ranks, up to {bytes_text(table.job.highest.row.peak_bytes)}"
-    label = tag("span", tag("b", cut_middle(table.name, _LONGEST_NAME)), tag("small", facts))
-    choose = button(label, "ranks", None, data_key=key, title=table.name)
-    return tag("div", choose, _close_button(key, table.name), class_="mv-trace")
 
 
 def _close_button(key: str, name: str) -> Html:

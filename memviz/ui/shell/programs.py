@@ -8,7 +8,7 @@ path here; Gradio would fetch any address, without limits.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -37,28 +37,33 @@ def resolve_uploads(components: Sequence[Any], inputs: Sequence[Any]) -> list[An
         _as_files(value) if isinstance(component, gr.File) else value
         for component, value in zip(components, inputs, strict=False)
     ]
-    return [*map(_with_paths, files), *inputs[len(components) :]]
+    # Gradio looks for files in values of every kind, however deep.
+    return [*mapped(files, _with_path), *inputs[len(components) :]]
+
+
+def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a copy of lists and objects of any depth: what `change` makes of each value, parts first."""
+    if isinstance(value, dict):
+        value = {key: mapped(item, change) for key, item in value.items()}
+    elif isinstance(value, list | tuple):
+        value = [mapped(item, change) for item in value]
+    return change(value)
 
 
 def _as_files(value: Any) -> Any:
     """Agents name a file by a bare address."""
     if isinstance(value, list):
         return [_as_files(item) for item in value]
-    return {"path": value, "meta": _FILE_META} if isinstance(value, str) and _is_address(value) else value
+    return {"path": value, "meta": _FILE_META} if _is_address(value) else value
 
 
 def _is_address(text: object) -> bool:
     return isinstance(text, str) and text.strip().lower().startswith(("http:", "https:"))
 
 
-def _with_paths(value: Any) -> Any:
-    """Gradio looks for files in values of every kind, however deep."""
-    if isinstance(value, list):
-        return [_with_paths(item) for item in value]
-    if not isinstance(value, dict):
+def _with_path(value: Any) -> Any:
+    if not isinstance(value, dict) or not (_is_address(value.get("path")) and "meta" in value):
         return value
-    if not (_is_address(value.get("path")) and "meta" in value):
-        return {key: _with_paths(item) for key, item in value.items()}
     path = local_path(value["path"].strip())
     if path is None:
         raise UsageError(
@@ -169,18 +174,15 @@ def with_worded_errors() -> Iterator[None]:
 
 def json_safe_answer(answer: dict[str, Any]) -> dict[str, Any]:
     """Make an answer valid JSON without `path` keys: Gradio's client takes an object with one for a file to fetch."""
-    safe_answer: dict[str, Any] = _without_paths(json_safe(answer))
+    safe_answer: dict[str, Any] = mapped(json_safe(answer), _without_path)
     return safe_answer
 
 
-def _without_paths(value: Any) -> Any:
+def _without_path(value: Any) -> Any:
     """Rename the key `path` of a layer, as on the command line, to `module`."""
-    if isinstance(value, list):
-        return [_without_paths(item) for item in value]
-    if not isinstance(value, dict):
+    if not isinstance(value, dict) or not isinstance(value.get("path"), str):
         return value
-    is_file = isinstance(value.get("path"), str)
-    return {"module" if is_file and key == "path" else key: _without_paths(item) for key, item in value.items()}
+    return {"module" if key == "path" else key: item for key, item in value.items()}
 
 
 def grouping_of(by: object) -> str:
@@ -248,7 +250,7 @@ def _is_answer(value: Any) -> bool:
 def short_json(answer: dict[str, Any], most_bytes: int = MOST_AGENT_BYTES) -> str:
     """Stacks lose their outer frames first, then whichever list is the longest its end."""
     left_off: dict[str, int] = {}
-    shortened = _short_copy(answer)
+    shortened = mapped(answer, _cut_text)
     if len(_json(shortened)) > most_bytes:
         for place, items in _all_lists(shortened):
             if place.rpartition(".")[2] in _STACKS and len(items) > _FRAMES:
@@ -270,14 +272,8 @@ def _cut_list(items: list[Any], to: int, place: str, left_off: dict[str, int]) -
     del items[to:]
 
 
-def _short_copy(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _short_copy(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_short_copy(item) for item in value]
-    if isinstance(value, str) and len(value) > _LONGEST_TEXT:
-        return f"{value[:_LONGEST_TEXT]}..."
-    return value
+def _cut_text(value: Any) -> Any:
+    return f"{value[:_LONGEST_TEXT]}..." if isinstance(value, str) and len(value) > _LONGEST_TEXT else value
 
 
 def _all_lists(value: Any, place: str = "") -> Iterator[tuple[str, list[Any]]]:

@@ -31,7 +31,8 @@ def without_hidden(config: Mapping[str, Any], hidden: int) -> dict[str, Any]:
     """
     gone: set[int] = set()
     layout = _without_node(config["layout"], hidden, gone)
-    events = [event for event in config["dependencies"] if not _is_triggered_by(event, gone)]
+    targets = {event["id"]: {number for number, _ in event["targets"]} for event in config["dependencies"]}
+    events = [event for event in config["dependencies"] if not targets[event["id"]] or targets[event["id"]] - gone]
     event_ids = {event["id"] for event in events}
     pages = {
         name: {
@@ -61,12 +62,6 @@ def _numbers(node: dict[str, Any]) -> Iterator[int]:
     yield node["id"]
     for child in node.get("children") or ():
         yield from _numbers(child)
-
-
-def _is_triggered_by(event: dict[str, Any], numbers: set[int]) -> bool:
-    """Return True if these components alone trigger the event."""
-    targets = [number for number, _ in event["targets"]]
-    return bool(targets) and numbers.issuperset(targets)
 
 
 _CONFIG = re.compile(rb"(?<=window\.gradio_config = )\{.*?\}(?=;</script>)", re.DOTALL)

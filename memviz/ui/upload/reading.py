@@ -148,11 +148,9 @@ class Reading:
 
     def is_forgotten(self, now: float) -> bool:
         """Return True if nothing polls the upload, nothing fetches its result, or it arrives too slowly."""
-        if self._ended and now - self._ended > _UNFETCHED_SECONDS:
-            return True
-        if self.is_too_slow(now, _FORGET_SECONDS):
-            return True
-        return not self.has_listener and now - max(self._used, self.arriving.touched) > _FORGET_SECONDS
+        is_unfetched = bool(self._ended) and now - self._ended > _UNFETCHED_SECONDS
+        is_left = not self.has_listener and now - max(self._used, self.arriving.touched) > _FORGET_SECONDS
+        return is_unfetched or is_left or self.is_too_slow(now, _FORGET_SECONDS)
 
     def is_evictable(self, now: float) -> bool:
         """Return True if its place may be reassigned: its result is not fetched, or it is too slow."""

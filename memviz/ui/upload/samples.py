@@ -11,7 +11,6 @@ import json
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from memviz.analysis.devices import choose_device
 from memviz.analysis.timeline import timeline
@@ -83,8 +82,9 @@ class SampleCard:
     peaks: tuple[int, ...]
 
 
+@cache
 def card_of(sample: OfferedSample) -> SampleCard:
-    stored = _saved_cards()[sample.name]
+    stored = json.loads(_CARDS.read_text(encoding="utf-8"))[sample.name]
     return SampleCard(tuple(map(base64.b64decode, stored["pictures"])), tuple(stored["peaks"]))
 
 
@@ -98,12 +98,6 @@ def draw_card(sample: OfferedSample) -> SampleCard:
         for trace, device in zip(traces, devices, strict=True)
     )
     return SampleCard(tuple(pictures), peaks)
-
-
-@cache
-def _saved_cards() -> dict[str, dict[str, Any]]:
-    cards: dict[str, dict[str, Any]] = json.loads(_CARDS.read_text(encoding="utf-8"))
-    return cards
 
 
 def write_cards() -> None:

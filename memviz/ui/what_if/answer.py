@@ -91,7 +91,7 @@ class WhatIfAnswers:
             "blocks": blocks_html(state.with_blocks),
             "save": save_html(),
             "keep": keep_html(),
-            **self._timelines(state, outcome, device),
+            **self._timelines(state, outcome),
         }
 
     def recorded_memory(self, key: str) -> KnownMemory:
@@ -171,7 +171,7 @@ class WhatIfAnswers:
             maps.append({"caption": side.caption, "map": map_value(side.device, name, at=side.at)})
         return {"maps": maps}
 
-    def _timelines(self, state: WhatIfState, outcome: WhatIf, device: DeviceTrace) -> dict[str, Any]:
+    def _timelines(self, state: WhatIfState, outcome: WhatIf) -> dict[str, Any]:
         pair = self.context.find(state.key)
         if not state.with_blocks or pair is None or outcome.replayed is outcome.recorded:
             return {"recorded": {}, "replayed": {}}

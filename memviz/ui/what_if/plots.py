@@ -112,15 +112,10 @@ def moment_that_matters(device: DeviceTrace, outcome: WhatIf) -> int:
     return int(reserved_after_events(outcome.recorded, len(device.events)).argmax()) - 1
 
 
-def event_in(replayed: Replayed, event: int) -> int:
-    """The replay's own event after which it had done what the recording did up to `event`; -1 is before its first."""
-    return int(np.searchsorted(replayed.sources, event, side="right")) - 1
-
-
 def plot_label(outcome: WhatIf, answer: str) -> str:
     """For those who do not see it."""
-    replayed = outcome.replayed
-    return f"{answer} Reserved at most {bytes_text(replayed.peak_reserved_bytes)}. The table below has the figures."
+    peak = bytes_text(outcome.replayed.peak_reserved_bytes)
+    return f"{answer} Reserved at most {peak}. The table below has the figures."
 
 
 @dataclass(frozen=True)
@@ -143,6 +138,7 @@ def map_sides(answer: Answer) -> list[MapSide]:
     for side in [left, replayed] if has_more else [left]:
         is_recording = side is outcome.recorded
         device = answer.device if is_recording else side.trace.devices[0]
-        at = answer.at if is_recording else event_in(side, answer.at)
+        # The replay's own event after which it had done what the recording did; -1 is before its first.
+        at = answer.at if is_recording else int(np.searchsorted(side.sources, answer.at, side="right")) - 1
         sides.append(MapSide(side, is_recording, device, at, caption(side, is_recording=is_recording)))
     return sides

@@ -25,6 +25,7 @@ from memviz.allocator.settings import NEWEST, Release, Settings
 from memviz.analysis.cache import drop_large, size_in_bytes
 from memviz.errors import MemvizError, UsageError
 from memviz.trace.model import DeviceTrace, Trace
+from memviz.ui.components.component import requested_trace
 from memviz.ui.shell.session import Context
 
 SECONDS_SETTING = "MEMVIZ_MAX_REPLAY_SECONDS"
@@ -103,10 +104,7 @@ class Replays:
         """Return the shared source of all replays of one trace."""
 
         def make() -> Replayer:
-            pair = self._context.find(key)
-            if pair is None:
-                raise UsageError("This trace is not open any more.")
-            return _CachedReplayer(self, key, *pair)
+            return _CachedReplayer(self, key, *requested_trace(self._context.find, {"key": key}))
 
         return self._once((key, "replayer"), make)
 

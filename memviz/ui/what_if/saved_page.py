@@ -8,11 +8,11 @@ from memviz.allocator.replay_result import exactness
 from memviz.allocator.replayer import WhatIf
 from memviz.allocator.search import Search
 from memviz.results.replay_headline import replay_headline
-from memviz.text import Html, cut, tag
+from memviz.text import cut, tag
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.payloads.segment_view import map_value, moment_in_replay
 from memviz.ui.saved.document import Document, SavedLinks, html_text
-from memviz.ui.what_if.plots import MapSide, map_sides, moment_that_matters, plot_label, plot_value
+from memviz.ui.what_if.plots import map_sides, moment_that_matters, plot_label, plot_value
 from memviz.ui.what_if.verdict import Answer, search_html, segments_head_html, what_if_html
 
 
@@ -27,10 +27,17 @@ def what_if_page(trace: Trace, device: DeviceTrace, outcome: WhatIf, searched: S
             "shown_maps": [
                 {"caption": side.caption, "map": map_value(side.device, name, at=side.at)} for name, side in sides
             ],
-            "maps": {name: _map(trace, side) for name, side in sides},
+            "maps": {
+                name: moment_in_replay(
+                    trace if side.is_recording else side.replayed.trace, side.device, {"at": side.at, "table": True}
+                )
+                for name, side in sides
+            },
         }
+    about = outcome.replayed.trace.about
+    text = f"{cut(about.source)}: {cut(about.label)}, device {device.name}; {exactness(outcome.recorded)}"
     with SavedLinks():
-        parts = [_facts(outcome, device), what_if_html(answer)]
+        parts = [tag("p", text, class_="mv-soft mv-of-file"), what_if_html(answer)]
         if answer.has_history:
             parts += [tag("div", id="what-if-plot"), segments_head_html(answer.at, matters=True)]
             parts.append(tag("div", id="what-if-maps"))
@@ -38,14 +45,3 @@ def what_if_page(trace: Trace, device: DeviceTrace, outcome: WhatIf, searched: S
             parts.append(search_html(answer, searched))
         body = tag("div", *parts, class_="mv-what-if-saved")
     return html_text(Document(str(headline), body, data=data))
-
-
-def _facts(outcome: WhatIf, device: DeviceTrace) -> Html:
-    about = outcome.replayed.trace.about
-    text = f"{cut(about.source)}: {cut(about.label)}, device {device.name}; {exactness(outcome.recorded)}"
-    return tag("p", text, class_="mv-soft mv-of-file")
-
-
-def _map(trace: Trace, side: MapSide) -> dict[str, Any]:
-    whose = trace if side.is_recording else side.replayed.trace
-    return moment_in_replay(whose, side.device, {"at": side.at, "table": True})

@@ -65,7 +65,13 @@ class KnownMemory:
 def form_value(question: Question, parsed: ParsedQuestion, memory: KnownMemory, *, version: str) -> dict[str, Any]:
     """Return the form's value. Only another `version` redraws it, so typing is not interrupted."""
     conf = parsed.settings.to_text() if parsed.settings is not None else None
-    pasted = pasted_html(environment(conf)) if conf is not None else ""
+    pasted = Html("")
+    if conf is not None:
+        # It may break where a person would break it.
+        line = environment(conf)
+        parts = [part for piece in re.split("(?<=[=,])", line) for part in (piece, Html("<wbr>"))]
+        copy = button("Copy", None, None, data_mv_copy=line)
+        pasted = joined(tag("p", tag("span", "Paste before starting Python"), copy), tag("code", *parts))
     return {
         "version": version,
         "html": form_html(question, parsed.overhead_bytes, memory),
@@ -75,9 +81,19 @@ def form_value(question: Question, parsed: ParsedQuestion, memory: KnownMemory, 
 
 
 def form_html(question: Question, overhead_bytes: int, known_memory: KnownMemory) -> Html:
-    fields = [_memory(question, overhead_bytes, known_memory), _overhead(question), tag("hr"), _switch(question)]
-    fields += [_knob(knob, getattr(question, knob.field)) for knob in _KNOBS]
-    fields += [_more(question), _release(question)]
+    expandable = tag("input", type="checkbox", name_="expandable", checked=question.expandable, role="switch")
+    more = text_input("more", question.more, placeholder="large_segment_size_mb:40")
+    names = [f"{major}.{minor}" for major, minor in RELEASES]
+    release = menu("release", question.release, [(name, f"torch {name}") for name in names])
+    fields = [
+        _memory(question, overhead_bytes, known_memory),
+        _overhead(question),
+        tag("hr"),
+        _setting("expandable", tag("code", "expandable_segments"), expandable, _EXPANDABLE),
+        *(_knob(knob, getattr(question, knob.field)) for knob in _KNOBS),
+        _setting("more", tag("span", "more settings"), more, _MORE, "mv-wide"),
+        _setting("release", tag("code", "allocator rules of"), release, _RELEASE),
+    ]
     buttons = (
         tag("button", "Replay", type="submit", class_="mv-primary", data_act="replay"),
         button("Find the best", "best", None),
@@ -88,13 +104,6 @@ def form_html(question: Question, overhead_bytes: int, known_memory: KnownMemory
         tag("div", class_="mv-pasted", data_part="pasted"),
         tag("div", data_part="link"),
     )
-
-
-def pasted_html(line: str) -> Html:
-    """It may break where a person would break it."""
-    copy = button("Copy", None, None, data_mv_copy=line)
-    parts = [part for piece in re.split("(?<=[=,])", line) for part in (piece, Html("<wbr>"))]
-    return joined(tag("p", tag("span", "Paste before starting Python"), copy), tag("code", *parts))
 
 
 def _memory(question: Question, overhead_bytes: int, known_memory: KnownMemory) -> Html:
@@ -108,16 +117,13 @@ def _memory(question: Question, overhead_bytes: int, known_memory: KnownMemory) 
     field = text_input("memory", value, placeholder="without limit", aria_label=label)
     card = tag("select", *cards, name_="card", data_fills="memory", aria_label="Card")
     row = tag("div", field, card, class_="mv-combo mv-memory")
-    return tag("div", tag("h3", label), row, fault_place("memory"), _known_memory(known_memory), class_="mv-field")
-
-
-def _known_memory(known_memory: KnownMemory) -> Html:
-    if known_memory.memory is None:
-        return Html("")
-    condition = "when it ran out: reserved then, and free on the device."
-    if not known_memory.is_exact:
-        condition = "at least: it got that, was refused more, and gave back its cache."
-    return tag("p", f"{bytes_text(known_memory.memory)} is what it had {condition}")
+    known = Html("")
+    if known_memory.memory is not None:
+        condition = "when it ran out: reserved then, and free on the device."
+        if not known_memory.is_exact:
+            condition = "at least: it got that, was refused more, and gave back its cache."
+        known = tag("p", f"{bytes_text(known_memory.memory)} is what it had {condition}")
+    return tag("div", tag("h3", label), row, fault_place("memory"), known, class_="mv-field")
 
 
 def _usable(gib: int, overhead_bytes: int) -> str:
@@ -139,11 +145,6 @@ def _setting(name: str, label: Html, control: Html, sentence: str, kind: str | N
     )
 
 
-def _switch(question: Question) -> Html:
-    box = tag("input", type="checkbox", name_="expandable", checked=question.expandable, role="switch")
-    return _setting("expandable", tag("code", "expandable_segments"), box, _EXPANDABLE)
-
-
 def _knob(knob: _Knob, value: str) -> Html:
     """A text field for any value, and a menu of the usual ones."""
     usual = [tag("option", "", value="", hidden=True), tag("option", knob.off, value="off")]
@@ -151,14 +152,3 @@ def _knob(knob: _Knob, value: str) -> Html:
     choices = tag("select", *usual, data_for=knob.field, aria_label="Usual values")
     control = tag("span", text_input(knob.field, value, placeholder=knob.off), choices, class_="mv-combo")
     return _setting(knob.field, tag("code", knob.key), control, knob.sentence)
-
-
-def _more(question: Question) -> Html:
-    field = text_input("more", question.more, placeholder="large_segment_size_mb:40")
-    return _setting("more", tag("span", "more settings"), field, _MORE, "mv-wide")
-
-
-def _release(question: Question) -> Html:
-    names = [f"{major}.{minor}" for major, minor in RELEASES]
-    choices = menu("release", question.release, [(name, f"torch {name}") for name in names])
-    return _setting("release", tag("code", "allocator rules of"), choices, _RELEASE)

@@ -47,52 +47,40 @@ class FollowedTrace:
     is_turned_to: bool = False
 
 
-@dataclass(frozen=True)
 class WhatIfTab:
-    parts: Mapping[str, Any]
-    """Components by the names of `PARTS`. The page hears clicks of `offer` (samples) and `keep` (one more trace)."""
-    saved: gr.DownloadButton
-    trace: gr.State
-    """A `FollowedTrace`. A change of it answers anew, if the tab is being looked at."""
-    looked_at: gr.State
-    answers: WhatIfAnswers
+    def __init__(self, context: Context, tabs: gr.Tabs, turn: TabTurn, samples: Html) -> None:
+        """`samples` are shown while no trace is open."""
+        replays = Replays(context)
+        parts: dict[str, Any] = {"state": gr.State(WhatIfState())}
 
-    @property
-    def outputs(self) -> list[Any]:
-        return [self.looked_at, self.trace]
+        def add_panels(**elements: str) -> None:
+            for name, element in elements.items():
+                parts[name] = Panel(elem_id=f"what-if-{element}")
 
-    @property
-    def answer(self) -> list[Any]:
-        return [self.parts[name] for name in PARTS]
-
-
-def build(context: Context, tabs: gr.Tabs, turn: TabTurn, samples: Html) -> WhatIfTab:
-    """`samples` are shown while no trace is open."""
-    replays = Replays(context)
-    parts: dict[str, Any] = {"state": gr.State(WhatIfState())}
-
-    def add_panels(**elements: str) -> None:
-        for name, element in elements.items():
-            parts[name] = Panel(elem_id=f"what-if-{element}")
-
-    add_panels(waiting="waits", verdict="verdict", offer="offer")
-    with gr.Row(elem_classes="mv-what-if"):
-        with gr.Column(elem_classes="mv-what-if-form", scale=0, min_width=264):
-            parts["form"] = PlainForm(elem_id="what-if-form")
-        with gr.Column(elem_classes="mv-what-if-answer", min_width=320):
-            parts["plot"] = ReservedPlot(elem_id="what-if-plot")
-            add_panels(blocks="blocks")
-            for side in ("recorded", "replayed"):
-                parts[side] = MemoryTimeline(replays.find, elem_id=f"what-if-{side}")
-            add_panels(head="segments")
-            parts["maps"] = SegmentPair(replays.find, elem_id="what-if-maps")
-            add_panels(table="table")
-            with gr.Row(elem_classes="mv-what-if-leave"):
-                add_panels(keep="keep", save="save")
-    saved = gr.DownloadButton("Save", visible="hidden", elem_id="what-if-saved")
-    tab = WhatIfTab(parts, saved, gr.State(FollowedTrace()), gr.State(False), WhatIfAnswers(context, replays, samples))
-    _WhatIfEvents(context, tab).wire(tabs, turn)
-    return tab
+        add_panels(waiting="waits", verdict="verdict", offer="offer")
+        with gr.Row(elem_classes="mv-what-if"):
+            with gr.Column(elem_classes="mv-what-if-form", scale=0, min_width=264):
+                parts["form"] = PlainForm(elem_id="what-if-form")
+            with gr.Column(elem_classes="mv-what-if-answer", min_width=320):
+                parts["plot"] = ReservedPlot(elem_id="what-if-plot")
+                add_panels(blocks="blocks")
+                for side in ("recorded", "replayed"):
+                    parts[side] = MemoryTimeline(replays.find, elem_id=f"what-if-{side}")
+                add_panels(head="segments")
+                parts["maps"] = SegmentPair(replays.find, elem_id="what-if-maps")
+                add_panels(table="table")
+                with gr.Row(elem_classes="mv-what-if-leave"):
+                    add_panels(keep="keep", save="save")
+        self.parts = parts
+        """Components by the names of `PARTS`. The page hears clicks of `offer` (samples) and `keep` (a trace)."""
+        self.saved = gr.DownloadButton("Save", visible="hidden", elem_id="what-if-saved")
+        self.trace = gr.State(FollowedTrace())
+        """A change of it answers anew, if the tab is being looked at."""
+        self.looked_at = gr.State(False)
+        self.answers = WhatIfAnswers(context, replays, samples)
+        self.outputs = [self.looked_at, self.trace]
+        self.answer = [parts[name] for name in PARTS]
+        _WhatIfEvents(context, self).wire(tabs, turn)
 
 
 def open_replay(

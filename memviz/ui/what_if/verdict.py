@@ -49,10 +49,11 @@ def ranked_rows(outcome: WhatIf, searched: Search) -> Iterator[RankedRow]:
     """The recording has a row of its own where no replay in the table does what is recorded."""
     if not any(tried.is_as_recorded for tried in searched.tried):
         yield _recording_row(outcome, searched.is_placed_anew)
+    recorded = "the recorded settings, replayed"
     for tried in searched.tried:
         yield RankedRow(
             settings=tried.text,
-            remark=_remark(tried),
+            remark="as recorded" if tried.is_as_recorded else recorded if tried.is_recorded else "",
             reserved_bytes=tried.peak_reserved_bytes,
             retries=count_text(tried.retries),
             fits_on=tried.smallest_card.name if tried.smallest_card else "none",
@@ -77,12 +78,6 @@ def _recording_differs(outcome: WhatIf, searched: Search) -> str:
     if searched.is_placed_anew and not reason:
         return " The recording had besides what was cached before its first event."
     return f" The recording differs: {reason or 'by its settings alone the allocator would not have done what it did'}."
-
-
-def _remark(tried: SettingsTrial) -> str:
-    if tried.is_as_recorded:
-        return "as recorded"
-    return "the recorded settings, replayed" if tried.is_recorded else ""
 
 
 def _recording_row(outcome: WhatIf, is_late: bool) -> RankedRow:
@@ -160,19 +155,15 @@ def _facts(answer: Answer) -> list[tuple[str, str]]:
     exactness_name, _, value = exactness(outcome.recorded).partition(" exact")
     # "replayed with ..." marks the figures of a replay as no measurement.
     provenance, _, how = outcome.replayed.trace.about.label.partition(" with ")
-    card = outcome.smallest_card or _smallest(answer)
+    # The smallest card that a search found for these settings.
+    tried = answer.searched.tried if answer.searched else ()
+    same_settings = (other for other in tried if other.settings == outcome.replayed.settings)
+    card = outcome.smallest_card or next((candidate.smallest_card for candidate in same_settings), None)
     sizes = [("smallest card", card.name)] if card else []
     if stopped is not outcome.replayed and outcome.replayed.oom is None:
         sizes.insert(0, ("fragmentation", _fragmentation(outcome.replayed)))
     context_facts = [("CUDA context", f"{outcome.context.interval} beside it")] if outcome.context else []
     return [*facts, (f"{provenance} with", how), *context_facts, *sizes, (exactness_name, f"exact{value}")]
-
-
-def _smallest(answer: Answer) -> CardMemory | None:
-    """Return the smallest card that a search found for these settings."""
-    tried = answer.searched.tried if answer.searched else ()
-    same_settings = (other for other in tried if other.settings == answer.what_if.replayed.settings)
-    return next((candidate.smallest_card for candidate in same_settings), None)
 
 
 def _facts_at_oom(replayed: Replayed, oom: RanOut) -> list[tuple[str, str]]:

@@ -88,18 +88,6 @@ class EventList extends Component {
     this.root.className = "mve";
     this.root.hidden = true;
     this.root.append(this.bar, this.grid, this.nothing);
-    this.listen();
-  }
-
-  /** Taken out of the page, an element forgets where it was scrolled to.
-   * @override */
-  attach() {
-    const isAnew = super.attach();
-    if (isAnew && this.scale) this.setTop(this.top, this.scale);
-    return isAnew;
-  }
-
-  listen() {
     new ResizeObserver(() => this.resized()).observe(this.scroller);
     onSaid("memviz:state", (state) => state.key === this.key && this.follow(state.at, true));
     this.scroller.addEventListener("scroll", () => this.scrolled());
@@ -109,6 +97,14 @@ class EventList extends Component {
       clearTimeout(this.typing);
       this.typing = setTimeout(() => this.choose({ text: this.find.value.trim() }), TYPED_MS);
     });
+  }
+
+  /** Taken out of the page, an element forgets where it was scrolled to.
+   * @override */
+  attach() {
+    const isAnew = super.attach();
+    if (isAnew && this.scale) this.setTop(this.top, this.scale);
+    return isAnew;
   }
 
   // -- what to show

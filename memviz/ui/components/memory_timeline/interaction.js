@@ -1,6 +1,6 @@
 // @ts-check
 // What pointer, wheel and fingers do on the plot, and what the tooltip says of what they point at.
-import { clamp, newTip, showTip, tipLines } from "../base.js";
+import { clamp, newTip, pointIn, showTip, tipLines } from "../base.js";
 import { bytesText, eventText, grouped } from "../words.js";
 import { Part } from "./part.js";
 import { ENDS } from "./tools.js";
@@ -40,8 +40,7 @@ export class Interaction extends Part {
 
   /** @param {MouseEvent} event @returns {Point} in the plot */
   local(event) {
-    const box = this.timeline.plot.getBoundingClientRect();
-    return { x: event.clientX - box.left, y: event.clientY - box.top };
+    return pointIn(this.timeline.plot, event);
   }
 
   // -- moving the view

@@ -1,6 +1,6 @@
 // @ts-check
 // The whole trace in a low strip, and the window in it that the plot shows, which can be dragged and stretched.
-import { clamp, el, pixelRatio } from "../base.js";
+import { clamp, el, penOf } from "../base.js";
 import { instantsOf } from "./canvas.js";
 import { STILL_PIXELS } from "./interaction.js";
 import { Part } from "./part.js";
@@ -32,10 +32,7 @@ export class Overview extends Part {
     const width = this.canvas.clientWidth;
     if (!width) return;
     this.box = { left: this.canvas.offsetLeft, width };
-    const scale = pixelRatio();
-    Object.assign(this.canvas, { width: width * scale, height: OVERVIEW * scale });
-    const pen = /** @type {CanvasRenderingContext2D} */ (this.canvas.getContext("2d"));
-    pen.scale(scale, scale);
+    const pen = penOf(this.canvas, { width, height: OVERVIEW });
     const { viewport } = this;
     const instants = instantsOf(spans, viewport, { ...viewport.whole(), columns: width });
     const most = Math.max(spans.live[spans.peak], 1);

@@ -1,7 +1,7 @@
 // @ts-check
 // One device's memory timeline: what it shows, what is chosen in it, and what it says to the rest of the page. Its parts
 // lie beside this file; README.md says which, what comes in and what goes out.
-import { Component, el, mounting, onModeChange, onSaid, refusalWords, say, token, isDark } from "../base.js";
+import { Component, countPicture, el, mounting, onModeChange, onSaid, refusalWords, say, token, isDark } from "../base.js";
 import { cutMiddle } from "../words.js";
 import { Ahead } from "./ahead.js";
 import { PlotCanvas } from "./canvas.js";
@@ -339,7 +339,7 @@ export class MemoryTimeline extends Component {
     this.phases.draw();
     if (!value.plain) this.legend.draw(data);
     this.root.dataset.drawMs = (performance.now() - started).toFixed(2);
-    this.root.dataset.drawn = String(Number(this.root.dataset.drawn || 0) + 1);
+    countPicture(this.root);
   }
 
   /** Of the page, as #rrggbb.

@@ -2,7 +2,7 @@
 // The first picture of a trace that is still being read: its total, in grey, where every allocation will stand. It has
 // the axes of the timeline to come, so that colours fill it and nothing moves.
 import { byteRules, groundLine, sideLabels, steppedPath } from "../axes.js";
-import { pixelRatio, shape } from "../base.js";
+import { penOf, shape } from "../base.js";
 import { bytesText } from "../words.js";
 import { OVERVIEW, OVERVIEW_ROOM } from "./overview.js";
 
@@ -48,10 +48,7 @@ function reservedParts(total, reserved, size, yOf) {
 /** @param {HTMLCanvasElement} canvas @param {{ width: number, height: number }} size @param {number[]} values
  * @param {number} share of the width @param {number} top bytes at the upper edge @param {{ colour: string, shade: number }} look */
 function silhouette(canvas, { width, height }, values, share, top, { colour, shade }) {
-  const scale = pixelRatio();
-  Object.assign(canvas, { width: Math.round(width * scale), height: Math.round(height * scale) });
-  const pen = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
-  pen.scale(scale, scale);
+  const pen = penOf(canvas, { width, height });
   pen.fillStyle = colour;
   pen.globalAlpha = shade;
   const columns = mostPerColumn(values, Math.max(Math.round(width * share), 1));

@@ -3,7 +3,7 @@
 // It is a memory timeline that draws differently: zooming, panning, axes and keys are inherited, and the columns come
 // from the timelines of the same name, which have unpacked them already. So nothing is asked of the server.
 import { peakMark, spread } from "../axes.js";
-import { clamp, el, mounting, onSaid, pixelRatio, shape, showTip } from "../base.js";
+import { clamp, el, mounting, onSaid, penOf, shape, showTip } from "../base.js";
 import { instantsOf, PlotCanvas } from "../memory_timeline/canvas.js";
 import { Interaction } from "../memory_timeline/interaction.js";
 import { Labels } from "../memory_timeline/labels.js";
@@ -86,12 +86,9 @@ class Lines extends PlotCanvas {
   draw() {
     const { width, height } = this.viewport;
     const { sides, wanted } = overlayOf(this);
-    const scale = pixelRatio();
     [this.left, this.wide] = [0, width];
     this.lines = sides.map((side) => this.columnsOf(side, width));
-    Object.assign(this.node, { width: Math.round(width * scale), height: Math.round(height * scale) });
-    const pen = /** @type {Pen} */ (this.node.getContext("2d"));
-    pen.scale(scale, scale);
+    const pen = penOf(this.node, { width, height });
     const [baseline, ...others] = this.lines;
     const colour = (/** @type {string} */ name) => this.timeline.colour(name);
     this.fill(pen, baseline, colour("--mv-ink-3"), 0.3);

@@ -1,7 +1,7 @@
 // @ts-check
 // A row a rank, a column a moment of a step. The picture has one pixel a cell and is scaled by the browser; bars, names
 // and the marked row are drawn over it. A click or Enter chooses a rank, which Python is told.
-import { clamp, Component, el, inTurn, isDark, mounting, newTip, onModeChange, showTip, tipLines, token } from "../base.js";
+import { clamp, Component, countPicture, el, inTurn, isDark, mounting, newTip, onModeChange, pointIn, showTip, tipLines, token } from "../base.js";
 import { bytesText } from "../words.js";
 import { bytesOfShade, rowHeight, shadesOf } from "./shades.js";
 
@@ -76,7 +76,7 @@ class RankMap extends Component {
     this.drawBars(value);
     this.label(value);
     this.showMark();
-    this.root.dataset.drawn = String(Number(this.root.dataset.drawn || 0) + 1);
+    countPicture(this.root);
   }
 
   /** @param {HTMLCanvasElement} canvas @param {number} width @param {Uint8Array} cells @param {Uint32Array} colours */
@@ -131,7 +131,7 @@ class RankMap extends Component {
   /** @param {MouseEvent} event @param {HTMLElement} area */
   rowAt(event, area) {
     const rows = this.value?.ranks.length || 1;
-    return clamp(Math.floor((event.clientY - area.getBoundingClientRect().top) / this.height), 0, rows - 1);
+    return clamp(Math.floor(pointIn(area, event).y / this.height), 0, rows - 1);
   }
 
   /** @param {PointerEvent} event @param {HTMLElement} area */
@@ -139,7 +139,7 @@ class RankMap extends Component {
     const { value } = this;
     if (!value || event.pointerType === "touch") return;
     const box = this.plot.getBoundingClientRect();
-    const at = { x: event.clientX - box.left, y: event.clientY - box.top };
+    const at = pointIn(this.plot, event);
     const row = this.rowAt(event, area);
     const lines = [[`rank ${value.ranks[row]}`, value.names[row].replace(/^\d+ ?/, "")], [`peak ${bytesText(value.peaks[row])}`]];
     if (area === this.plot) {

@@ -2,7 +2,7 @@
 // Live bytes as an area, reserved bytes as lines over the same events: as recorded dashed, as replayed thick, the limit
 // red, and a mark where memory runs out. The value is made by memviz/ui/what_if/plots.py.
 import { byteRules, failureMark, groundLine, sideLabels, steppedPath, tickAt } from "../axes.js";
-import { actOnKey, clamp, Component, el, mounting, newTip, shape, showTip, switchOf } from "../base.js";
+import { actOnKey, clamp, Component, countPicture, el, mounting, newTip, pointIn, shape, showTip, switchOf } from "../base.js";
 import { lastNotAfter } from "../memory_timeline/spans.js";
 import { bytesText, eventText, grouped, roundStep, timeTick } from "../words.js";
 
@@ -49,10 +49,6 @@ class ReservedPlot extends Component {
     this.root.className = "mvt mvr";
     this.root.hidden = true;
     this.root.append(el("div", { class: "mvt-bar" }, this.legend, this.axes.node), this.plot, help, this.live);
-    this.listen();
-  }
-
-  listen() {
     new ResizeObserver(() => this.draw()).observe(this.plot);
     this.plot.addEventListener("pointermove", (event) => event.pointerType !== "touch" && this.point(this.columnAt(event)));
     this.plot.addEventListener("pointerleave", () => this.point(NOWHERE));
@@ -104,8 +100,7 @@ class ReservedPlot extends Component {
   columnAt(event) {
     if (!this.value) return NOWHERE;
     const { first } = this.columns(this.value);
-    const box = this.plot.getBoundingClientRect();
-    return clamp(Math.floor(((event.clientX - box.left) / box.width) * first.length), 0, first.length - 1);
+    return clamp(Math.floor((pointIn(this.plot, event).x / this.plot.getBoundingClientRect().width) * first.length), 0, first.length - 1);
   }
 
   /** @param {number} column @param {Columns} columns */
@@ -131,25 +126,21 @@ class ReservedPlot extends Component {
     this.top = Math.max(most(columns.live), most(columns.recorded), ...columns.lines.map(most), value.limit || 0, 1) * HEADROOM;
     for (const svg of [this.svg, this.over]) svg.setAttribute("viewBox", `0 0 ${this.width} ${this.height}`);
     const rules = byteRules(this.top, this, (bytes) => this.yOf(bytes));
-    const ticks = this.axis === "event" ? this.eventTicks(value, columns) : this.timeTicks(columns);
-    this.svg.replaceChildren(...rules, groundLine(this), ...ticks, ...this.lines(value, columns), ...this.stops(value, columns), ...this.labels(value));
+    this.svg.replaceChildren(...rules, groundLine(this), ...this.ticks(value, columns), ...this.lines(value, columns), ...this.stops(value, columns), ...this.labels(value));
     this.drawRuler();
-    this.root.dataset.drawn = String(Number(this.root.dataset.drawn || 0) + 1);
+    countPicture(this.root);
   }
 
   /** @param {Value} value @param {Columns} columns */
-  eventTicks({ events }, columns) {
-    const step = roundStep(events / Math.max(this.width / TICK_ROOM, 2), 1);
+  ticks({ events }, columns) {
+    const isEvent = this.axis === "event";
+    const end = isEvent ? events : columns.span + 1;
+    const step = roundStep((isEvent ? events : columns.span) / Math.max(this.width / TICK_ROOM, 2), 1);
     const ticks = [];
-    for (let event = 0; event < events; event += step) ticks.push(tickAt(this.xOf(columnOf(event, columns), columns), `${event ? "" : "event "}${grouped(event)}`, this));
-    return ticks.flat();
-  }
-
-  /** @param {Columns} columns */
-  timeTicks({ span }) {
-    const step = roundStep(span / Math.max(this.width / TICK_ROOM, 2), 1);
-    const ticks = [];
-    for (let time = 0; time <= span; time += step) ticks.push(tickAt((time / Math.max(span, 1)) * this.width, timeTick(time, step), this));
+    for (let at = 0; at < end; at += step) {
+      if (isEvent) ticks.push(tickAt(this.xOf(columnOf(at, columns), columns), `${at ? "" : "event "}${grouped(at)}`, this));
+      else ticks.push(tickAt((at / Math.max(columns.span, 1)) * this.width, timeTick(at, step), this));
+    }
     return ticks.flat();
   }
 

@@ -1,7 +1,7 @@
 // @ts-check
 // The allocator's map at one moment: what is asked for, the slider, the tooltip, the keys, figures and table.
 // README.md beside this file says what its parts are, what comes in and what goes out.
-import { actOnKey, button, clamp, Component, el, mounting, newTip, onModeChange, onSaid, refusalWords, say, showTip, switchOf, tipLines } from "../base.js";
+import { actOnKey, button, clamp, Component, countPicture, el, mounting, newTip, onModeChange, onSaid, pointIn, refusalWords, say, showTip, switchOf, tipLines } from "../base.js";
 import { bytesText, eventText, grouped } from "../words.js";
 import { MapCanvas } from "./canvas.js";
 import { chooseRowLength, drawingOrder, MOST_ROWS, placesOf, shelveWithin, sum, tilesIn } from "./layout.js";
@@ -75,10 +75,6 @@ export class SegmentMap extends Component {
     this.root.className = "mvs";
     this.root.hidden = true;
     this.root.append(bar, this.slider, this.plot, help, this.live, this.figures, this.details);
-    this.listen();
-  }
-
-  listen() {
     new ResizeObserver(() => this.resized()).observe(this.root);
     onModeChange(() => this.draw());
     onSaid("memviz:state", (state) => state.key === this.key && this.follow(state));
@@ -199,7 +195,7 @@ export class SegmentMap extends Component {
     this.mark();
     this.showRows(this.drawn, this.layout);
     this.root.dataset.drawMs = (performance.now() - started).toFixed(1);
-    this.root.dataset.drawn = String(Number(this.root.dataset.drawn || 0) + 1);
+    countPicture(this.root);
   }
 
   /** Outlines of the pinned block and of the one under the pointer. */
@@ -245,8 +241,7 @@ export class SegmentMap extends Component {
 
   /** @param {MouseEvent} event @returns {number} the tile that is pointed at */
   hover(event) {
-    const box = this.plot.getBoundingClientRect();
-    const at = this.canvas.under({ x: event.clientX - box.left, y: event.clientY - box.top });
+    const at = this.canvas.under(pointIn(this.plot, event));
     this.point(at.tile, at);
     return at.tile;
   }
