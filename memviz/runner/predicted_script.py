@@ -412,9 +412,10 @@ class ScriptOrder:
 
     def as_json(self) -> dict[str, Any]:
         """Return what holds for the processes that the script starts too."""
-        knobs = {
-            change.name: {name: str(value) for name, value in asdict(change).items()} for change in self.optimizations
-        }
+        knobs: dict[str, Any] = {}
+        for change in self.optimizations:
+            named: Any = change
+            knobs[change.name] = {name: str(value) for name, value in asdict(named).items()}
         texts = {"card": self.card, "torch": self.torch, "platform": self.platform, "settings": self.settings_text}
         assume = {place: repr(value) for place, value in self.assume.items()}
         return {**texts, "steps": self.steps, "assume": assume, "optimizations": knobs}

@@ -155,7 +155,7 @@ def _differences(choices: _Choices) -> tuple[SavedPanel, dict[str, set[str]]]:
 def _lights(pairs: Sequence[Pair], rows: Mapping[str, set[str]]) -> list[dict[str, Any]]:
     """Return the highlights of the visible rows. Categories need none: the timeline has them."""
     lights: list[dict[str, Any]] = [{} for _ in pairs]
-    for by in rows.keys() - {"category"}:
+    for by in (by for by in rows if by != "category"):
         if by == "module":
             for number, pair in enumerate(pairs):
                 lights[number][by] = light_by(*pair, by, rows[by])
