@@ -23,7 +23,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
-from functools import wraps
+from functools import partial, wraps
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -179,7 +179,10 @@ _NOT_SCRIPTED = (
     "TorchScript (torch.jit.script, torch.jit.trace) is not predicted: what it would compile ran as it stands, "
     "operator by operator. Compiled code keeps less between its operators, so this peak is that of the model as it is."
 )
-_NOT_WRITTEN = "What TorchScript would compile is not written to files (torch.jit.save)."
+_NOT_WRITTEN = (
+    "What TorchScript would compile is not written to files (torch.jit.save); a load of such a file in this run gives "
+    "the module that was saved."
+)
 _TORCH = str(Path(torch.__file__).parent)
 _EXPORT_TRACES = (
     "it traces with tensors without data, also a model of the host, and while a program is predicted those stand for "
@@ -217,15 +220,35 @@ def _run_once(func: Callable[..., Any], inputs: Any, kwargs: dict[str, Any] | No
     func(*args, **(kwargs or {}))
 
 
-def follow_torchscript(patches: Patches, assumptions: Assumptions) -> None:
-    script, load = torch.jit.script, torch.jit.load
+def _key_of(file: Any) -> Any:
+    return os.path.abspath(os.fsdecode(file)) if isinstance(file, str | os.PathLike) else id(file)
 
-    def not_written(*_: Any, **__: Any) -> None:
+
+def _script_files(assumptions: Assumptions) -> tuple[Any, Any]:
+    """Return what stands in for `torch.jit.save` and `torch.jit.load`."""
+    load, saved = torch.jit.load, dict[Any, Any]()
+
+    def save(obj: Any, f: Any, *_: Any, **__: Any) -> None:
         assumptions.say(_NOT_WRITTEN)
+        saved[_key_of(f)] = obj
+
+    def loaded(f: Any, map_location: Any = None, **kwargs: Any) -> Any:
+        if (kept := saved.get(_key_of(f))) is not None:
+            return kept
+        if "cuda" in str(map_location):
+            raise not_predicted("torch.jit.load", _INTERPRETS)
+        return load(f, map_location, **kwargs)
+
+    return save, loaded
+
+
+def follow_torchscript(patches: Patches, assumptions: Assumptions) -> None:
+    script: Any = torch.jit.script
+    save, loaded = _script_files(assumptions)
 
     def uncompiled(obj: Any, *_: Any, **__: Any) -> Any:
         if isinstance(obj, nn.Module) and not hasattr(obj, "save"):
-            object.__setattr__(obj, "save", not_written)
+            object.__setattr__(obj, "save", partial(save, obj))
         return assumptions.when_called(obj, _NOT_SCRIPTED)
 
     def traced(func: Any, example_inputs: Any = None, *_: Any, **kwargs: Any) -> Any:
@@ -246,13 +269,8 @@ def follow_torchscript(patches: Patches, assumptions: Assumptions) -> None:
         # Names of a class are looked up in the frame of the caller, which is one further up.
         return script(obj, *args, **{**kwargs, "_frames_up": kwargs.get("_frames_up", 0) + 1})
 
-    def loaded(f: Any, map_location: Any = None, **kwargs: Any) -> Any:
-        if "cuda" in str(map_location):
-            raise not_predicted("torch.jit.load", _INTERPRETS)
-        return load(f, map_location, **kwargs)
-
     functions = {"script": scripted, "freeze": uncompiled, "optimize_for_inference": uncompiled, "trace": traced}
-    functions |= {"trace_module": traced_methods, "save": not_written, "load": loaded}
+    functions |= {"trace_module": traced_methods, "save": save, "load": loaded}
     for name, function in functions.items():
         patches.replace(torch.jit, name, function)
     patches.replace(torch.export, "export", refusing("torch.export.export", _EXPORT_TRACES))

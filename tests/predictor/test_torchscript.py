@@ -47,6 +47,7 @@ def test_a_model_that_is_compiled_runs_as_it_stands(way: str, tmp_path: Path) ->
         out = model(x)
         out.sum().backward()
         model.save(tmp_path / "model.pt")
+        assert torch.jit.load(tmp_path / "model.pt") is model
         assert out.shape == (4, 8) and all(weight.grad is not None for weight in model.parameters())
         assert [each for each in device.unseen() if each.startswith("TorchScript (")]
         assert any("not written" in each for each in device.unseen())
