@@ -18,8 +18,7 @@ from typing import Any
 from memviz.errors import MemvizError, UsageError
 from memviz.predictor.cards import card_named, is_native
 from memviz.runner.fit.cost import Cost, Work, cost_of, speed_of
-from memviz.runner.parallel.parallelism import parallel_of
-from memviz.runner.request import Optimizer, Request
+from memviz.runner.request import Optimizer, Request, parallel_of
 from memviz.runner.run import Run
 
 _FILE = Path(__file__).with_name("prices.json")
@@ -313,7 +312,7 @@ def predictor_here() -> Predict:
     """Return what predicts in this process, as a search's worker does."""
     # The page imports this module, and its process has no PyTorch.
     from memviz.runner.jobs.worker import SearchPredictions
-    from memviz.runner.outcome import Interrupted
+    from memviz.runner.step import Interrupted
 
     predictions = SearchPredictions(lambda kind, number, **rest: None)
 

@@ -1,10 +1,11 @@
-"""A request to the runner, as plain texts that travel between processes, files and the page."""
+"""A request to the runner, as plain texts that travel between processes, files and the page, and its layout of GPUs."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from math import prod
 from typing import Any, Literal, get_args
 
 from memviz.allocator.blocks import Platform
@@ -12,7 +13,83 @@ from memviz.allocator.context import DEFAULT_CARD
 from memviz.allocator.settings import known_release
 from memviz.errors import UsageError
 from memviz.predictor.cards import memory_args
-from memviz.runner.parallel.parallelism import GPUS
+from memviz.text import nearest
+
+MOST_GPUS = 4_096
+GPUS = "gpus"
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """The product of all is the number of GPUs. Ranks are numbered along them, the last of these first."""
+
+    pipeline: int = 1
+    """Stages, each of some blocks."""
+    data: int = 1
+    """Whole copies, which sum their gradients."""
+    shard: int = 1
+    """Parts of weights, gradients and optimizer states, gathered block by block."""
+    tensor: int = 1
+    """Parts of each matrix and of the sequence between them."""
+
+    @property
+    def gpus(self) -> int:
+        return prod(self.sizes.values())
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Axis sizes by name, as a device mesh takes them."""
+        return {axis.name: getattr(self, axis.name) for axis in fields(self)}
+
+    @property
+    def used(self) -> dict[str, int]:
+        """Only those along which there is more than one."""
+        return {name: size for name, size in self.sizes.items() if size > 1}
+
+    @property
+    def words(self) -> str:
+        """ "8 GPUs: 2 data x 4 shard"."""
+        return f"{self.gpus:,} GPUs: {self.parts}" if self.parts else "1 GPU"
+
+    @property
+    def parts(self) -> str:
+        """ "2 data x 4 shard"."""
+        return " x ".join(f"{size} {name}" for name, size in self.used.items())
+
+    @property
+    def as_texts(self) -> dict[str, str]:
+        return {name: str(size) for name, size in self.used.items()}
+
+
+ALONE = Parallel()
+AXES = tuple(ALONE.sizes)
+
+
+def parallel_of(texts: Mapping[str, str]) -> Parallel:
+    """Parse the axes. With `gpus` and no `shard`, weights are sharded over the GPUs that other axes leave."""
+    names = (GPUS, *AXES)
+    for name in texts:
+        if name not in names:
+            raise UsageError(f"GPUs are parted along {', '.join(AXES)}; there is no {name}.{nearest(name, names)}")
+    sizes = {}
+    for name, text in texts.items():
+        if text.strip() and (not text.strip().isdecimal() or not 1 <= int(text) <= MOST_GPUS):
+            raise UsageError(f"{name} is a whole number from 1 to {MOST_GPUS:,}, not {text.strip()[:20]}.")
+        if text.strip():
+            sizes[name] = int(text)
+    gpus = sizes.pop(GPUS, None)
+    others = prod(size for name, size in sizes.items() if name != "shard")
+    if gpus is not None and "shard" not in sizes and gpus % others == 0:
+        sizes["shard"] = gpus // others
+    parallel = Parallel(**sizes)
+    if gpus is not None and parallel.gpus != gpus:
+        value = " x ".join(f"{size} {name}" for name, size in sizes.items())
+        remedy = "give axes whose product it is" if "shard" in sizes else f"{others} must divide it"
+        raise UsageError(f"gpus is {gpus}, and {value} are {parallel.gpus}: {remedy}.")
+    if parallel.gpus > MOST_GPUS:
+        raise UsageError(f"These would be {parallel.gpus:,} GPUs; {MOST_GPUS:,} are the most.")
+    return parallel
+
 
 On = Literal["auto", "predict", "cuda"]
 Optimizer = Literal["none", "sgd", "adamw", "adamw-fused", "adamw-for-loop"]

@@ -11,8 +11,7 @@ from typing import Any, Literal
 from memviz.allocator.context import context_on
 from memviz.errors import TraceError
 from memviz.predictor.expected_error import ExpectedError, Fit
-from memviz.runner.parallel.parallelism import RankClass
-from memviz.runner.request import Request
+from memviz.runner.request import MOST_GPUS, Request
 from memviz.trace.load import load_trace
 from memviz.trace.model import Trace
 from memviz.trace.write import replacing, write_pickle
@@ -45,6 +44,48 @@ class Seconds:
         if self.low is None or self.high is None:
             return f"spread {_duration(self.spread)}, {count_text(self.count)} steps"
         return f"{_duration(self.low)} to {_duration(self.high)} for the middle half of {count_text(self.count)} steps"
+
+
+_BYTES = ("peak_allocated_bytes", "peak_reserved_bytes", "peak_requested_bytes", "weights_bytes")
+_WORK = ("flops", "bytes_moved", "host_bytes", "link_bytes")
+
+
+@dataclass(frozen=True)
+class RankClass:
+    ranks: tuple[int, ...]
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    peak_requested_bytes: int
+    weights_bytes: int
+    fit: str = ""
+    """"yes", "no" or "close", as of a run."""
+    flops: int = 0
+    bytes_moved: int = 0
+    host_bytes: int = 0
+    link_bytes: int = 0
+    """Bytes of one step, as in `Run`; 0 in older files."""
+
+    @property
+    def shown(self) -> int:
+        """The one that was predicted."""
+        return self.ranks[0]
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> RankClass:
+        """Raise TypeError for invalid values of a file."""
+        names = [attribute.name for attribute in fields(cls)]
+        values = {name: value[name] if name not in _WORK else value.get(name, 0) for name in names}
+        values["ranks"] = tuple(values["ranks"])
+        numbers = [*values["ranks"], *(values[name] for name in (*_BYTES, *_WORK))]
+        if not 0 < len(values["ranks"]) <= MOST_GPUS or not all(type(one) is int and one >= 0 for one in numbers):
+            raise TypeError("no class of ranks")
+        if values["fit"] not in ("", "yes", "no", "close"):
+            raise TypeError("no class of ranks")
+        return cls(**values)
+
+
+def file_of_rank(run: Path, rank: int, rank_of_run: int | None) -> Path:
+    return run if rank == rank_of_run else run.with_name(f"{run.stem}.rank{rank}{run.suffix}")
 
 
 @dataclass(frozen=True)

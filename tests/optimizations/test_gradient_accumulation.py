@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from memviz.errors import UsageError
+from memviz.runner.execute import predict
 from memviz.runner.output_check.comparison import compare_outputs
 from memviz.runner.plan import plan_of
-from memviz.runner.predicted_run import predict
 from memviz.runner.predicted_script import parse_optimizations
 from memviz.runner.request import Request
 from memviz.runner.run import Run

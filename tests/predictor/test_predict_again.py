@@ -6,9 +6,9 @@ import json
 
 import pytest
 
+from memviz.runner.execute import predict, predict_again
 from memviz.runner.jobs.worker import SearchPredictions
 from memviz.runner.plan import plan_of
-from memviz.runner.predicted_run import predict, predict_again
 from memviz.runner.request import Request
 from memviz.runner.run import Run
 

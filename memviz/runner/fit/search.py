@@ -21,8 +21,7 @@ from memviz.runner.fit.cost import CardSpeed, Cost, Work, cost_of, speed_of
 from memviz.runner.fit.largest import SearchStopped
 from memviz.runner.fit.predictions import KeptPredictions, Prediction, Predictor, is_cacheable
 from memviz.runner.fit.space import Candidate, Point, Space, changes_at
-from memviz.runner.outcome import code_of_plan
-from memviz.runner.plan import Plan, plan_of
+from memviz.runner.plan import Plan, code_of_plan, plan_of
 from memviz.runner.request import Request, command_of
 
 Floats = npt.NDArray[np.float64]

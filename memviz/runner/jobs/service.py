@@ -634,7 +634,7 @@ class Scheduler(Jobs[Order, OrderStatus]):
         worker.close()
 
 
-MODULE = "memviz.runner.fit.driver"
+MODULE = "memviz.runner.fit.fit"
 MOST_AT_ONCE = 8
 TIME_LIMIT = 600.0
 """Seconds of a search on the page, waiting included, as of `fit --time-limit 10m`."""

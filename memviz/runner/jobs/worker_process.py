@@ -98,7 +98,7 @@ def listing(programs: Sequence[str] = ()) -> dict[str, Any]:
 
 def gpus_here() -> dict[str, Any]:
     """List the GPUs on which a run could be measured, without starting a driver in this process."""
-    gpus: dict[str, Any] = json.loads("".join(_output_of("memviz.runner.measure.gpu_state")))
+    gpus: dict[str, Any] = json.loads("".join(_output_of("memviz.runner.measure.accelerator")))
     return gpus
 
 

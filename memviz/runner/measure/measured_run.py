@@ -21,22 +21,27 @@ from torch import nn
 from memviz.allocator.settings import Settings, parse_settings
 from memviz.errors import UsageError
 from memviz.runner.jobs.worker_process import LEFT_OUT
-from memviz.runner.measure.accelerator import Accelerator, first_line
+from memviz.runner.measure.accelerator import Accelerator, Disturbances, first_line
 from memviz.runner.measure.cuda_device import CudaDevice
-from memviz.runner.measure.gpu_state import Disturbances
-from memviz.runner.outcome import (
+from memviz.runner.plan import Plan, pieces_of
+from memviz.runner.run import Seconds
+from memviz.runner.step import (
     Outcome,
+    RunStep,
+    Tell,
     check,
+    convert_on_host,
     keeping_what_was_recorded,
+    kernels_of_its_own,
+    make_optimizer,
     peaks_of,
+    prepare,
     run_with,
     sizes_of,
+    take_steps,
     torch_warnings,
     weights_at_peak,
 )
-from memviz.runner.plan import Plan, pieces_of
-from memviz.runner.run import Seconds
-from memviz.runner.step import RunStep, Tell, convert_on_host, kernels_of_its_own, make_optimizer, prepare, take_steps
 from memviz.runner.workloads.workload import FromConfiguration
 from memviz.trace.model import Trace
 from memviz.units import bytes_text, count_text, percent_text

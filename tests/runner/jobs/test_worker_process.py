@@ -284,7 +284,7 @@ import os, signal
 from pathlib import Path
 from memviz.runner import execute
 from memviz.runner.jobs import worker
-from memviz.runner.outcome import Outcome
+from memviz.runner.step import Outcome
 
 plain = execute.execute
 

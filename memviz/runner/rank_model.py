@@ -30,8 +30,8 @@ from torch.nn.parallel import DistributedDataParallel
 from memviz.errors import UsageError
 from memviz.predictor.device import PredictedDevice
 from memviz.predictor.run_device import RunDevice
-from memviz.runner.parallel.parallelism import Parallel
 from memviz.runner.plan import Plan
+from memviz.runner.request import Parallel
 from memviz.runner.step import MakePasses, Tell
 from optimizations import apply_all
 from optimizations.checkpointing import blocks
