@@ -132,7 +132,13 @@ def converts(change: Optimization) -> bool:
 
 def plan_of(request: Request) -> Plan:
     parallel = parallel_of(request.parallel)
-    workload = _filled(workload_of(request), parallel)
+    if request.config:
+        workload: Workload = configured_workload(request.workload, request.settings, request.config)
+    else:
+        workload = make_workload(request.workload, request.settings)
+    if workload.training and workload.micro_batches < parallel.pipeline:
+        # As many microbatches as the pipeline has stages, so that all of them have work.
+        workload = replace(workload, micro_batches=parallel.pipeline)  # type: ignore[type-var]
     chosen = {name: optimization_of(name, knobs) for name, knobs in request.optimizations}
     if len(chosen) != len(request.optimizations):
         raise UsageError(
@@ -155,12 +161,6 @@ def plan_of(request: Request) -> Plan:
             raise UsageError(f"{optimization.name} changes how an optimizer steps; add one, as in --optimizer adamw.")
     _check_parallel(request, parallel, ordered)
     return Plan(request, workload, ordered, card_named(request.card), parallel)
-
-
-def workload_of(request: Request) -> Workload:
-    if request.config:
-        return configured_workload(request.workload, request.settings, request.config)
-    return make_workload(request.workload, request.settings)
 
 
 def make_workload(name: str, settings: Mapping[str, str] | None = None) -> Workload:
@@ -219,14 +219,6 @@ def _check_workload(change: Optimization, workload: Workload) -> None:
         )
     if getattr(change, "needs_cache", False) and not getattr(workload, "cache", True):
         raise UsageError(f"{name} is about keys and values that are kept, and here none are. Set cache=true.")
-
-
-def _filled(workload: Workload, parallel: Parallel) -> Workload:
-    """Raise the number of microbatches to that of the pipeline's stages, so that all of them have work."""
-    if not workload.training or workload.micro_batches >= parallel.pipeline:
-        return workload
-    filled: Workload = replace(workload, micro_batches=parallel.pipeline)  # type: ignore[type-var]
-    return filled
 
 
 def _check_parallel(request: Request, parallel: Parallel, chosen: tuple[Optimization, ...]) -> None:

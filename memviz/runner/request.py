@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
+from importlib.metadata import PackageNotFoundError, version
 from math import prod
 from typing import Any, Literal, get_args
 
@@ -164,6 +166,15 @@ class Request:
         values = {attribute.name: value[attribute.name] for attribute in fields(cls) if attribute.name in value}
         pairs = tuple((name, dict(knobs)) for name, knobs in values.pop("optimizations", ()))
         return cls(**{"load": load_of(value.get("conversion", "before")), **values, "optimizations": pairs})
+
+
+def library_versions() -> dict[str, str]:
+    """Installed releases of the libraries that models are built with."""
+    releases = {}
+    for name in ("torch", "diffusers", "transformers"):
+        with suppress(PackageNotFoundError):
+            releases[name] = version(name)
+    return releases
 
 
 def command_of(request: Request) -> str:

@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,7 @@ from memviz.predictor.run_device import RunDevice
 from memviz.runner.measure.cuda_device import CudaDevice
 from memviz.runner.plan import Plan, code_of_plan, library_code_of, pieces_of
 from memviz.runner.record.log import EventsByAddress
-from memviz.runner.request import Optimizer, command_of
+from memviz.runner.request import Optimizer, command_of, library_versions
 from memviz.runner.run import Run
 from memviz.runner.workloads import Workload
 from memviz.trace.model import Action, Category, Trace
@@ -141,16 +140,15 @@ class RunStep:
         if not self.workload.training:
             with self.device.phase("forward"), torch.no_grad():
                 return self.run_pass(key_of_inputs(self.inputs), (), lambda: self.model(**self.inputs))
-        output = self._all_batches() if self.passes is None else self.passes()
+        if self.passes is None:
+            for _ in range(self.workload.micro_batches):
+                output = self._micro_batch()
+        else:
+            output = self.passes()
         if self.optimizer is not None:
             with self.device.phase("optimizer step"):
                 self.optimizer.step()
                 self.optimizer.zero_grad(set_to_none=True)
-        return output
-
-    def _all_batches(self) -> Any:
-        for _ in range(self.workload.micro_batches):
-            output = self._micro_batch()
         return output
 
     def _micro_batch(self) -> Any:
@@ -192,9 +190,6 @@ def optimizer_of(kind: Optimizer, weights: list[nn.Parameter]) -> torch.optim.Op
     if kind == "adamw-fused":
         return torch.optim.AdamW(weights, lr=1e-4, fused=True)
     return torch.optim.AdamW(weights, lr=1e-4, foreach=kind == "adamw")
-
-
-_LIBRARIES = ("torch", "diffusers", "transformers")
 
 
 @dataclass(frozen=True)
@@ -293,23 +288,17 @@ def run_with(plan: Plan, mode: Any, device: str, values: dict[str, Any]) -> Run:
         device=device,
         why="",
         window=plan.window,
-        provenance=provenance(plan),
+        provenance={
+            "python": platform.python_version(),
+            "seed": str(plan.workload.seed),
+            **library_versions(),
+        },
         command=command_of(plan.request),
         code=code_of_plan(plan),
         library_code=library_code_of(plan),
         claim=plan.claim,
         **values,
     )
-
-
-def provenance(plan: Plan) -> dict[str, str]:
-    versions = {"python": platform.python_version(), "seed": str(plan.workload.seed)}
-    for name in _LIBRARIES:
-        try:
-            versions[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return versions
 
 
 _MOST_WARNINGS = 16

@@ -121,8 +121,11 @@ def find_fit(
 ) -> FitAnswer:
     """Search for the cheapest configuration that fits; `stop` ends it early with the results so far."""
     plan, stop = plan_of(request), stop or Stop()
-    for knob in [*filter(None, [largest]), *(LARGEST if grid else ())]:
-        _check_knob(request, knob)
+    types = {knob.name: knob.type for knob in described(plan.workload)}
+    for name in [*filter(None, [largest]), *(LARGEST if grid else ())]:
+        if types.get(name) != "int":
+            there = [knob for knob in LARGEST if knob in types]
+            raise UsageError(f"{request.workload} has no knob {name} to make larger.{nearest(name, there)}")
     space = space_of(request, keep)
     searched = search(space, predictor, tell, tries=tries, stop=stop)
     card = CardMemory(plan.card.memory_bytes, overhead_on(plan.card.name))
@@ -136,13 +139,6 @@ def find_fit(
             filled = grid_of(asks, knob_value(asks.request, "sequence"), usable, tell_largest)
             answer = replace(answer, grid=filled)
     return replace(answer, stopped=stop.by if searched.is_stopped or largest or grid else "")
-
-
-def _check_knob(request: Request, name: str) -> None:
-    knobs = {knob.name: knob for knob in described(plan_of(request).workload)}
-    if name not in knobs or knobs[name].type != "int":
-        there = [knob for knob in LARGEST if knob in knobs]
-        raise UsageError(f"{request.workload} has no knob {name} to make larger.{nearest(name, there)}")
 
 
 class Asking:

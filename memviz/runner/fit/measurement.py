@@ -16,7 +16,7 @@ from typing import Any
 
 from memviz.dask_client import by_value, one_at_a_time
 from memviz.errors import UsageError, first_line
-from memviz.runner.fit.predictions import code_state
+from memviz.runner.fit.predictions import code_state, wait_for
 from memviz.runner.fit.search import Trial
 from memviz.runner.jobs.worker_process import RunEvent, Worker, environment_of, event_of, gpus_here, message_of
 from memviz.runner.plan import plan_of
@@ -78,10 +78,7 @@ def measured(
     threads = [threading.Thread(target=work, args=(gpu,), daemon=True) for gpu in gpus]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        while thread.is_alive():
-            # In pieces: a person who presses Ctrl-C is heard by this thread alone.
-            thread.join(0.2)
+    wait_for(threads)
     return [done[number] for number in sorted(done)]
 
 

@@ -13,7 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -230,9 +230,8 @@ _MiB = 1 << 20
 class Disturbances:
     """Create before the driver starts: all listed processes are then foreign."""
 
-    def __init__(self, accelerator: Accelerator, environment: Mapping[str, str] = os.environ) -> None:
+    def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
-        self._environment = environment
         self._listed = accelerator.ask_driver("--query-compute-apps=gpu_uuid,pid,used_memory")
 
     def notes(self, index: int = 0) -> Iterator[str]:
@@ -241,7 +240,7 @@ class Disturbances:
         yield from self._others(card)
         yield from self._clock(card)
         for name in _WAITING:
-            if self._environment.get(name, "0") not in ("", "0"):
+            if os.environ.get(name, "0") not in ("", "0"):
                 yield f"{name} is set: every kernel is waited for, so these seconds are longer than without it."
 
     def _others(self, card: str) -> Iterator[str]:

@@ -10,7 +10,7 @@ import gc
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -63,10 +63,10 @@ def expandable_is_off(plan: Plan, trace: Trace) -> bool:
     return not any(device.segments.is_expandable.any() for device in trace.devices if device.kind == "gpu")
 
 
-def settings_text(plan: Plan, trace: Trace, environment: Mapping[str, str] = os.environ) -> Iterator[str]:
+def settings_text(plan: Plan, trace: Trace) -> Iterator[str]:
     if expandable_is_off(plan, trace):
         yield _OFF
-    left_out = environment.get(LEFT_OUT)
+    left_out = os.environ.get(LEFT_OUT)
     if left_out:
         why = "this run chooses its own" if _CONF in plan.environment else "a run has only what it chooses itself"
         yield f"{left_out}, from the shell, was not in effect: {why}."
