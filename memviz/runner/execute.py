@@ -23,7 +23,7 @@ from memviz.predictor.shapes import KnownResults
 from memviz.runner.measure.accelerator import Disturbances, find_accelerator
 from memviz.runner.measure.measured_run import measure
 from memviz.runner.plan import Plan
-from memviz.runner.run import RankClass, Run
+from memviz.runner.request import RankClass, Run
 from memviz.runner.step import (
     Outcome,
     Tell,

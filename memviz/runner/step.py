@@ -27,8 +27,7 @@ from memviz.predictor.run_device import RunDevice
 from memviz.runner.measure.cuda_device import CudaDevice
 from memviz.runner.plan import Plan, code_of_plan, library_code_of, pieces_of
 from memviz.runner.record.log import EventsByAddress
-from memviz.runner.request import Optimizer, command_of, library_versions
-from memviz.runner.run import Run
+from memviz.runner.request import Optimizer, Run, command_of, library_versions
 from memviz.runner.workloads import Workload
 from memviz.trace.model import Action, Category, Trace
 from optimizations import apply_all

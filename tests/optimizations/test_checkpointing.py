@@ -14,8 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from memviz.runner.execute import predict
 from memviz.runner.plan import make_workload, plan_of
-from memviz.runner.request import Request
-from memviz.runner.run import Run
+from memviz.runner.request import Request, Run
 from memviz.runner.workloads.diffusion_presets import Sdxl
 from optimizations.checkpointing import Checkpointing, blocks
 from tests.optimizations.memory import Memory

@@ -9,8 +9,7 @@ import pytest
 from memviz.runner.execute import predict, predict_again
 from memviz.runner.jobs.worker import SearchPredictions
 from memviz.runner.plan import plan_of
-from memviz.runner.request import Request
-from memviz.runner.run import Run
+from memviz.runner.request import Request, Run
 
 pytestmark = pytest.mark.slow
 

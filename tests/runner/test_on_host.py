@@ -24,8 +24,7 @@ from memviz.runner.execute import predict
 from memviz.runner.plan import Plan, code_of, plan_of
 from memviz.runner.predicted_script import ScriptOrder, parse_optimizations, predict_script
 from memviz.runner.record.script import load_script
-from memviz.runner.request import Request
-from memviz.runner.run import run_json
+from memviz.runner.request import Request, run_json
 from memviz.runner.step import Outcome, convert_on_host
 from memviz.runner.workloads import WORKLOADS
 from memviz.trace.model import Action, Phase

@@ -20,8 +20,7 @@ from memviz.runner.fit.predictions import code_state, wait_for
 from memviz.runner.fit.search import Trial
 from memviz.runner.jobs.worker_process import RunEvent, Worker, environment_of, event_of, gpus_here, message_of
 from memviz.runner.plan import plan_of
-from memviz.runner.request import Request
-from memviz.runner.run import Run
+from memviz.runner.request import Request, Run
 
 Measure = Callable[[Request], RunEvent]
 

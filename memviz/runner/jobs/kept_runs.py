@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from memviz.errors import MemvizError, UsageError
-from memviz.runner.run import Run
+from memviz.runner.request import Run
 from memviz.trace.write import replacing
 
 _ID = re.compile(r"[0-9]{14}-[0-9a-f]{8}")

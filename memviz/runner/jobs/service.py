@@ -36,8 +36,7 @@ from memviz.runner.jobs.worker_process import (
     too_much,
 )
 from memviz.runner.jobs.zero_gpu import ZeroGpuWorker, is_zero_gpu
-from memviz.runner.request import Request
-from memviz.runner.run import Run
+from memviz.runner.request import Request, Run
 
 CANCELLED = "Cancelled."
 UNPOLLED = "Cancelled, because no page was waiting for it any more."

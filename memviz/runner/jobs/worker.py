@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from memviz.runner.plan import Plan
-    from memviz.runner.run import Run
+    from memviz.runner.request import Run
     from memviz.runner.step import Outcome
     from memviz.runner.workloads.workload import FromConfiguration
 
@@ -273,7 +273,7 @@ def _run(number: int, request: Request, folder: Path, send: Send, until: float) 
         from memviz.runner.execute import execute
         from memviz.runner.output_check.comparison import check_outputs
         from memviz.runner.plan import plan_of
-        from memviz.runner.run import file_of_rank
+        from memviz.runner.request import file_of_rank
         from memviz.runner.step import torch_warnings
 
     def tell(phase: str) -> None:
@@ -309,7 +309,7 @@ def _run(number: int, request: Request, folder: Path, send: Send, until: float) 
 
 def _written(trace: Any, run: Any, path: Path) -> dict[str, str]:
     """Its file, or why there is none: a full disk costs the trace and not the figures."""
-    from memviz.runner.run import save_run
+    from memviz.runner.request import save_run
 
     try:
         save_run(trace, run, path)

@@ -31,8 +31,7 @@ from memviz.runner.jobs.limits import (
     own_bytes,
     resident_bytes,
 )
-from memviz.runner.request import ALLOCATOR_SETTINGS, Request
-from memviz.runner.run import Run
+from memviz.runner.request import ALLOCATOR_SETTINGS, Request, Run
 from memviz.units import bytes_text
 
 _CONF = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")

@@ -24,7 +24,7 @@ from memviz.runner.jobs.worker_process import LEFT_OUT
 from memviz.runner.measure.accelerator import Accelerator, Disturbances, first_line
 from memviz.runner.measure.cuda_device import CudaDevice
 from memviz.runner.plan import Plan, pieces_of
-from memviz.runner.run import Seconds
+from memviz.runner.request import Seconds
 from memviz.runner.step import (
     Outcome,
     RunStep,

@@ -17,8 +17,7 @@ from typing import Any, TypeVar
 from memviz.errors import MemvizError
 from memviz.runner.jobs.service import OrderStatus, Scheduler, Scratch, Variant
 from memviz.runner.prices import Price, load_prices, price_of, price_requests, refused_price
-from memviz.runner.request import Request, command_of
-from memviz.runner.run import Run
+from memviz.runner.request import Request, Run, command_of
 from memviz.trace.load import load_trace
 from memviz.ui.payloads.timelines import LinkedTrace
 from memviz.ui.shell.session import Opened, open_trace, timeline_key

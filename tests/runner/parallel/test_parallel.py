@@ -9,8 +9,7 @@ import pytest
 
 from memviz.errors import UsageError
 from memviz.runner.plan import plan_of
-from memviz.runner.request import ALONE, Parallel, Request, command_of, parallel_of
-from memviz.runner.run import RankClass
+from memviz.runner.request import ALONE, Parallel, RankClass, Request, command_of, parallel_of
 
 ACCUMULATED = (("gradient_accumulation", {"pieces": "2"}),)
 

@@ -20,8 +20,7 @@ from memviz.runner.fit.search import cost_of_slowest
 from memviz.runner.jobs.worker import answer
 from memviz.runner.jobs.worker_process import RunEvent
 from memviz.runner.plan import plan_of
-from memviz.runner.request import Request, parallel_of
-from memviz.runner.run import Run, file_of_rank, load_run
+from memviz.runner.request import Request, Run, file_of_rank, load_run, parallel_of
 from memviz.runner.step import Outcome
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")]
