@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -16,8 +15,7 @@ from memviz.errors import UsageError
 from memviz.memory import without_collection
 from memviz.predictor.accuracy import expected_error, fit_of_replay, fit_on, reserved_elsewhere, unproven_sentence
 from memviz.predictor.device import PredictedDevice
-from memviz.predictor.estimate import fingerprint_of
-from memviz.predictor.group.ranks import GroupRank, Layout, classes_of
+from memviz.predictor.group.ranks import GroupRank, classes_of
 from memviz.predictor.ledger import trains
 from memviz.predictor.shapes import KnownResults
 from memviz.runner.measure.accelerator import Disturbances, find_accelerator
@@ -173,65 +171,32 @@ def predict_again(plan: Plan, done: Outcome) -> Run:
     return run_with(plan, "predicted", plan.card.name, results | {"took_seconds": time.perf_counter() - begun})
 
 
-@dataclass(frozen=True)
-class _PredictedRank:
-    number: int
-    done: Outcome
-
-    @property
-    def fingerprint(self) -> str:
-        return fingerprint_of(self.done.trace)
-
-    @property
-    def layout(self) -> Layout:
-        assert self.done.layout is not None
-        return self.done.layout
-
-
 def predict_plan(plan: Plan, tell: Tell, *, figures_only: bool = False) -> Outcome:
     """Predict on one card or on many; with `figures_only` the traces have no stacks."""
     if plan.parallel.gpus == 1:
         return predict(plan, tell, figures_only=figures_only)
     count = plan.parallel.gpus
 
-    def predict_rank(number: int) -> _PredictedRank:
+    def predict_rank(number: int) -> Outcome:
         def tell_rank(phase: str) -> None:
             tell(f"rank {number} of {count}: {phase}")
 
         done = predict(plan, tell_rank, GroupRank(number, count), figures_only=figures_only)
-        return _PredictedRank(number, done)
+        return replace(done, run=replace(done.run, rank=number))
 
     return _largest_rank(classes_of(count, lambda ranks: list(map(predict_rank, ranks)), same_program=True))
 
 
-def _largest_rank(classes: list[tuple[list[int], Any]]) -> Outcome:
+def _largest_rank(classes: list[tuple[list[int], Outcome]]) -> Outcome:
     """Return the outcome of the rank that reserves most, with those of the other classes."""
-    _, most = max(classes, key=lambda item: item[1].done.run.peak_reserved_bytes)
-    figures = tuple(_class_figures(ranks, one) for ranks, one in classes)
-    took = sum(one.done.run.took_seconds for _, one in classes)
-    run = replace(most.done.run, rank=most.number, classes=figures, took_seconds=took)
+    _, most = max(classes, key=lambda item: item[1].run.peak_reserved_bytes)
+    figures = tuple(RankClass.of(ranks, one.run) for ranks, one in classes)
+    took = sum(one.run.took_seconds for _, one in classes)
+    run = replace(most.run, classes=figures, took_seconds=took)
     others = {
-        one.number: replace(one.done, run=replace(one.done.run, rank=one.number, classes=figures))
-        for _, one in classes
-        if one is not most
+        one.run.rank or 0: replace(one, run=replace(one.run, classes=figures)) for _, one in classes if one is not most
     }
-    return replace(most.done, run=run, others=others)  # type: ignore[no-any-return]
-
-
-def _class_figures(ranks: list[int], one: _PredictedRank) -> RankClass:
-    run = one.done.run
-    return RankClass(
-        ranks=tuple(ranks),
-        peak_allocated_bytes=run.peak_allocated_bytes,
-        peak_reserved_bytes=run.peak_reserved_bytes,
-        peak_requested_bytes=run.peak_requested_bytes,
-        weights_bytes=run.weights_bytes,
-        fit="" if run.fit is None else run.fit.word,
-        flops=run.flops or 0,
-        bytes_moved=run.bytes_moved or 0,
-        host_bytes=run.host_bytes or 0,
-        link_bytes=run.link_bytes or 0,
-    )
+    return replace(most, run=run, others=others)
 
 
 _NOT_HERE = "Predicted, because nothing can be measured here."

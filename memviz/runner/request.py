@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from importlib.metadata import PackageNotFoundError, version
@@ -259,6 +259,11 @@ class RankClass:
     def shown(self) -> int:
         """The one that was predicted."""
         return self.ranks[0]
+
+    @classmethod
+    def of(cls, ranks: Sequence[int], run: Run) -> RankClass:
+        figures = {name: getattr(run, name) or 0 for name in (*_BYTES, *_WORK)}
+        return cls(tuple(ranks), fit="" if run.fit is None else run.fit.word, **figures)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> RankClass:

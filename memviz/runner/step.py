@@ -20,6 +20,7 @@ from torch import nn
 from memviz.allocator.recorded_requests import AllocatorCalls
 from memviz.errors import UsageError
 from memviz.predictor.device import PredictedDevice
+from memviz.predictor.estimate import fingerprint_of
 from memviz.predictor.group.ranks import Layout
 from memviz.predictor.ledger import live_changes
 from memviz.predictor.repetition import RunPass, key_of_inputs
@@ -201,6 +202,11 @@ class Outcome:
     """Layout of one rank of many."""
     others: Mapping[int, Outcome] = field(default_factory=dict)
     """Among many ranks, one outcome for each other class, by rank."""
+
+    @property
+    def fingerprint(self) -> str:
+        """The same for ranks of equal memory."""
+        return fingerprint_of(self.trace)
 
 
 class Interrupted(Exception):

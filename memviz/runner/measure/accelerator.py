@@ -139,7 +139,13 @@ def find_accelerator() -> Accelerator:
             is_on = getattr(torch._C, f"_{kind}_isHistoryEnabled", None)
             asks = _nvidia_smi if kind == "cuda" and _is_built_for_cuda(torch) else _no_driver
             clock = getattr(api.memory, "_pretended_clock_us", None)
-            return Accelerator(kind, api, observer, _versions(torch), is_on, clock_us=clock, ask_driver=asks)
+            parts = {
+                "torch": torch.__version__,
+                "cuda": torch.version.cuda,
+                "rocm": getattr(torch.version, "hip", None),
+            }
+            versions = tuple((name, str(version)) for name, version in parts.items() if version)
+            return Accelerator(kind, api, observer, versions, is_on, clock_us=clock, ask_driver=asks)
     why = "PyTorch sees no GPU here (nvidia-smi shows what the driver sees; CUDA_VISIBLE_DEVICES hides some of it)."
     if not _is_built_for_cuda(torch) and getattr(torch.version, "hip", None) is None:
         why = f"This PyTorch ({torch.__version__}) is built without CUDA."
@@ -164,15 +170,6 @@ def _is_there(torch: Any, api: Any) -> bool:
 
 def _is_built_for_cuda(torch: Any) -> bool:
     return getattr(torch.version, "cuda", None) is not None
-
-
-def _versions(torch: Any) -> tuple[tuple[str, str], ...]:
-    versions = (
-        ("torch", torch.__version__),
-        ("cuda", torch.version.cuda),
-        ("rocm", getattr(torch.version, "hip", None)),
-    )
-    return tuple((name, str(version)) for name, version in versions if version)
 
 
 @contextmanager
