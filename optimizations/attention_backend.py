@@ -78,7 +78,12 @@ class AttentionBackend:
         _refuse_other_ways(model)
         if self.strict and self.backend != "math":
             dtype = _dtype(model)
-            self._refuse_dtype(dtype)
+            if dtype not in _SERVES[self.backend]:
+                served = ", ".join(_word(one) for one in _SERVES[self.backend])
+                raise ValueError(
+                    f"The {self.backend} kernel computes in {served}, and this model is in {_word(dtype)}: choose one "
+                    "of these dtypes, the math kernel, or strict=false to let other kernels stand in."
+                )
             for name, module in model.named_modules():
                 self._refuse_heads(name, module, 16 // dtype.itemsize)
 
@@ -101,14 +106,6 @@ class AttentionBackend:
             return [SDPBackend.MATH] if self.backend == "math" else [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
         wanted = ["math"] if self.backend == "math" else [self.backend, "efficient", "math"]
         return [_KERNELS[name] for name in dict.fromkeys(wanted[:1] if self.strict else wanted)]
-
-    def _refuse_dtype(self, dtype: torch.dtype) -> None:
-        if dtype not in _SERVES[self.backend]:
-            served = ", ".join(_word(backend) for backend in _SERVES[self.backend])
-            raise ValueError(
-                f"The {self.backend} kernel computes in {served}, and this model is in {_word(dtype)}: choose one of "
-                "these dtypes, the math kernel, or strict=false to let other kernels stand in."
-            )
 
     def _refuse_heads(self, name: str, module: nn.Module, step: int) -> None:
         size, step = _head_size(module), 1 if self.backend == "flash" else step

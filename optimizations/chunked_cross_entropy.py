@@ -185,7 +185,9 @@ class _Gradients:
         hidden, weight, bias = inputs
         self.dtypes = [hidden.dtype, weight.dtype, hidden.dtype if bias is None else bias.dtype]
         self.pieces: list[Tensor] | None = [] if needs[0] else None
-        self.weight = torch.zeros_like(weight, dtype=accum_dtype or _sum_dtype(weight)) if needs[1] else None
+        # Before the division by the number of tokens sums may overflow fp16.
+        sums_in = accum_dtype or (torch.float32 if weight.dtype is torch.float16 else weight.dtype)
+        self.weight = torch.zeros_like(weight, dtype=sums_in) if needs[1] else None
         self.bias = torch.zeros_like(bias, dtype=torch.float32) if needs[2] and bias is not None else None
 
     @property
@@ -218,11 +220,6 @@ class _Gradients:
         )
 
 
-def _sum_dtype(weight: Tensor) -> torch.dtype:
-    """Return the dtype to sum losses in: before the division by the number of tokens they may overflow fp16."""
-    return torch.float32 if weight.dtype is torch.float16 else weight.dtype
-
-
 class _InPieces:
     """Stands as a model's `forward`. An object, so that copies and files of a model take it along."""
 
@@ -251,7 +248,9 @@ class _InPieces:
             model._loss_function = before
             if before is None:
                 del model._loss_function
-        return _without_logits(output)
+        if isinstance(output, tuple):
+            return tuple(part for part in output if not isinstance(part, NoLogits))
+        return type(output)(**{name: part for name, part in output.items() if name != "logits"})
 
     def loss(
         self,
@@ -323,12 +322,6 @@ class NoLogits:
         raise ValueError("This model scales its logits before the loss: it needs them whole.")
 
     __mul__ = __rmul__ = __truediv__ = __add__ = __sub__ = __getitem__ = _refuse
-
-
-def _without_logits(output: Any) -> Any:
-    if isinstance(output, tuple):
-        return tuple(part for part in output if not isinstance(part, NoLogits))
-    return type(output)(**{name: part for name, part in output.items() if name != "logits"})
 
 
 def _language_models(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

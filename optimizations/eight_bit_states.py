@@ -223,7 +223,11 @@ class _Steps:
     before.of_each_weight = True  # type: ignore[attr-defined]
 
     def refuse(self, optimizer: Optimizer) -> None:
-        _refuse_others(optimizer)
+        kind = type(optimizer)
+        if not kind.__module__.startswith("torch.optim") or isinstance(optimizer, torch.optim.LBFGS):
+            raise ValueError(
+                f"{kind.__name__} may need all states at once; one of torch.optim other than LBFGS has them packed."
+            )
 
     def step(self, optimizer: Optimizer, weight: nn.Parameter, group: dict[str, Any]) -> None:
         state = optimizer.state[weight]
@@ -281,14 +285,6 @@ def _step_one(optimizer: Optimizer, weight: nn.Parameter, group: dict[str, Any])
         step(optimizer)
     finally:
         optimizer.param_groups = groups
-
-
-def _refuse_others(optimizer: Optimizer) -> None:
-    kind = type(optimizer)
-    if not kind.__module__.startswith("torch.optim") or isinstance(optimizer, torch.optim.LBFGS):
-        raise ValueError(
-            f"{kind.__name__} may need all states at once; one of torch.optim other than LBFGS has them packed."
-        )
 
 
 @dataclass(frozen=True)

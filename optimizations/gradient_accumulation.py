@@ -132,14 +132,9 @@ def _is_shifted(labels: Tensor, inputs: Mapping[str, Any]) -> bool:
 def _tensors(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
-    for inner in _inside(value):
+    values = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    for inner in values:
         yield from _tensors(inner)
-
-
-def _inside(value: Any) -> Sequence[Any]:
-    if isinstance(value, Mapping):
-        return list(value.values())
-    return value if isinstance(value, list | tuple) else ()
 
 
 def _axis(tensor: Tensor, key: str) -> int | None:

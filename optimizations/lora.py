@@ -77,7 +77,8 @@ class Lora:
         if self.by == "peft":
             _peft()
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        places = [(owner, last, layer) for layer, names in chosen.items() for owner, last in _places(model, names)]
+        paths = [(name.rpartition("."), layer) for layer, names in chosen.items() for name in names]
+        places = [(model.get_submodule(owner), last, layer) for (owner, _, last), layer in paths]
         for weight in trained:
             weight.requires_grad_(False)
         before = set(vars(model))
@@ -200,19 +201,10 @@ def _linear_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield linear layers of the repeated blocks, or of the whole model without such, under each of their names."""
     inside = {module for block in _listed_in(model) for module in block.modules()}
     for name, module in model.named_modules(remove_duplicate=False):
-        if (not inside or module in inside) and _is_linear(module):
+        kind = type(module)
+        is_linear = kind is nn.Linear or (kind.__name__ == "Conv1D" and getattr(module.weight, "ndim", 0) == 2)
+        if is_linear and (not inside or module in inside):
             yield name, module
-
-
-def _is_linear(module: nn.Module) -> bool:
-    kind = type(module)
-    return kind is nn.Linear or (kind.__name__ == "Conv1D" and getattr(module.weight, "ndim", 0) == 2)
-
-
-def _places(model: nn.Module, names: list[str]) -> Iterator[tuple[nn.Module, str]]:
-    for name in names:
-        owner, _, last = name.rpartition(".")
-        yield model.get_submodule(owner), last
 
 
 def _listed_in(module: nn.Module) -> Iterator[nn.Module]:

@@ -104,7 +104,12 @@ class _Steps:
             self.optimizers[optimizer].sums.clear()
         if optimizer in self.optimizers or not weights:
             return
-        _refuse_others(optimizer)
+        kind = type(optimizer)
+        if not kind.__module__.startswith("torch.optim") or isinstance(optimizer, torch.optim.LBFGS):
+            raise ValueError(
+                f"{kind.__name__} may need all gradients at once; one of torch.optim other than LBFGS steps in "
+                "backward."
+            )
         for earlier in self.optimizers.values():
             earlier.leave(weights)
         self.optimizers[optimizer] = _SteppedOptimizer(optimizer, weights, self.micro_batches)
@@ -140,12 +145,14 @@ class _SteppedOptimizer:
 
     def step(self, weight: Tensor) -> None:
         optimizer = self.optimizer()
-        group = None if optimizer is None else _group_of(weight, optimizer)
-        if optimizer is None or group is None or not isinstance(weight, nn.Parameter):
+        if optimizer is None or not isinstance(weight, nn.Parameter):
+            return
+        groups = optimizer.param_groups
+        group = next((group for group in groups if any(other is weight for other in group["params"])), None)
+        if group is None:
             return
         if self.micro_batches > 1 and not self._is_complete(weight):
             return
-        groups = optimizer.param_groups
         # As it is now: a scheduler may have changed it since the last step.
         optimizer.param_groups = [{**group, "params": [weight]}]
         try:
@@ -177,10 +184,6 @@ class _Sum:
         return self.gradient() is gradient and gradient._version == self.version + 1
 
 
-def _group_of(weight: Tensor, optimizer: Optimizer) -> dict[str, Any] | None:
-    return next((group for group in optimizer.param_groups if any(other is weight for other in group["params"])), None)
-
-
 def _plain_step(optimizer: Optimizer) -> None:
     """Without hooks but those of each weight: the others are for whole steps, and the loop says when one is over."""
     step: Any = type(optimizer).step
@@ -196,14 +199,6 @@ def _plain_step(optimizer: Optimizer) -> None:
 def _of_each_weight(hooks: Mapping[int, Callable[..., Any]]) -> list[Callable[..., Any]]:
     """States in 8 bits, for one, are unpacked and packed with every weight that is stepped, and say so."""
     return [hook for hook in hooks.values() if getattr(hook, "of_each_weight", False)]
-
-
-def _refuse_others(optimizer: Optimizer) -> None:
-    kind = type(optimizer)
-    if not kind.__module__.startswith("torch.optim") or isinstance(optimizer, torch.optim.LBFGS):
-        raise ValueError(
-            f"{kind.__name__} may need all gradients at once; one of torch.optim other than LBFGS steps in backward."
-        )
 
 
 _CLIPS = ("clip_grad_norm_", "clip_grad_value_", "_clip_grads_with_norm_", "clip_grads_with_norm_")

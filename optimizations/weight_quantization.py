@@ -99,7 +99,13 @@ class WeightQuantization:
         chosen = self._chosen(model)
         if self.by == "torchao":
             return self._apply_torchao(model, set(chosen.values()))
-        quantized = {layer: self._quantized(layer) for layer in chosen.values()}
+        is_float8 = self.codes == "float8"
+        quantized = {
+            layer: Quantized(layer, self.bits, layer.in_features, _FLOAT8)
+            if is_float8
+            else Quantized(layer, self.bits, self.group)
+            for layer in chosen.values()
+        }
         saved = {layer: _on_host(layer.weight.detach()) for layer in quantized} if self.keep else {}
         for name, layer in chosen.items():
             _put(model, name, quantized[layer])
@@ -114,11 +120,6 @@ class WeightQuantization:
                 _put(model, name, layer)
 
         return undo
-
-    def _quantized(self, layer: nn.Linear) -> Quantized:
-        if self.codes == "float8":
-            return Quantized(layer, self.bits, layer.in_features, _FLOAT8)
-        return Quantized(layer, self.bits, self.group)
 
     def _apply_torchao(self, model: nn.Module, layers: set[nn.Linear]) -> Callable[[], None]:
         quantization = _torchao()

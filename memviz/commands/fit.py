@@ -161,7 +161,7 @@ def _machines(args: argparse.Namespace) -> Iterator[tuple[Predictor, list[Gpu]]]
             yield predictor, gpus
         return
     from memviz.dask_client import dask_client
-    from memviz.runner.fit.dask_workers import DaskWorker, same_versions, worker_gpus, worker_threads
+    from memviz.runner.fit.measurement import DaskWorker, same_versions, worker_gpus, worker_threads
 
     with dask_client(args.scheduler) as client:
         gpus = worker_gpus(client, args.scheduler) if args.measure else []

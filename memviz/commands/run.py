@@ -30,8 +30,7 @@ from memviz.units import bytes_text, count_text, percent_text
 
 if TYPE_CHECKING:
     from memviz.runner.jobs.worker_process import RunEvent
-    from memviz.runner.request import Request
-    from memviz.runner.run import Run
+    from memviz.runner.request import Request, Run
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,7 +77,7 @@ def _run(args: argparse.Namespace) -> int:
         raise UsageError(f"{args.output} would be a snapshot: end its name in .pickle.")
     run, path = run_one(_request(args), keep=args.output, timeout=args.timeout)
     if args.json:
-        from memviz.runner.run import run_json
+        from memviz.runner.request import run_json
 
         print_json(run_json(run, path))
     else:

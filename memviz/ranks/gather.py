@@ -264,7 +264,9 @@ def _our_code(client: Any) -> Iterator[None]:
     name = f"memviz-{digest}"
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{name}.zip"
-        _pack(path, files)
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
+            for file, content in files:
+                packed.writestr(file, content)
         try:
             client.register_plugin(UploadFile(str(path)), name=name)
         except Exception as error:
@@ -275,12 +277,6 @@ def _our_code(client: Any) -> Iterator[None]:
     finally:
         with suppress(Exception):
             client.unregister_worker_plugin(name)
-
-
-def _pack(path: Path, files: Sequence[tuple[str, bytes]]) -> None:
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
-        for name, content in files:
-            packed.writestr(name, content)
 
 
 def _installed(parts: Sequence[str], digest: str) -> bool:

@@ -57,7 +57,10 @@ def places_of(given: Sequence[str]) -> tuple[Place, ...]:
             if len(seen) > MOST:
                 raise UsageError(f"There are more than {MOST:,} files. Name fewer of them.")
     if not seen:
-        raise UsageError(f"There is no snapshot in {', '.join(given)}.{_remedy(given)}")
+        deeper = f"deeper ones are named as {given[0].rstrip('/')}/**/*.pickle."
+        remedy = f" It is looked for there and one folder below; {deeper}"
+        remedy = "" if any(map(glob.has_magic, given)) else remedy
+        raise UsageError(f"There is no snapshot in {', '.join(given)}.{remedy}")
     return tuple(sorted(seen.values(), key=lambda place: natural(place.address)))
 
 
@@ -68,12 +71,6 @@ def _of(text: str) -> Iterator[Place]:
         # As a path, so that a pipe is known for one, and each file is the same one under both names.
         return _local(file_system(text)[1])
     return _remote(text) if is_remote(text) else _local(text)
-
-
-def _remedy(given: Sequence[str]) -> str:
-    if any(glob.has_magic(text) for text in given):
-        return ""
-    return f" It is looked for there and one folder below; deeper ones are named as {given[0].rstrip('/')}/**/*.pickle."
 
 
 def natural(text: str) -> tuple[tuple[str, int], ...]:

@@ -182,16 +182,16 @@ def _alike(cluster: list[Rank]) -> list[list[Rank]]:
     for rank in cluster:
         table = rank.row.sites, rank.row.other_sites_bytes
         if table not in of_table:
-            near = (kind for kind in kinds if _is_like(kind[0], rank))
+            near = (
+                kind
+                for kind in kinds
+                if bytes_apart(kind[0].row, rank.row) <= _OTHERWISE * max(kind[0].row.peak_bytes, 1)
+            )
             of_table[table] = next(near, [])
             if not of_table[table]:
                 kinds.append(of_table[table])
         of_table[table].append(rank)
     return kinds
-
-
-def _is_like(one: Rank, other: Rank) -> bool:
-    return bytes_apart(one.row, other.row) <= _OTHERWISE * max(one.row.peak_bytes, 1)
 
 
 def _norms_of(part: list[Rank], norms: list[list[Rank]]) -> list[list[Rank]]:

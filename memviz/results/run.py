@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from memviz.predictor.expected_error import Fit
 from memviz.results.headline import Headline, consecutive_spans
 from memviz.runner.jobs.service import Variant
-from memviz.runner.parallel.parallelism import RankClass
-from memviz.runner.run import Run, Seconds
+from memviz.runner.request import RankClass, Run, Seconds
 from memviz.units import bytes_text, bytes_texts, count_text, percent_text
 
 

@@ -258,8 +258,8 @@ def _needed(values: Mapping[str, Any]) -> dict[str, Any]:
 # -- the Hugging Face hub
 
 
-def hub_is_on(environment: Mapping[str, str] = os.environ) -> bool:
-    return environment.get(SWITCH, "").strip().lower() in ("1", "true", "yes", "on")
+def hub_is_on() -> bool:
+    return os.environ.get(SWITCH, "").strip().lower() in ("1", "true", "yes", "on")
 
 
 def is_hub_id(name: str) -> bool:

@@ -1,37 +1,174 @@
-"""Plan -> Run: measure on the GPU that is here, or predict; of many GPUs, one rank of each class of equal ranks."""
+"""A plan to its run: predicted, on one card or many, or measured on the GPU that is here."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
+import torch
+from torch import nn
+
+from memviz.allocator.replayer import Replayer
+from memviz.allocator.settings import settings_from_environment
 from memviz.errors import UsageError
-from memviz.predictor.estimate import fingerprint_of
-from memviz.predictor.group.ranks import GroupRank, Layout, classes_of
-from memviz.runner.measure.accelerator import find_accelerator
-from memviz.runner.measure.gpu_state import Disturbances
+from memviz.memory import without_collection
+from memviz.predictor.accuracy import expected_error, fit_of_replay, fit_on, reserved_elsewhere, unproven_sentence
+from memviz.predictor.device import PredictedDevice
+from memviz.predictor.group.ranks import GroupRank, classes_of
+from memviz.predictor.ledger import trains
+from memviz.predictor.shapes import KnownResults
+from memviz.runner.measure.accelerator import Disturbances, find_accelerator
 from memviz.runner.measure.measured_run import measure
-from memviz.runner.outcome import Outcome, torch_warnings
-from memviz.runner.parallel.parallelism import RankClass
 from memviz.runner.plan import Plan
-from memviz.runner.predicted_run import predict
-from memviz.runner.step import Tell
+from memviz.runner.request import RankClass, Run
+from memviz.runner.step import (
+    Outcome,
+    Tell,
+    check,
+    convert_on_host,
+    keeping_what_was_recorded,
+    kernels_of_its_own,
+    own_bytes,
+    peaks_of,
+    prepare,
+    run_with,
+    sizes_of,
+    take_steps,
+    torch_warnings,
+    weights_at_peak,
+)
+from memviz.runner.workloads.workload import FromConfiguration
+from memviz.trace.model import Trace
+
+_OF_WHAT_IT_DOES = (
+    *("flops", "bytes_moved", "host_bytes", "weights_bytes", "parameters", "seconds", "notes"),
+    *("weights_at_peak_bytes", "link_bytes", "pinned_host_bytes", "peak_while_loading", "warnings"),
+)
+"""Figures in which allocator settings have no part."""
+_COUNTED = ("flops", "bytes_moved", "host_bytes", "link_bytes")
+"""Counts of the steps alone, without warm-up."""
 
 
-@dataclass(frozen=True)
-class _PredictedRank:
-    number: int
-    done: Outcome
+def predict(
+    plan: Plan,
+    tell: Tell,
+    rank: GroupRank | None = None,
+    *,
+    figures_only: bool = False,
+    repeats: bool = True,
+) -> Outcome:
+    """Predict the steps of a plan on its card, or on the card of one rank.
 
-    @property
-    def fingerprint(self) -> str:
-        return fingerprint_of(self.done.trace)
+    With `figures_only` the trace has no stacks, and the figures are the same. With `repeats`, a pass that is
+    equal to an earlier one is not run again.
+    """
+    begun = time.perf_counter()
+    tell("building the model")
+    with torch.device("meta"), without_collection():
+        # The first of its kind imports its library.
+        model = plan.workload.build()
+    check(plan, model)
+    with KnownResults():
+        convert_on_host(plan, model)
+    # On a rank only its part is left of it.
+    model_sizes = {} if rank is None else sizes_of(model)
+    settings = settings_from_environment(plan.environment)
+    release = plan.request.release
+    platform = plan.request.platform
+    predicted = PredictedDevice(
+        plan.card, settings=settings, release=release, rank=rank, figures_only=figures_only, platform=platform
+    )
+    predicted.passes.is_on = repeats and rank is None and _has_equal_passes(plan)
+    with kernels_of_its_own(), predicted as device:
+        before: dict[str, int] = {}
 
-    @property
-    def layout(self) -> Layout:
-        assert self.done.layout is not None
-        return self.done.layout
+        def begin_counting() -> None:
+            before.update({name: getattr(device, name) for name in _COUNTED})
+
+        begin_counting()
+        with keeping_what_was_recorded(device):
+            trace, weights_bytes, loaded_bytes = _record_steps(plan, device, model, tell, begin_counting)
+        results = {
+            **peaks_of(device, loaded_bytes),
+            **{name: (getattr(device, name) - before[name]) // plan.request.steps for name in _COUNTED},
+            "pinned_host_bytes": device.pinned_host_bytes,
+            "warnings": device.warnings(),
+            "notes": (*device.unseen(), *filter(None, [unproven_sentence(device.unproven())])),
+        }
+        operators, unproven = device.recorder.operators, device.unproven()
+    error = expected_error(operators, trains=trains(trace), card=plan.card, unproven=unproven)
+    said, peak = device.allocator_calls, results["peak_reserved_bytes"]
+    error = replace(error, **reserved_elsewhere(trace, said, platform, peak))
+    fit = fit_on(trace, plan.card, device.highest_reserved_bytes, error, platform=platform)
+    took = time.perf_counter() - begun
+    results |= {
+        **(model_sizes or sizes_of(model)),
+        "weights_bytes": weights_bytes,
+        "seconds": None,
+        "fit": fit,
+        "took_seconds": took,
+        "expected_error": error,
+        "weights_at_peak_bytes": weights_at_peak(model, trace),
+    }
+    run = run_with(plan, "predicted", plan.card.name, results)
+    return Outcome(run, trace, said, device.layout)
+
+
+def _has_equal_passes(plan: Plan) -> bool:
+    """Return False for a user's own program, and where a pass learns from another or hooks take its gradients."""
+    learns = any(getattr(optimization, "ahead", False) for optimization in plan.optimizations)
+    moves_gradients = any(optimization.name in _MOVES_GRADIENTS for optimization in plan.optimizations)
+    return isinstance(plan.workload, FromConfiguration) and not learns and not moves_gradients
+
+
+_MOVES_GRADIENTS = ("flat_gradients", "optimizer_in_backward")
+"""Optimizations whose hooks take gradients away in a backward pass, which a repeated pass does not call."""
+
+
+def _record_steps(
+    plan: Plan, device: PredictedDevice, model: nn.Module, tell: Tell, warmed: Callable[[], None]
+) -> tuple[Trace, int, int]:
+    """Return the trace, the bytes of the weights, and the allocated peak of loading."""
+    if device.rank is None:
+        model, passes = prepare(plan, device, model, tell), None
+    else:
+        # The libraries of many GPUs take a second to import.
+        from memviz.runner.rank_model import prepare_rank
+
+        model, passes = prepare_rank(plan, device, model, tell)
+    weights_bytes, loaded_bytes = own_bytes(model), device.peak_allocated_bytes
+    if device.passes.is_on:
+        device.blocks.follow(model)
+    trace = take_steps(plan, device, model, tell, warmed=warmed, make_passes=passes, run_pass=device.passes.run)
+    return trace, weights_bytes, loaded_bytes
+
+
+def predict_again(plan: Plan, done: Outcome) -> Run:
+    """Predict a run that differs from a done one in its allocator settings alone, by a replay of the same requests.
+
+    Where it does not fit, `fit.event` is an event of the run that is done.
+    """
+    begun = time.perf_counter()
+    settings, replayer = settings_from_environment(plan.environment), Replayer(done.trace, done.trace.devices[0])
+    assert done.said is not None
+    replayer.calls, platform = done.said, plan.request.platform
+    replayer.platform = platform
+    figures = replayer.figures(settings)
+    run, error = done.run, done.run.expected_error
+    if error is not None:
+        elsewhere = reserved_elsewhere(done.trace, done.said, platform, figures.peak_reserved_bytes, settings)
+        error = replace(error, **elsewhere)
+    replayer.calls = replace(done.said, reset=0)
+    results = {
+        "peak_allocated_bytes": figures.peak_allocated_bytes,
+        "peak_reserved_bytes": figures.peak_reserved_bytes,
+        "peak_requested_bytes": figures.peak_requested_bytes,
+        "fit": fit_of_replay(replayer, settings, plan.card, None, error),
+        **{name: getattr(run, name) for name in _OF_WHAT_IT_DOES},
+        "expected_error": error,
+    }
+    return run_with(plan, "predicted", plan.card.name, results | {"took_seconds": time.perf_counter() - begun})
 
 
 def predict_plan(plan: Plan, tell: Tell, *, figures_only: bool = False) -> Outcome:
@@ -40,44 +177,26 @@ def predict_plan(plan: Plan, tell: Tell, *, figures_only: bool = False) -> Outco
         return predict(plan, tell, figures_only=figures_only)
     count = plan.parallel.gpus
 
-    def predict_rank(number: int) -> _PredictedRank:
+    def predict_rank(number: int) -> Outcome:
         def tell_rank(phase: str) -> None:
             tell(f"rank {number} of {count}: {phase}")
 
         done = predict(plan, tell_rank, GroupRank(number, count), figures_only=figures_only)
-        return _PredictedRank(number, done)
+        return replace(done, run=replace(done.run, rank=number))
 
     return _largest_rank(classes_of(count, lambda ranks: list(map(predict_rank, ranks)), same_program=True))
 
 
-def _largest_rank(classes: list[tuple[list[int], Any]]) -> Outcome:
+def _largest_rank(classes: list[tuple[list[int], Outcome]]) -> Outcome:
     """Return the outcome of the rank that reserves most, with those of the other classes."""
-    _, most = max(classes, key=lambda item: item[1].done.run.peak_reserved_bytes)
-    figures = tuple(_class_figures(ranks, one) for ranks, one in classes)
-    took = sum(one.done.run.took_seconds for _, one in classes)
-    run = replace(most.done.run, rank=most.number, classes=figures, took_seconds=took)
+    _, most = max(classes, key=lambda item: item[1].run.peak_reserved_bytes)
+    figures = tuple(RankClass.of(ranks, one.run) for ranks, one in classes)
+    took = sum(one.run.took_seconds for _, one in classes)
+    run = replace(most.run, classes=figures, took_seconds=took)
     others = {
-        one.number: replace(one.done, run=replace(one.done.run, rank=one.number, classes=figures))
-        for _, one in classes
-        if one is not most
+        one.run.rank or 0: replace(one, run=replace(one.run, classes=figures)) for _, one in classes if one is not most
     }
-    return replace(most.done, run=run, others=others)  # type: ignore[no-any-return]
-
-
-def _class_figures(ranks: list[int], one: _PredictedRank) -> RankClass:
-    run = one.done.run
-    return RankClass(
-        ranks=tuple(ranks),
-        peak_allocated_bytes=run.peak_allocated_bytes,
-        peak_reserved_bytes=run.peak_reserved_bytes,
-        peak_requested_bytes=run.peak_requested_bytes,
-        weights_bytes=run.weights_bytes,
-        fit="" if run.fit is None else run.fit.word,
-        flops=run.flops or 0,
-        bytes_moved=run.bytes_moved or 0,
-        host_bytes=run.host_bytes or 0,
-        link_bytes=run.link_bytes or 0,
-    )
+    return replace(most, run=run, others=others)
 
 
 _NOT_HERE = "Predicted, because nothing can be measured here."

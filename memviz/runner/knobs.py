@@ -104,7 +104,7 @@ def as_text(of: Any, *, everything: bool = False) -> dict[str, str]:
     """Return the texts that `with_knobs` reads back: of knobs that differ from their default, or of all."""
     values = {knob_field: getattr(of, knob_field.name) for knob_field in _turnable(type(of))}
     return {
-        knob_field.name: _text(value)
+        knob_field.name: knob_text(value)
         for knob_field, value in values.items()
         if everything or value != _default(knob_field)
     }
@@ -230,7 +230,7 @@ def _single_knobs(kind: type, name: str, pairs: Mapping[str, str]) -> dict[str, 
         singles = _joined(kind).get(key, (key,))
         values = _BETWEEN_SIDES.split(text.strip()) if key in _joined(kind) else [text]
         if len(values) != len(singles):
-            defaults = {knob_field.name: _text(_default(knob_field)) for knob_field in _turnable(kind)}
+            defaults = {knob_field.name: knob_text(_default(knob_field)) for knob_field in _turnable(kind)}
             example = "x".join(defaults[single] for single in singles)
             raise UsageError(f"{name}: {key} is {' x '.join(singles)}, as in {example}; not {text!r}.")
         for single, value in zip(singles, values, strict=True):
@@ -256,7 +256,7 @@ def _default(knob_field: Field[Any]) -> Any:
     return factory() if factory is not MISSING else knob_field.default
 
 
-def _text(value: Any) -> str:
+def knob_text(value: Any) -> str:
     if value is None:
         return "none"
     return str(value).lower() if isinstance(value, bool) else str(value)

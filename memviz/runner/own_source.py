@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -74,7 +75,9 @@ def read_argument(function: str, name: str, text: str, hint: Any, default: Any) 
     if not kinds and type(default) in _READ:
         kinds = [type(default)]
     if not kinds:
-        return _literal(text)
+        with suppress(ValueError, SyntaxError):
+            return ast.literal_eval(text)
+        return text
     try:
         return read_value(kinds[0], text)
     except ValueError as error:
@@ -112,10 +115,3 @@ def _knob(argument: ast.arg, default: ast.expr | None) -> Knob:
         value = "" if value is None else str(value)
     sentence = "a parameter of your function" + ("" if default is not None else ", which has no default")
     return Knob(argument.arg, kind, False, value, sentence, (), "")
-
-
-def _literal(text: str) -> Any:
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text

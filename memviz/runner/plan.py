@@ -1,17 +1,26 @@
-"""A request, read and checked: everything that can be refused is refused here, before anything is built."""
+"""A request, read and checked: everything that can be refused is refused here, before anything is built.
+
+A plan can also be told as Python: as the code of these optimizations, or as calls of the libraries that have the same.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import ast
+import builtins
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Literal, get_args
+from functools import cache
+from importlib.resources import files
+from string import Formatter
+from typing import Any, Literal, get_args
 
 from memviz.errors import UsageError
 from memviz.predictor.cards import KnownCard, card_named
 from memviz.runner.knobs import as_text, described, label_of_value, with_knobs
-from memviz.runner.parallel.parallelism import ALONE, Parallel, parallel_of
-from memviz.runner.request import Request
-from memviz.runner.workloads import Workload, make_workload
+from memviz.runner.request import ALONE, Optimizer, Parallel, Request, parallel_of
+from memviz.runner.workloads import WORKLOADS, Workload
+from memviz.runner.workloads.own import own_workload
 from memviz.runner.workloads.transformers_model import configured_workload
 from memviz.text import nearest
 from optimizations import OPTIMIZATIONS, Optimization, check_together
@@ -123,7 +132,13 @@ def converts(change: Optimization) -> bool:
 
 def plan_of(request: Request) -> Plan:
     parallel = parallel_of(request.parallel)
-    workload = _filled(workload_of(request), parallel)
+    if request.config:
+        workload: Workload = configured_workload(request.workload, request.settings, request.config)
+    else:
+        workload = make_workload(request.workload, request.settings)
+    if workload.training and workload.micro_batches < parallel.pipeline:
+        # As many microbatches as the pipeline has stages, so that all of them have work.
+        workload = replace(workload, micro_batches=parallel.pipeline)  # type: ignore[type-var]
     chosen = {name: optimization_of(name, knobs) for name, knobs in request.optimizations}
     if len(chosen) != len(request.optimizations):
         raise UsageError(
@@ -148,10 +163,17 @@ def plan_of(request: Request) -> Plan:
     return Plan(request, workload, ordered, card_named(request.card), parallel)
 
 
-def workload_of(request: Request) -> Workload:
-    if request.config:
-        return configured_workload(request.workload, request.settings, request.config)
-    return make_workload(request.workload, request.settings)
+def make_workload(name: str, settings: Mapping[str, str] | None = None) -> Workload:
+    """Return a preset with these knobs, or the workload of a user's file. Nothing is built, no file is executed."""
+    if name.partition(":")[0].endswith(".py"):
+        return own_workload(name, settings or {})
+    by_name = {kind.name: kind for kind in WORKLOADS}
+    if name not in by_name:
+        raise UsageError(
+            f"There is no workload {name}.{nearest(name, by_name)} "
+            "A model of your own is a config.json or FILE.py:function."
+        )
+    return with_knobs(by_name[name], settings or {})
 
 
 def optimization_of(name: str, knobs: object) -> Optimization:
@@ -199,14 +221,6 @@ def _check_workload(change: Optimization, workload: Workload) -> None:
         raise UsageError(f"{name} is about keys and values that are kept, and here none are. Set cache=true.")
 
 
-def _filled(workload: Workload, parallel: Parallel) -> Workload:
-    """Raise the number of microbatches to that of the pipeline's stages, so that all of them have work."""
-    if not workload.training or workload.micro_batches >= parallel.pipeline:
-        return workload
-    filled: Workload = replace(workload, micro_batches=parallel.pipeline)  # type: ignore[type-var]
-    return filled
-
-
 def _check_parallel(request: Request, parallel: Parallel, chosen: tuple[Optimization, ...]) -> None:
     if parallel.gpus == 1:
         return
@@ -240,3 +254,120 @@ def title_of(optimizations: tuple[Optimization, ...]) -> str:
         knobs = [label_of_value(knob.name, texts[knob.name], knob.says) for knob in visible]
         titles.append(", ".join([change.title, *knobs]))
     return " + ".join(titles) or "Baseline"
+
+
+# -- the same as Python
+
+_WHOSE = {"implementation", "by", "onload_device"}
+"""Knobs that say whose code runs and where, and not what it does."""
+_MADE_WITH: dict[Optimizer, str] = {"adamw-fused": "fused=True", "adamw-for-loop": "foreach=False"}
+
+
+def code_of_plan(plan: Plan) -> str:
+    # An offload of a model in host memory names the device that computes.
+    changes = [replace(one, onload_device="cuda") if one is plan.offload else one for one in plan.optimizations]
+    return code_of(changes, plan.on_host, plan.request.optimizer)
+
+
+def code_of(
+    optimizations: Sequence[Optimization], on_host: Sequence[Optimization] = (), optimizer: Optimizer = "none"
+) -> str:
+    """Return Python that applies these in a script, with memviz installed, in its checkout, or with their files copied.
+
+    Variables come before all imports of torch, the loop last. Of several each has its own undo. After those in host
+    memory the model moves to the card, unless an offload moves it. An optimizer is made where its options are not
+    torch's defaults, and after adapters, since one made before would not train them.
+    """
+    imports, first, then, loop = list[tuple[str, str]](), list[str](), list[str](), list[str]()
+    brings_it = any(getattr(optimization, "onload_device", "") for optimization in optimizations)
+    scripts = list(map(_script, optimizations))
+    has_several = sum("undo = " in script for script in scripts) > 1
+    for optimization, script in zip(optimizations, scripts, strict=True):
+        body = script.replace("undo = ", f"undo_{optimization.name} = ") if has_several else script
+        if not optimization.environment:
+            imports.append((optimization.name, type(optimization).__name__))
+        changes_loop = getattr(optimization, "changes_loop", False)
+        (first if optimization.environment else loop if changes_loop else then).append(body)
+        if on_host and optimization is on_host[-1] and not brings_it:
+            then.append('model.to("cuda")')
+    trains_others = any(getattr(optimization, "trains_others", False) for optimization in optimizations)
+    if optimizer in _MADE_WITH or (trains_others and optimizer != "none"):
+        kind = "SGD" if optimizer == "sgd" else "AdamW"
+        arguments = ", ".join(["model.parameters()", *filter(None, [_MADE_WITH.get(optimizer)])])
+        then.append(f"from torch.optim import {kind}\n\noptimizer = {kind}({arguments})")
+    bodies = [*then, *loop]
+    if names := _names_of_the_reader(bodies):
+        bodies.insert(0, f"# Yours: {', '.join(names)}.")
+    return "\n\n".join([*first, *_import_lines(imports), *bodies])
+
+
+@cache
+def _code_texts() -> Mapping[str, Any]:
+    return tomllib.loads(files(Optimization.__module__).joinpath("code.toml").read_text(encoding="utf-8"))
+
+
+def _script(change: Any) -> str:
+    """Return the lines that apply it, with the knobs that differ from their defaults."""
+    values = {knob: getattr(change, knob.name) for knob in fields(change) if knob.repr}
+    texts = (
+        f"{knob.name}={getattr(value, '__name__', repr(value))}"
+        for knob, value in values.items()
+        if value != knob.default or knob.metadata.get("always")
+    )
+    construction = f"{type(change).__name__}({', '.join(texts)})"
+    script: str = _code_texts().get(change.name, {}).get("script", "undo = {self}.apply(model)")
+    return script.strip().replace("{self}", construction).replace("{environment}", repr(dict(change.environment)))
+
+
+def library_code_of(plan: Plan) -> str:
+    """Return the calls of libraries that do the same, in the order in which people make them; empty without any."""
+    texts, missing = list[tuple[int, str]](), list[str]()
+    for change in plan.optimizations:
+        call = _library_call(change, plan)
+        if call is None:
+            missing.append(change.name)
+        else:
+            texts.append((call.get("place", 0), f"# {call['name']}\n{call['code']}"))
+    if missing and texts:
+        texts.append((2, f"# No library has {', '.join(missing)}: take memviz's code."))
+    return "\n\n".join(text for _, text in sorted(texts, key=lambda one: one[0]))
+
+
+def _library_call(change: Any, plan: Plan) -> Mapping[str, Any] | None:
+    """Return the first call of `code.toml` for such a model that does what these knobs do."""
+    library = getattr(plan.workload, "library", "")
+    values = {knob.name: getattr(change, knob.name) for knob in fields(change)}
+    changed = {knob.name for knob in fields(change) if values[knob.name] != knob.default} - _WHOSE
+    values |= {"workload": plan.workload.name, "optimizer": plan.request.optimizer}
+    for call in _code_texts().get(change.name, {}).get("library", ()):
+        when: Mapping[str, Any] = call.get("when", {})
+        named = {name for _, name, _, _ in Formatter().parse(call["code"]) if name}
+        is_expressed = changed <= {*when, *named, *call.get("ignores", ())}
+        is_wanted = all(values[name] in (one if isinstance(one, list) else [one]) for name, one in when.items())
+        if is_expressed and is_wanted and library in call.get("of", [library]):
+            return {**call, "code": call["code"].strip().format(**values)}
+    return None
+
+
+def _import_lines(imports: Sequence[tuple[str, str]]) -> Iterator[str]:
+    if not imports:
+        return
+    files = ", ".join(f"{module}.py" for module, _ in imports)
+    yield "\n".join(
+        (
+            '# Install memviz ("pip install ." in its checkout), or copy from its optimizations next to this file:',
+            f"# {files}",
+            "try:",
+            *(f"    from memviz.optimizations.{module} import {name}" for module, name in imports),
+            "except ModuleNotFoundError:",
+            *(f"    from {module} import {name}" for module, name in imports),
+        )
+    )
+
+
+def _names_of_the_reader(bodies: Sequence[str]) -> list[str]:
+    """Return the names that the code reads and does not bind."""
+    names = [node for node in ast.walk(ast.parse("\n\n".join(bodies))) if isinstance(node, ast.Name)]
+    bound = {node.id for node in names if isinstance(node.ctx, ast.Store)} | set(vars(builtins))
+    bound |= {kind.__name__ for kind in OPTIMIZATIONS} | {"AdamW"}
+    return sorted({node.id for node in names} - bound, key=lambda name: (name != "model", name))

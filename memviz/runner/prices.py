@@ -8,22 +8,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from memviz.errors import MemvizError, UsageError
 from memviz.predictor.cards import card_named, is_native
 from memviz.runner.fit.cost import Cost, Work, cost_of, speed_of
-from memviz.runner.parallel.parallelism import parallel_of
-from memviz.runner.request import Optimizer, Request
-from memviz.runner.run import Run
+from memviz.runner.knobs import knob_text
+from memviz.runner.request import Optimizer, Request, Run, library_versions, parallel_of
 
 _FILE = Path(__file__).with_name("prices.json")
-_LIBRARIES = ("torch", "diffusers", "transformers")
 PRESET_OPTIMIZER: Optimizer = "adamw"
 """Optimizer of the stored prices where a preset trains."""
 
@@ -107,8 +103,10 @@ class PriceRequest:
 def price_requests(base: Request, listing: Mapping[str, Any]) -> list[PriceRequest]:
     """Return a request or a reason for every optimization of `listing()`, largest expected saving first."""
     plain = replace(base, on="predict", numerics=False, label="")
-    workload = _row_named(listing["workloads"], base)
-    knobs = _knobs_of(workload, base)
+    wanted = "config.json" if base.config else base.workload
+    own: Mapping[str, Any] = {"name": "own", "knobs": (), "holds": None}
+    workload = next((row for row in listing["workloads"] if row["name"] == wanted), own)
+    knobs = {**{knob["name"]: knob_text(knob["default"]) for knob in workload["knobs"]}, **base.settings}
     order = {name: place for place, name in enumerate(_TRAINING if _trains(knobs) else _INFERENCE)}
     rows = sorted(listing["optimizations"], key=lambda row: order.get(row["name"], len(order)))
     return [_price_request(row, rows, workload, knobs, plain) for row in rows]
@@ -168,22 +166,6 @@ def reason_by_model(row: Mapping[str, Any], workload: Mapping[str, Any] | None, 
     return ""
 
 
-def _row_named(rows: list[Mapping[str, Any]], base: Request) -> Mapping[str, Any]:
-    """Return the row of the request's workload; of a config.json, that of configured models."""
-    wanted = "config.json" if base.config else base.workload
-    row = next((row for row in rows if row["name"] == wanted), None)
-    return row or {"name": "own", "knobs": (), "holds": None}
-
-
-def _knobs_of(workload: Mapping[str, Any], base: Request) -> dict[str, str]:
-    defaults = {knob["name"]: _text(knob["default"]) for knob in workload["knobs"]}
-    return {**defaults, **base.settings}
-
-
-def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
 def _trains(knobs: Mapping[str, str]) -> bool:
     # A preset without this knob has one mode, which is training.
     return knobs.get("mode", "training") != "inference"
@@ -216,16 +198,12 @@ def refused_price(name: str, text: str) -> Price:
 def run_cost(run: Run) -> Cost:
     """Return what a step costs: its work, and its time as an estimate where the card's speed is known."""
     card, parallel = card_named(run.request.card), parallel_of(run.request.parallel)
-    dtype = _dtype_of(run.request)
+    preset = _presets().get(run.request.workload, {})
+    dtype = str(run.request.settings.get("dtype") or preset.get("settings", {}).get("dtype", ""))
     work = Work(run.flops or 0, run.bytes_moved or 0, run.host_bytes or 0, run.link_bytes or 0)
     # Ranks of a pipeline wait for each other, which a price does not count.
     speed = speed_of(card.model) if parallel.pipeline == 1 else None
     return cost_of(work, speed, dtype if is_native(dtype, card) else "fp32")
-
-
-def _dtype_of(request: Request) -> str:
-    preset = _presets().get(request.workload, {})
-    return str(request.settings.get("dtype") or preset.get("settings", {}).get("dtype", ""))
 
 
 # -- the stored prices of presets
@@ -271,11 +249,7 @@ def _presets() -> Mapping[str, Any]:
 
 
 def _releases() -> dict[str, str]:
-    releases = {}
-    for name in _LIBRARIES:
-        with suppress(PackageNotFoundError):
-            releases[name] = version(name).partition("+")[0]
-    return releases
+    return {name: release.partition("+")[0] for name, release in library_versions().items()}
 
 
 Predict = Callable[[Request], "Run | str"]
@@ -284,7 +258,7 @@ Predict = Callable[[Request], "Run | str"]
 
 def preset_entry(row: Mapping[str, Any], listing: Mapping[str, Any], predict: Predict) -> dict[str, Any]:
     """Predict what `prices.json` holds for one preset."""
-    settings = {knob["name"]: _none_or_text(knob["default"]) for knob in row["knobs"]}
+    settings = {knob["name"]: knob_text(knob["default"]) for knob in row["knobs"]}
     optimizer: Optimizer = PRESET_OPTIMIZER if _trains(settings) else "none"
     # The time of a step depends on the dtype, which a run names only where it was asked for.
     asked = {name: settings[name] for name in ("dtype",) if name in settings}
@@ -292,28 +266,25 @@ def preset_entry(row: Mapping[str, Any], listing: Mapping[str, Any], predict: Pr
     base_run = predict(base)
     if isinstance(base_run, str):
         raise UsageError(f"{row['name']} cannot be predicted: {base_run}")
-    prices = [_predicted_price(request, base_run, predict) for request in price_requests(base, listing)]
+    prices = []
+    for wanted in price_requests(base, listing):
+        run = wanted.reason if wanted.request is None else predict(wanted.request)
+        if wanted.request is None:
+            prices.append(Price(wanted.name, reason=wanted.reason))
+        else:
+            prices.append(
+                refused_price(wanted.name, run) if isinstance(run, str) else price_of(wanted.name, base_run, run)
+            )
     card = card_named(base.card).name
     rows = [price.as_json() for price in prices]
     return {"settings": settings, "card": card, "optimizer": optimizer, "prices": rows}
-
-
-def _none_or_text(value: Any) -> str:
-    return "none" if value is None else _text(value)
-
-
-def _predicted_price(wanted: PriceRequest, base_run: Run, predict: Predict) -> Price:
-    if wanted.request is None:
-        return Price(wanted.name, reason=wanted.reason)
-    run = predict(wanted.request)
-    return refused_price(wanted.name, run) if isinstance(run, str) else price_of(wanted.name, base_run, run)
 
 
 def predictor_here() -> Predict:
     """Return what predicts in this process, as a search's worker does."""
     # The page imports this module, and its process has no PyTorch.
     from memviz.runner.jobs.worker import SearchPredictions
-    from memviz.runner.outcome import Interrupted
+    from memviz.runner.step import Interrupted
 
     predictions = SearchPredictions(lambda kind, number, **rest: None)
 
@@ -336,14 +307,10 @@ def _make(names: list[str]) -> None:
     for row in rows["workloads"]:
         if row["name"] != "config.json" and (not names or row["name"] in names):
             presets[row["name"]] = preset_entry(row, rows, predict)
-    stored = {"libraries": _releases(), "presets": presets}
-    _FILE.write_text(_as_lines(stored), encoding="utf-8")
-
-
-def _as_lines(stored: Mapping[str, Any]) -> str:
-    """One line a preset, so that a change of one is seen as one."""
-    presets = ",\n".join(f"{json.dumps(name)}: {json.dumps(entry)}" for name, entry in stored["presets"].items())
-    return f'{{"libraries": {json.dumps(stored["libraries"])}, "presets": {{\n{presets}\n}}}}\n'
+    # One line a preset, so that a change of one is seen as one.
+    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(entry)}" for name, entry in presets.items())
+    text = f'{{"libraries": {json.dumps(_releases())}, "presets": {{\n{lines}\n}}}}\n'
+    _FILE.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

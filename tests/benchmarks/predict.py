@@ -21,7 +21,7 @@ from datetime import date
 from pathlib import Path
 
 from memviz.runner.jobs.worker_process import Worker
-from memviz.runner.run import Run
+from memviz.runner.request import Run
 from tests.benchmarks.readme import README, write_table
 
 CASES = (

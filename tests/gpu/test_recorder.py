@@ -16,11 +16,10 @@ from memviz.runner.jobs.worker_process import environment_of
 from memviz.runner.measure.accelerator import find_accelerator
 from memviz.runner.measure.cuda_device import CudaDevice
 from memviz.runner.measure.measured_run import drawn_on, measure
-from memviz.runner.plan import plan_of
+from memviz.runner.plan import make_workload, plan_of
 from memviz.runner.record.log import counts_of
 from memviz.runner.request import Request
 from memviz.runner.step import RunStep
-from memviz.runner.workloads import make_workload
 from memviz.trace.load import load_trace
 from memviz.trace.model import Action, Category, Trace
 from tests.gpu.comparing import gpu_of, out_of_memory_at

@@ -15,9 +15,9 @@ import pytest
 from memviz.allocator.replayer import Replayer
 from memviz.allocator.settings import parse_settings
 from memviz.analysis.timeline import timeline
+from memviz.runner.execute import predict
 from memviz.runner.jobs.worker_process import Worker, environment_of
 from memviz.runner.plan import plan_of
-from memviz.runner.predicted_run import predict
 from memviz.trace.load import load_trace
 from memviz.trace.model import Action, Trace
 from tests.gpu.comparing import gpu_of, most_different, out_of_memory_at, sizes_of

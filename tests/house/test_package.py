@@ -141,7 +141,7 @@ def test_what_was_not_installed_is_named_with_what_brings_it(
 
 PRINT = """
 import json, sys
-from memviz.runner.outcome import code_of
+from memviz.runner.plan import code_of
 from memviz.runner.plan import plan_of
 from memviz.runner.request import Request
 plans = {name: plan_of(Request.from_json(given)) for name, given in json.load(sys.stdin).items()}

@@ -12,11 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from memviz.runner.plan import plan_of
-from memviz.runner.predicted_run import predict
-from memviz.runner.request import Request
-from memviz.runner.run import Run
-from memviz.runner.workloads import make_workload
+from memviz.runner.execute import predict
+from memviz.runner.plan import make_workload, plan_of
+from memviz.runner.request import Request, Run
 from memviz.runner.workloads.diffusion_presets import Sdxl
 from optimizations.checkpointing import Checkpointing, blocks
 from tests.optimizations.memory import Memory

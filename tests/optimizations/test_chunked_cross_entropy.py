@@ -16,10 +16,9 @@ from torch.nn import functional as F
 from memviz.predictor.cards import card_named
 from memviz.predictor.device import PredictedDevice
 from memviz.predictor.hooks import TRITON_NOT_RUN
+from memviz.runner.execute import predict
 from memviz.runner.plan import plan_of
-from memviz.runner.predicted_run import predict
-from memviz.runner.request import Request
-from memviz.runner.run import Run
+from memviz.runner.request import Request, Run
 from optimizations.chunked_cross_entropy import ChunkedCrossEntropy, chunked_cross_entropy
 from tests.optimizations.memory import Memory
 from tests.optimizations.tiny import different, llama, one_step, stack

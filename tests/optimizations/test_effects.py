@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from memviz.runner.execute import predict
 from memviz.runner.plan import plan_of
-from memviz.runner.predicted_run import predict
 from memviz.runner.request import Request
 from optimizations import Optimization, apply_all, weight_offload
 from optimizations.activation_offload import ActivationOffload, host_bytes
@@ -45,7 +45,7 @@ def mpt() -> Case:
 
 
 def unet() -> Case:
-    from memviz.runner.workloads import make_workload
+    from memviz.runner.plan import make_workload
 
     workload = make_workload("sdxl", {"mode": "training"}).small()
     torch.manual_seed(0)

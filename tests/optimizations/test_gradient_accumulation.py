@@ -9,12 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from memviz.errors import UsageError
+from memviz.runner.execute import predict
 from memviz.runner.output_check.comparison import compare_outputs
 from memviz.runner.plan import plan_of
-from memviz.runner.predicted_run import predict
 from memviz.runner.predicted_script import parse_optimizations
-from memviz.runner.request import Request
-from memviz.runner.run import Run
+from memviz.runner.request import Request, Run
 from optimizations.gradient_accumulation import GradientAccumulation
 from tests.optimizations.pieces import parts_of
 from tests.optimizations.tiny import Case, bert, flux, gpt2, llama, vit

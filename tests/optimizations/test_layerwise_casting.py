@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from memviz.runner.plan import plan_of
-from memviz.runner.predicted_run import predict
+from memviz.runner.execute import predict
+from memviz.runner.plan import make_workload, plan_of
 from memviz.runner.request import Request
-from memviz.runner.workloads import make_workload
 from memviz.trace.model import Action
 from optimizations import apply_all
 from optimizations.checkpointing import Checkpointing

@@ -10,10 +10,9 @@ import torch
 from torch import nn
 
 from memviz.errors import UsageError
+from memviz.runner.execute import predict
 from memviz.runner.plan import plan_of
-from memviz.runner.predicted_run import predict
-from memviz.runner.request import Request
-from memviz.runner.run import Run
+from memviz.runner.request import Request, Run
 from optimizations.vae_slicing import VaeSlicing
 from optimizations.vae_tiling import VaeTiling
 from tests.optimizations.tiny import autoencoder, llama

@@ -10,10 +10,9 @@ from torch import nn
 
 from memviz.predictor.cards import card_named
 from memviz.predictor.device import PredictedDevice
-from memviz.runner.plan import plan_of
-from memviz.runner.predicted_run import predict
+from memviz.runner.execute import predict
+from memviz.runner.plan import make_workload, plan_of
 from memviz.runner.request import Request
-from memviz.runner.workloads import make_workload
 from memviz.trace.model import Action
 from optimizations import weight_offload
 from optimizations.split_feed_forward import SplitFeedForward

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from memviz.runner.execute import predict
 from memviz.runner.plan import plan_of
-from memviz.runner.predicted_run import predict
 from memviz.runner.request import Request
 from optimizations.lora import Lora
 from optimizations.weight_quantization import Quantized, WeightQuantization

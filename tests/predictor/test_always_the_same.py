@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from memviz.runner.execute import predict
 from memviz.runner.plan import plan_of
-from memviz.runner.predicted_run import predict
 from memviz.runner.request import Request
 from memviz.runner.workloads import WORKLOADS
 from memviz.trace.write import write_pickle

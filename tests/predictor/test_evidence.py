@@ -14,8 +14,8 @@ from memviz.predictor.accuracy import unproven_sentence
 from memviz.predictor.cards import card_named
 from memviz.predictor.device import PredictedDevice
 from memviz.predictor.rules import RECURRENT, RULES, Standing, Unproven
+from memviz.runner.execute import predict
 from memviz.runner.plan import plan_of
-from memviz.runner.predicted_run import predict
 from memviz.runner.request import Request
 from memviz.units import bytes_text
 from tests.predictor.rows import A100

@@ -6,11 +6,10 @@ import json
 
 import pytest
 
+from memviz.runner.execute import predict, predict_again
 from memviz.runner.jobs.worker import SearchPredictions
 from memviz.runner.plan import plan_of
-from memviz.runner.predicted_run import predict, predict_again
-from memviz.runner.request import Request
-from memviz.runner.run import Run
+from memviz.runner.request import Request, Run
 
 pytestmark = pytest.mark.slow
 

@@ -9,8 +9,8 @@ from memviz.errors import MemvizError
 from memviz.predictor.accuracy import fit_on
 from memviz.predictor.cards import card_named
 from memviz.predictor.device import PredictedDevice
+from memviz.runner.execute import predict
 from memviz.runner.plan import plan_of
-from memviz.runner.predicted_run import predict
 from memviz.runner.request import Request
 
 GiB = 1 << 30

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from memviz.predictor.cards import card_named
 from memviz.predictor.device import PredictedDevice
 from memviz.predictor.repetition import BlockRepeater, PassRepeater, key_of_inputs
-from memviz.runner.outcome import Outcome
+from memviz.runner.execute import predict
 from memviz.runner.plan import plan_of
-from memviz.runner.predicted_run import predict
 from memviz.runner.request import Optimizer, Request
+from memviz.runner.step import Outcome
 
 _SMALL = {"layers": "2"}
 _FLUX = {"double_layers": "2", "single_layers": "2"}

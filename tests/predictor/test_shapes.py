@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memviz.predictor.shapes import SHAPE_RULES, KnownResults, ResultCache, shape_key
+from memviz.runner.execute import predict
 from memviz.runner.plan import plan_of
-from memviz.runner.predicted_run import predict
 from memviz.runner.request import Request
 from memviz.trace.model import NO_STACK
 

@@ -9,8 +9,7 @@ from typing import Any
 from memviz.predictor.expected_error import Fit
 from memviz.results.run import OPTIMIZERS, variants_headline
 from memviz.runner.jobs.service import OrderStatus, Variant
-from memviz.runner.request import Request
-from memviz.runner.run import Run
+from memviz.runner.request import Request, Run
 from memviz.ui.run.results import head_html, results_html
 from memviz.units import bytes_text
 from tests.runner.runs import GIB, run

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from memviz.runner.execute import execute
-from memviz.runner.outcome import Outcome
 from memviz.runner.plan import Plan, plan_of
 from memviz.runner.record.memory_history import is_recording
 from memviz.runner.request import Request
+from memviz.runner.step import Outcome
 from tests.runner.failing_gpu import FailingGpu
 
 KIB = 1 << 10

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from memviz.predictor.expected_error import Fit
-from memviz.runner.request import Request
-from memviz.runner.run import Run, Seconds
+from memviz.runner.request import Request, Run, Seconds
 
 GIB = 1 << 30
 

@@ -20,14 +20,12 @@ from memviz.errors import UsageError
 from memviz.predictor.accuracy import fit_on
 from memviz.predictor.assumptions import NoSuchKernel
 from memviz.predictor.estimate import Estimate
-from memviz.runner.outcome import Outcome, code_of
-from memviz.runner.plan import Plan, plan_of
-from memviz.runner.predicted_run import predict
+from memviz.runner.execute import predict
+from memviz.runner.plan import Plan, code_of, plan_of
 from memviz.runner.predicted_script import ScriptOrder, parse_optimizations, predict_script
 from memviz.runner.record.script import load_script
-from memviz.runner.request import Request
-from memviz.runner.run import run_json
-from memviz.runner.step import convert_on_host
+from memviz.runner.request import Request, run_json
+from memviz.runner.step import Outcome, convert_on_host
 from memviz.runner.workloads import WORKLOADS
 from memviz.trace.model import Action, Phase
 from optimizations import OPTIMIZATIONS, apply_all

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from memviz.errors import TraceError
-from memviz.runner.run import FACT, Run, Seconds, load_run, run_json, run_of, save_run, with_run
+from memviz.runner.request import FACT, Run, Seconds, load_run, run_json, run_of, save_run, with_run
 from memviz.trace.model import About, Trace
 from memviz.trace.write import write_pickle
 from tests.runner.runs import run

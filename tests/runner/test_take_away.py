@@ -17,8 +17,7 @@ import pytest
 import torch
 
 from memviz.commands import run as command
-from memviz.runner.outcome import code_of, library_code_of
-from memviz.runner.plan import plan_of
+from memviz.runner.plan import code_of, library_code_of, plan_of
 from memviz.runner.request import Request, command_of
 from memviz.runner.step import make_optimizer
 from optimizations import OPTIMIZATIONS, check_together

@@ -105,19 +105,13 @@ def cost_of(work: Work, speed: CardSpeed | None, dtype: str = "") -> Cost:
     """`dtype` is what the model computes in; where it is not known, the interval holds halves and singles."""
     if speed is None:
         return Cost(work.flops, work.bytes_moved, work.host_bytes, None, None, work.link_bytes)
-    fastest, slowest = _tflops(speed, dtype)
+    both = speed.half_tflops, speed.single_tflops
+    tflops = {"fp32": both[1:], **dict.fromkeys(_HALVES, both[:1])}.get(dtype, both)
     memory, host = work.bytes_moved / speed.memory_gb_per_second, work.host_bytes / speed.host_gb_per_second
     link = speed.link_gb_per_second
     slow_link = min(link, _NETWORK_GB_PER_SECOND) if work.leaves_machine else link
-    low = max(work.flops / fastest / 1e12, memory / 1e9, host / 1e9, work.link_bytes / link / 1e9)
+    low = max(work.flops / max(tflops) / 1e12, memory / 1e9, host / 1e9, work.link_bytes / link / 1e9)
     parts = (memory / _USUAL_MEMORY + host / _USUAL_HOST + work.link_bytes / slow_link / _USUAL_HOST) / 1e9
-    high = work.flops / slowest / 1e12 / _USUAL_COMPUTE + parts
+    high = work.flops / min(tflops) / 1e12 / _USUAL_COMPUTE + parts
     seconds = low * work.stretch, high * work.stretch
     return Cost(work.flops, work.bytes_moved, work.host_bytes, *seconds, work.link_bytes)
-
-
-def _tflops(speed: CardSpeed, dtype: str) -> tuple[float, float]:
-    """The most, and what is reckoned with at least."""
-    both = speed.half_tflops, speed.single_tflops
-    speeds = {"fp32": (speed.single_tflops,), **{dtype: (speed.half_tflops,) for dtype in _HALVES}}.get(dtype, both)
-    return max(speeds), min(speeds)

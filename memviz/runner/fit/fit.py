@@ -1,22 +1,32 @@
-"""The cheapest way to make a workload fit on a card, and how large a batch or sequence may get that way."""
+"""The cheapest way to make a workload fit on a card, and how large a batch or sequence may get that way.
+
+`python -m memviz.runner.fit.fit` is a search as a process of its own, for `jobs/service.py`. One line of JSON comes in:
+what is searched for. Lines of JSON go out, one for each thing that happens; before each prediction one that asks for a
+turn, and it is made when a line comes back.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import sys
+import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 from memviz.allocator.context import overhead_on
 from memviz.allocator.replayer import CardMemory
-from memviz.errors import UsageError
+from memviz.errors import MemvizError, UsageError
 from memviz.runner.fit.largest import Grid, Largest, grid_json, grid_of, largest_that_fits
 from memviz.runner.fit.predictions import Predictor
 from memviz.runner.fit.search import OnTrial, Searched, Stop, Trial, cheapest_that_fits, pareto_front, search
 from memviz.runner.fit.space import KEEPS, Keep, space_of
 from memviz.runner.knobs import described
-from memviz.runner.parallel.parallelism import parallel_of
 from memviz.runner.plan import label_of, plan_of, title_of
-from memviz.runner.request import Request, command_of
+from memviz.runner.request import Request, command_of, parallel_of
 from memviz.text import nearest
 from optimizations import Optimization
 
@@ -111,8 +121,11 @@ def find_fit(
 ) -> FitAnswer:
     """Search for the cheapest configuration that fits; `stop` ends it early with the results so far."""
     plan, stop = plan_of(request), stop or Stop()
-    for knob in [*filter(None, [largest]), *(LARGEST if grid else ())]:
-        _check_knob(request, knob)
+    types = {knob.name: knob.type for knob in described(plan.workload)}
+    for name in [*filter(None, [largest]), *(LARGEST if grid else ())]:
+        if types.get(name) != "int":
+            there = [knob for knob in LARGEST if knob in types]
+            raise UsageError(f"{request.workload} has no knob {name} to make larger.{nearest(name, there)}")
     space = space_of(request, keep)
     searched = search(space, predictor, tell, tries=tries, stop=stop)
     card = CardMemory(plan.card.memory_bytes, overhead_on(plan.card.name))
@@ -126,13 +139,6 @@ def find_fit(
             filled = grid_of(asks, knob_value(asks.request, "sequence"), usable, tell_largest)
             answer = replace(answer, grid=filled)
     return replace(answer, stopped=stop.by if searched.is_stopped or largest or grid else "")
-
-
-def _check_knob(request: Request, name: str) -> None:
-    knobs = {knob.name: knob for knob in described(plan_of(request).workload)}
-    if name not in knobs or knobs[name].type != "int":
-        there = [knob for knob in LARGEST if knob in knobs]
-        raise UsageError(f"{request.workload} has no knob {name} to make larger.{nearest(name, there)}")
 
 
 class Asking:
@@ -313,3 +319,69 @@ def largest_json(answer: FitAnswer) -> dict[str, Any] | None:
         "title": trial_label(grown, title_of),
         "command": command_of(largest.request),
     }
+
+
+# -- as a process of its own
+
+
+class _Driver:
+    def __init__(self, out: Any) -> None:
+        self._out = out
+        self._lock = threading.Lock()
+        self._turn = threading.Semaphore(0)
+
+    def send(self, kind: str, **rest: Any) -> None:
+        with self._lock:
+            self._out.write(json.dumps({"kind": kind, **rest}) + "\n")
+            self._out.flush()
+
+    def listen(self) -> None:
+        """Release one turn per line of stdin; exit the process when the client closes it."""
+        for _ in sys.stdin:
+            self._turn.release()
+        os._exit(0)
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        self.send("turn")
+        self._turn.acquire()
+        try:
+            yield
+        finally:
+            self.send("over")
+
+    def search(self, order: Mapping[str, Any]) -> None:
+        def tell(trial: Trial | None, done: int, of: int) -> None:
+            self.send("way", way=None if trial is None else trial_json(trial), done=done, of=of)
+
+        with Predictor(processes=1, timeout=order["seconds"], turn=self.turn) as predictor:
+            answer = find_fit(
+                Request.from_json(order["request"]),
+                predictor,
+                keep=order["keep"],
+                largest=order["largest"],
+                grid=order["grid"],
+                stop=Stop(order["time_limit"]),
+                tell=tell,
+                tell_largest=lambda value: self.send("value", value=value),
+            )
+        self.send("answer", answer=fit_json(answer))
+
+
+def main() -> None:
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    warnings.simplefilter("ignore")
+    driver = _Driver(out)
+    order = json.loads(sys.stdin.readline())
+    threading.Thread(target=driver.listen, daemon=True).start()
+    try:
+        driver.search(order)
+    except MemvizError as error:
+        driver.send("failed", text=str(error))
+    except Exception as error:
+        driver.send("failed", text=f"{type(error).__name__}: {error}")
+
+
+if __name__ == "__main__":
+    main()

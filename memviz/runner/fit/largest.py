@@ -5,7 +5,7 @@ A peak is piecewise linear in the batch or the sequence, so that a secant throug
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -80,7 +80,10 @@ def _searched(ask: AskFit, usable_bytes: int, first: int, points: dict[int, Answ
             # It fits only because the allocator frees its cache under pressure: the peak without a limit is no guide.
             fits(2 * low if high is None else (low + high) // 2)
             continue
-        fits(_above(low, line) if high is None else _between(low, high, line, slow))
+        if high is None:
+            fits(_FIRST_STEP * low if line is None else min(max(line, low + 1), _FARTHEST * low))
+        else:
+            fits(_between(low, high, line, slow))
         new_low, new_high = _border(points)
         is_slow = high is not None and new_high is not None and new_high - new_low > (high - low) // 2
         slow = slow + 1 if is_slow else max(slow - 1, 0)
@@ -101,10 +104,6 @@ def _border(points: dict[int, Answer]) -> tuple[int, int | None]:
     """The largest value that fits, and the smallest above it that does not."""
     low = max(value for value, (good, _) in points.items() if good)
     return low, min((value for value, (good, _) in points.items() if not good and value > low), default=None)
-
-
-def _above(low: int, line: int | None) -> int:
-    return _FIRST_STEP * low if line is None else min(max(line, low + 1), _FARTHEST * low)
 
 
 def _between(low: int, high: int, line: int | None, slow: int) -> int:
@@ -179,7 +178,8 @@ def grid_of(
         if row is not None:
             rows.append(row)
             tokens = row.largest * length
-    batches = tuple(_doubled_lengths(max((row.largest for row in rows), default=0)))
+    largest = max((row.largest for row in rows), default=0)
+    batches = tuple(1 << doubled for doubled in range(_MOST_BATCHES) if 1 << doubled <= max(2 * largest, 1))
     return Grid(usable, batches, tuple(_filled_row(predicted, row, batches) for row in rows))
 
 
@@ -199,15 +199,6 @@ def _grid_row(predicted: Predicted, length: int, usable: int, first: int) -> Row
     if not is_accepted:
         return None
     return Row(length, border.value if border else 0, border.next_fails if border else True, peaks)
-
-
-def _doubled_lengths(largest: int) -> Iterator[int]:
-    batch = 1
-    for _ in range(_MOST_BATCHES):
-        yield batch
-        if batch > largest:
-            return
-        batch *= 2
 
 
 def _filled_row(predicted: Predicted, row: Row, batches: tuple[int, ...]) -> Row:

@@ -1,25 +1,26 @@
 """Measurements of the configurations that a search chose, on the GPUs of this machine or of Dask workers.
 
-A GPU measures one configuration at a time, since two would share its memory and speed.
+A GPU measures one configuration at a time, since two would share its memory and speed, whoever else uses the same
+cluster. Dask workers predict, too. A prediction does not depend on the machine, so answers are cached here like local
+ones; workers with other versions of memviz or a library are refused.
 """
 
 from __future__ import annotations
 
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from memviz.dask_client import by_value, one_at_a_time
 from memviz.errors import UsageError, first_line
+from memviz.runner.fit.predictions import code_state, wait_for
 from memviz.runner.fit.search import Trial
 from memviz.runner.jobs.worker_process import RunEvent, Worker, environment_of, event_of, gpus_here, message_of
 from memviz.runner.plan import plan_of
-from memviz.runner.request import Request
-from memviz.runner.run import Run
-
-_NO_GPU = "--measure needs a GPU"
+from memviz.runner.request import Request, Run
 
 Measure = Callable[[Request], RunEvent]
 
@@ -76,10 +77,7 @@ def measured(
     threads = [threading.Thread(target=work, args=(gpu,), daemon=True) for gpu in gpus]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        while thread.is_alive():
-            # In pieces: a person who presses Ctrl-C is heard by this thread alone.
-            thread.join(0.2)
+    wait_for(threads)
     return [done[number] for number in sorted(done)]
 
 
@@ -103,7 +101,9 @@ def gpus_of_this_machine() -> list[Gpu]:
     """UsageError with the reason where there is none."""
     status = gpus_here()
     if not status["gpus"]:
-        raise UsageError(f"{_NO_GPU}. {status['why']} With --scheduler the workers of Dask measure that have one.")
+        raise UsageError(
+            f"--measure needs a GPU. {status['why']} With --scheduler the workers of Dask measure that have one."
+        )
 
     def on(uuid: str) -> Measure:
         return lambda request: event_of(measured_here(request.as_json(), uuid), Path())
@@ -124,9 +124,6 @@ def measured_here(request: dict[str, Any], uuid: str) -> dict[str, Any]:
     return message_of(last)
 
 
-# -- for programs
-
-
 def measured_json(each: Measurement, label: str) -> dict[str, Any]:
     run = each.run
     return {
@@ -141,3 +138,134 @@ def measured_json(each: Measurement, label: str) -> dict[str, Any]:
         "seconds": None if run is None or run.seconds is None else asdict(run.seconds),
         "notes": [] if run is None else list(run.notes),
     }
+
+
+# -- workers of Dask
+
+
+def worker_gpus(client: Any, address: str) -> list[Gpu]:
+    """Return each GPU once, though several workers may see it; UsageError where there is none, or not our memviz."""
+    states = _states(client, address, by_value(_remote_state), "measure")
+    _refuse_other_code({worker: state["code"] for worker, state in states.items()}, address, builds=False)
+    gpus: dict[str, Gpu] = {}
+    for worker, state in states.items():
+        several = len(state["gpus"]) > 1
+        for gpu in state["gpus"]:
+            key = gpu["uuid"] or worker
+            measure = _measure_on(client, worker, key, gpu["uuid"] if several else "")
+            gpus.setdefault(key, Gpu(gpu["name"], measure, worker))
+    if not gpus:
+        why = next(iter(states.values()))["why"]
+        raise UsageError(
+            f"--measure needs a GPU, and none of the {len(states)} workers of {address} has one. {why} "
+            "Without --measure they predict."
+        )
+    return list(gpus.values())
+
+
+def worker_threads(client: Any, address: str) -> int:
+    """Return how many predict at once; UsageError where their predictions would differ from ours."""
+    _refuse_other_code(_states(client, address, code_state, "predict"), address, builds=True)
+    return max(1, sum(int(threads) for threads in client.nthreads().values()))
+
+
+def _states(client: Any, address: str, state: Any, task: str) -> dict[str, Any]:
+    """Call a function on every worker."""
+    try:
+        states: dict[str, Any] = client.run(state)
+    except Exception as error:
+        raise UsageError(
+            f"The workers of {address} cannot {task} ({first_line(error)}). They need what this machine has: "
+            "memviz with what runs models, as in `pip install .[run]` in a checkout."
+        ) from None
+    return states
+
+
+def _refuse_other_code(codes: Mapping[str, str], address: str, *, builds: bool) -> None:
+    own = code_state(builds=builds)
+    other = [worker for worker, code in codes.items() if code != own]
+    if other:
+        libraries = "torch, diffusers or transformers" if builds else "release of torch, diffusers or transformers"
+        raise UsageError(
+            f"{len(other)} of {len(codes)} workers of {address} have another memviz, or another {libraries} than this "
+            f"machine, {other[0]} the first. Install the same there."
+        )
+
+
+def _remote_state() -> dict[str, Any]:
+    """Report the state of the worker it runs on. It is sent as code, since the scheduler need not have memviz."""
+    from memviz.runner.fit.measurement import state_of_worker
+
+    return state_of_worker()
+
+
+def state_of_worker() -> dict[str, Any]:
+    """Versions and GPUs of the worker it runs on."""
+    return {"code": code_state(builds=False), **gpus_here()}
+
+
+def _measure_on(client: Any, worker: str, key: str, uuid: str) -> Measure:
+    def measure(request: Request) -> Any:
+        arguments = (by_value(_remote_measure), request.as_json(), key, uuid)
+        answer = client.submit(*arguments, pure=False, workers=[worker], allow_other_workers=False)
+        return event_of(answer.result(), Path())
+
+    return measure
+
+
+def _remote_measure(request: dict[str, Any], key: str, uuid: str) -> dict[str, Any]:
+    from memviz.runner.fit.measurement import measure_on_worker
+
+    return measure_on_worker(request, key, uuid)
+
+
+def measure_on_worker(request: dict[str, Any], key: str, uuid: str) -> dict[str, Any]:
+    """Measure one run when no other task of the cluster measures on this card."""
+    with one_at_a_time(f"memviz measures on {key}"):
+        return measured_here(request, uuid)
+
+
+_OF_THIS_THREAD = threading.local()
+
+
+class DaskWorker:
+    """A worker of Dask in place of a process of this machine."""
+
+    is_alive = True
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def run(self, requests: Sequence[Request], *, figures_only: bool) -> Iterator[RunEvent]:
+        assert figures_only
+        messages = self._client.submit(
+            by_value(_remote_predict), [one.as_json() for one in requests], pure=False
+        ).result()
+        yield from (event_of(message, Path()) for message in messages)
+
+    def close(self) -> None:
+        """Keep its process for the next search; it ends with the worker of Dask."""
+
+    kill = close
+
+
+def _remote_predict(requests: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Predict on the worker it runs on. It is sent as code, since the scheduler need not have memviz."""
+    from memviz.runner.fit.measurement import predict_on_worker
+
+    return predict_on_worker(requests)
+
+
+def predict_on_worker(requests: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Outcome of each request, from a process that this thread of the worker keeps."""
+    worker = getattr(_OF_THIS_THREAD, "worker", None)
+    if worker is None or not worker.is_alive:
+        worker = _OF_THIS_THREAD.worker = Worker(Path(tempfile.mkdtemp(prefix="memviz-")))
+    wanted = [Request.from_json(request) for request in requests]
+    last = {event.number: event for event in worker.run(wanted, figures_only=True)}
+    return [message_of(last[number]) for number in range(len(wanted))]
+
+
+def same_versions(client: Any) -> bool:
+    """Return True if every worker has this machine's code and build of PyTorch."""
+    return set(client.run(code_state).values()) == {code_state()}

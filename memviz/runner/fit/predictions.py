@@ -12,16 +12,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Protocol
 
+from memviz.runner.jobs.limits import TIMEOUT_SECONDS
 from memviz.runner.jobs.worker_process import RunEvent, Worker
-from memviz.runner.request import Request
+from memviz.runner.request import Request, library_versions
 
 _ROOT = Path(__file__).parents[3]
 _SOURCES = ("memviz/runner", "memviz/allocator", "memviz/trace", "optimizations", "memviz/optimizations")
-_LIBRARIES = ("torch", "diffusers", "transformers")
 _FOLDER = Path("memviz") / "fit"
 _SAYS_NOTHING = ("cancelled", "timeout", "host memory", "killed", "not begun")
 """Failures that may not happen again."""
@@ -91,7 +90,8 @@ class KeptPredictions:
     """Cached predictions: one file for each state of our own code and of the libraries."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        self._path = (folder or _usual_folder()) / f"{code_state()}.jsonl"
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        self._path = (folder or cache / _FOLDER) / f"{code_state()}.jsonl"
         self._known: dict[str, Prediction] = {}
         self._orders: dict[str, list[tuple[int, ...]]] = {}
         self._lock = threading.Lock()
@@ -99,13 +99,11 @@ class KeptPredictions:
             for line in lines:
                 # Another process may be writing a line, or a full disk may have cut it.
                 with contextlib.suppress(ValueError, TypeError, KeyError):
-                    self._read(json.loads(line))
-
-    def _read(self, row: Mapping[str, Any]) -> None:
-        if "search" in row:
-            self._orders.setdefault(row["search"], []).append(tuple(row["place"]))
-        else:
-            self._known[row["key"]] = Prediction(**row["prediction"])
+                    row = json.loads(line)
+                    if "search" in row:
+                        self._orders.setdefault(row["search"], []).append(tuple(row["place"]))
+                    else:
+                        self._known[row["key"]] = Prediction(**row["prediction"])
 
     def get(self, request: Request) -> Prediction | None:
         return self._known.get(_key(request)) if is_cacheable(request) else None
@@ -149,10 +147,6 @@ def _key(request: Request) -> str:
     return json.dumps({**request.as_json(), "label": "", "config": config}, sort_keys=True)
 
 
-def _usual_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / _FOLDER
-
-
 def code_state(*, builds: bool = True) -> str:
     """Hash what predictions depend on besides the request.
 
@@ -162,10 +156,8 @@ def code_state(*, builds: bool = True) -> str:
     for source in _SOURCES:
         for path in sorted((_ROOT / source).rglob("*.py")):
             state.update(path.read_bytes())
-    for library in _LIBRARIES:
-        with contextlib.suppress(PackageNotFoundError):
-            release = version(library) if builds else version(library).partition("+")[0]
-            state.update(f"{library} {release}".encode())
+    for library, release in library_versions().items():
+        state.update(f"{library} {release if builds else release.partition('+')[0]}".encode())
     return state.hexdigest()
 
 
@@ -180,7 +172,8 @@ class _OutOfTime(Exception):
     pass
 
 
-def _wait_for(threads: Sequence[threading.Thread], until: float | None) -> None:
+def wait_for(threads: Sequence[threading.Thread], until: float | None = None) -> None:
+    """Join all, or raise at the time `until` of the monotonic clock."""
     for thread in threads:
         while thread.is_alive():
             # In pieces: a person who presses Ctrl-C is heard by this thread alone.
@@ -207,8 +200,7 @@ class Predictor:
         self,
         *,
         processes: int | None = None,
-        timeout: float | None = None,
-        environment: Mapping[str, str] | None = None,
+        timeout: float = TIMEOUT_SECONDS,
         kept: KeptPredictions | None = None,
         turn: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
         make_worker: Callable[[], SearchWorker] | None = None,
@@ -219,13 +211,16 @@ class Predictor:
             make_worker: Makes workers in place of processes of this machine.
         """
         self._count = processes or os.cpu_count() or 1
-        self._more: dict[str, Any] = {"environment": dict(environment or {})}
-        if timeout is not None:
-            self._more["timeout"] = timeout
         self.kept = KeptPredictions() if kept is None else kept
         self._folder = tempfile.TemporaryDirectory(prefix="memviz-")
         self._workers: list[SearchWorker | None] = [None] * self._count
-        self._make_worker = make_worker
+
+        def worker_here(place: int) -> SearchWorker:
+            folder = Path(self._folder.name) / str(place)
+            folder.mkdir(exist_ok=True)
+            return Worker(folder, timeout=timeout)
+
+        self._make_worker = worker_here if make_worker is None else lambda place: make_worker()
         self._lock = threading.Lock()
         self._turn = turn
         self.made = 0
@@ -284,7 +279,7 @@ class Predictor:
         for thread in threads:
             thread.start()
         try:
-            _wait_for(threads, until)
+            wait_for(threads, until)
         except BaseException as fault:
             with self._lock:
                 faults.append(fault)
@@ -298,23 +293,15 @@ class Predictor:
     def _predict(self, place: int, request: Request, others: Sequence[Request] = ()) -> Prediction:
         with self._turn():
             unknown = (other for other in others if is_cacheable(other) and self.kept.get(other) is None)
-            return self._in_turn(place, [request, *unknown])
-
-    def _in_turn(self, place: int, requests: Sequence[Request]) -> Prediction:
-        """That of the first."""
-        worker = self._workers[place]
-        if worker is None or not worker.is_alive:
-            worker = self._workers[place] = self._worker_at(place) if self._make_worker is None else self._make_worker()
-        wanted = [replace(request, on="predict", numerics=False) for request in requests]
-        last = {event.number: event for event in worker.run(wanted, figures_only=True)}
-        for number, request in enumerate(requests):
+            requests = [request, *unknown]
+            worker = self._workers[place]
+            if worker is None or not worker.is_alive:
+                worker = self._workers[place] = self._make_worker(place)
+            wanted = [replace(one, on="predict", numerics=False) for one in requests]
+            last = {event.number: event for event in worker.run(wanted, figures_only=True)}
+        for number, one in enumerate(requests):
             if last[number].what not in _SAYS_NOTHING:
-                self.kept.add(request, prediction_of(last[number]))
+                self.kept.add(one, prediction_of(last[number]))
         with self._lock:
             self.made += len(requests)
         return prediction_of(last[0])
-
-    def _worker_at(self, place: int) -> Worker:
-        folder = Path(self._folder.name) / str(place)
-        folder.mkdir(exist_ok=True)
-        return Worker(folder, **self._more)

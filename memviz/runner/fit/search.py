@@ -21,8 +21,7 @@ from memviz.runner.fit.cost import CardSpeed, Cost, Work, cost_of, speed_of
 from memviz.runner.fit.largest import SearchStopped
 from memviz.runner.fit.predictions import KeptPredictions, Prediction, Predictor, is_cacheable
 from memviz.runner.fit.space import Candidate, Point, Space, changes_at
-from memviz.runner.outcome import code_of_plan
-from memviz.runner.plan import Plan, plan_of
+from memviz.runner.plan import Plan, code_of_plan, plan_of
 from memviz.runner.request import Request, command_of
 
 Floats = npt.NDArray[np.float64]
@@ -50,9 +49,12 @@ class Guesses:
 
     def next(self) -> Point | None:
         """None once all were given."""
-        number = self._first.pop() if self._first else self._most_promising()
-        if number is None:
+        if self._first:
+            number = self._first.pop()
+        elif not self._free.any():
             return None
+        else:
+            number = self._most_promising()
         self._free[number] = False
         return self._candidates[number]
 
@@ -63,22 +65,16 @@ class Guesses:
             self._known[number] = value
             self._learned.add(number)
 
-    def _most_promising(self) -> int | None:
+    def _most_promising(self) -> int:
         free = np.flatnonzero(self._free)
-        if not len(free):
-            return None
         if len(self._known) < 2:
             return int(free[0])
         values = np.log(np.maximum(np.array(list(self._known.values())), 1e-300))
-        return int(free[np.argmax(_added(values, self._hoped(free, values)))])
-
-    def _hoped(self, free: npt.NDArray[np.intp], values: Floats) -> Floats:
-        """Return an optimistic estimate of each free candidate: its mean less some standard deviations."""
         mean = values.mean(axis=0)
         expected, unknown, unit = self._learned.of(free, values - mean)
+        # An optimistic estimate of each free candidate: its mean less some standard deviations.
         hope = _HOPES[len(self._known) % len(_HOPES)]
-        hoped: Floats = mean + expected - hope * np.sqrt(unknown)[:, None] * unit
-        return hoped
+        return int(free[np.argmax(_added(values, mean + expected - hope * np.sqrt(unknown)[:, None] * unit))])
 
 
 class _Learned:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations, islice
@@ -12,9 +13,8 @@ from typing import Literal, get_args
 from memviz.errors import UsageError
 from memviz.predictor.group.ranks import CARDS_OF_A_MACHINE
 from memviz.runner.knobs import described
-from memviz.runner.parallel.parallelism import AXES, GPUS, Parallel, parallel_of
 from memviz.runner.plan import Plan, plan_of
-from memviz.runner.request import ALLOCATOR_SETTINGS, Optimizer, Request
+from memviz.runner.request import ALLOCATOR_SETTINGS, AXES, GPUS, Optimizer, Parallel, Request, parallel_of
 from optimizations import OPTIMIZATIONS
 
 LAYOUT = "parallel"
@@ -26,8 +26,13 @@ def layouts_of(plan: Plan) -> tuple[Mapping[str, str], ...]:
     count, request = plan.parallel.gpus, plan.request
     if count == 1 or set(request.parallel) != {GPUS} or _batch_of(plan) is None:
         return ()
-    options = (_option(plan, parallel) for parallel in _parted(count) if parallel != plan.parallel)
-    return tuple(option for option in options if _is_possible(request, option))
+    options = []
+    for parallel in (parallel for parallel in _parted(count) if parallel != plan.parallel):
+        option = _option(plan, parallel)
+        with suppress(UsageError):
+            plan_of(with_layout(request, option))
+            options.append(option)
+    return tuple(options)
 
 
 def with_layout(request: Request, option: Mapping[str, str]) -> Request:
@@ -65,14 +70,6 @@ def _is_usual(parallel: Parallel) -> bool:
 
 def _divisors(count: int) -> list[int]:
     return [size for size in range(1, count + 1) if count % size == 0]
-
-
-def _is_possible(request: Request, option: Mapping[str, str]) -> bool:
-    try:
-        plan_of(with_layout(request, option))
-    except UsageError:
-        return False
-    return True
 
 
 def _batch_of(plan: Plan) -> int | None:
@@ -176,7 +173,10 @@ class Space:
             if all(number in self._going_with(place[:at]) for at, number in enumerate(place))
         )
         while len(distinct) < MOST_CANDIDATES:
-            distinct[self._drawn(luck)] = None
+            place: Point = ()
+            while len(place) < len(self.options):
+                place = (*place, luck.choice(self._going_with(place)))
+            distinct[place] = None
         return list(distinct)
 
     def _going_on(self, begun: Point) -> Iterator[Point]:
@@ -186,12 +186,6 @@ class Space:
             return
         for number in self._going_with(begun):
             yield from self._going_on((*begun, number))
-
-    def _drawn(self, luck: random.Random) -> Point:
-        place: Point = ()
-        while len(place) < len(self.options):
-            place = (*place, luck.choice(self._going_with(place)))
-        return place
 
     def _going_with(self, begun: Point) -> list[int]:
         """Return the options of the next dimension that go with `begun`; 0 is no change."""

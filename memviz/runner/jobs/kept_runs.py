@@ -17,13 +17,12 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from memviz.errors import MemvizError, UsageError
-from memviz.runner.run import Run
+from memviz.runner.request import Run
 from memviz.trace.write import replacing
 
 _ID = re.compile(r"[0-9]{14}-[0-9a-f]{8}")
@@ -138,7 +137,12 @@ class KeptRuns:
     def _make_room(self, wanted: int) -> None:
         """Delete the oldest runs: this visitor's beyond their number, and anyone's beyond the bytes."""
         now = time.time()
-        everyone = sorted(self._files(self._root.glob("*/*.pickle")))
+        everyone = []
+        for path in self._root.glob("*/*.pickle"):
+            with suppress(OSError):
+                about = path.stat()
+                everyone.append((about.st_mtime, about.st_size, path))
+        everyone.sort()
         own_files = [path for _, _, path in everyone if path.parent == self._folder]
         gone = {path for used, _, path in everyone if now - used > self._bounds.days * _DAY}
         gone.update(own_files[: max(0, len(own_files) + 1 - self._bounds.runs)])
@@ -152,13 +156,6 @@ class KeptRuns:
         for path in gone:
             path.with_suffix(".json").unlink(missing_ok=True)
             path.unlink(missing_ok=True)
-
-    @staticmethod
-    def _files(paths: Iterator[Path]) -> Iterator[tuple[float, int, Path]]:
-        for path in paths:
-            with suppress(OSError):
-                about = path.stat()
-                yield about.st_mtime, about.st_size, path
 
 
 def _new_id(now: float) -> str:

@@ -36,8 +36,7 @@ from memviz.runner.jobs.worker_process import (
     too_much,
 )
 from memviz.runner.jobs.zero_gpu import ZeroGpuWorker, is_zero_gpu
-from memviz.runner.request import Request
-from memviz.runner.run import Run
+from memviz.runner.request import Request, Run
 
 CANCELLED = "Cancelled."
 UNPOLLED = "Cancelled, because no page was waiting for it any more."
@@ -107,9 +106,6 @@ class Job(Generic[Status]):
             version = self._status.version + 1
             self._status = replace(self._timed(self._status), version=version, **changes)  # type: ignore[type-var]
             self._changed.notify_all()
-
-    def set_before(self, before: int) -> None:
-        self.set(before=before)
 
     def stop(self, why: str = CANCELLED) -> None:
         self.why = self.why or why
@@ -193,11 +189,6 @@ class Order(Job[OrderStatus]):
     @property
     def is_waiting(self) -> bool:
         return self.began is None and not self.stopped.is_set() and not self._status.is_over
-
-    def begin(self) -> None:
-        """Note the start of its turn, the first or another one."""
-        self.began = self.began or time.monotonic()
-        self.set(before=0)
 
     def interrupt(self) -> None:
         worker = self.worker
@@ -562,7 +553,8 @@ class Scheduler(Jobs[Order, OrderStatus]):
                 ) as entered:
                     if not entered or order.stopped.is_set() or order.left_at is not None:
                         break
-                    order.begin()
+                    order.began = order.began or time.monotonic()
+                    order.set(before=0)
                     self._run_one(order, number)
         except (OSError, MemvizError) as error:
             phase, what = f"It could not be run here: {error}", "refused"
@@ -634,7 +626,7 @@ class Scheduler(Jobs[Order, OrderStatus]):
         worker.close()
 
 
-MODULE = "memviz.runner.fit.driver"
+MODULE = "memviz.runner.fit.fit"
 MOST_AT_ONCE = 8
 TIME_LIMIT = 600.0
 """Seconds of a search on the page, waiting included, as of `fit --time-limit 10m`."""
@@ -770,7 +762,9 @@ class SearchJob(Job[SearchStatus]):
             with suppress(ValueError):
                 message = json.loads(line)
                 if message["kind"] == "turn":
-                    wait = self._line.turn(self.set_before, self.stopped.is_set, owner=self.owner)
+                    wait = self._line.turn(
+                        lambda before: self.set(before=before), self.stopped.is_set, owner=self.owner
+                    )
                     if not turn.enter_context(wait):
                         return
                     self.set(before=0)

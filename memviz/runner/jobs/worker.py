@@ -33,9 +33,9 @@ from memviz.units import bytes_text, count_text
 if TYPE_CHECKING:
     from torch import nn
 
-    from memviz.runner.outcome import Outcome
     from memviz.runner.plan import Plan
-    from memviz.runner.run import Run
+    from memviz.runner.request import Run
+    from memviz.runner.step import Outcome
     from memviz.runner.workloads.workload import FromConfiguration
 
 
@@ -53,9 +53,8 @@ class SearchPredictions:
     def run_of(self, request: Request, tell: Callable[[str], None]) -> Run:
         with without_collection():
             from memviz.predictor.estimate import requests_of
-            from memviz.runner.execute import predict_plan
+            from memviz.runner.execute import predict_again, predict_plan
             from memviz.runner.plan import plan_of
-            from memviz.runner.predicted_run import predict_again
 
         plan = plan_of(request)
         # Of many GPUs, another rank may reserve most under other settings.
@@ -250,7 +249,7 @@ def answer(number: int, request: Request, folder: Path, send: Send, *, until: fl
 
 def _report_failure(number: int, send: Send, folder: Path, run: Callable[[], None]) -> None:
     """Run, and send what it fails with."""
-    from memviz.runner.outcome import Interrupted
+    from memviz.runner.step import Interrupted
 
     try:
         run()
@@ -272,10 +271,10 @@ def _report_failure(number: int, send: Send, folder: Path, run: Callable[[], Non
 def _run(number: int, request: Request, folder: Path, send: Send, until: float) -> None:
     with without_collection():
         from memviz.runner.execute import execute
-        from memviz.runner.outcome import torch_warnings
         from memviz.runner.output_check.comparison import check_outputs
-        from memviz.runner.parallel.parallelism import file_of_rank
         from memviz.runner.plan import plan_of
+        from memviz.runner.request import file_of_rank
+        from memviz.runner.step import torch_warnings
 
     def tell(phase: str) -> None:
         send("phase", number, phase=phase)
@@ -310,7 +309,7 @@ def _run(number: int, request: Request, folder: Path, send: Send, until: float) 
 
 def _written(trace: Any, run: Any, path: Path) -> dict[str, str]:
     """Its file, or why there is none: a full disk costs the trace and not the figures."""
-    from memviz.runner.run import save_run
+    from memviz.runner.request import save_run
 
     try:
         save_run(trace, run, path)

@@ -31,8 +31,7 @@ from memviz.runner.jobs.limits import (
     own_bytes,
     resident_bytes,
 )
-from memviz.runner.request import ALLOCATOR_SETTINGS, Request
-from memviz.runner.run import Run
+from memviz.runner.request import ALLOCATOR_SETTINGS, Request, Run
 from memviz.units import bytes_text
 
 _CONF = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
@@ -98,7 +97,7 @@ def listing(programs: Sequence[str] = ()) -> dict[str, Any]:
 
 def gpus_here() -> dict[str, Any]:
     """List the GPUs on which a run could be measured, without starting a driver in this process."""
-    gpus: dict[str, Any] = json.loads("".join(_output_of("memviz.runner.measure.gpu_state")))
+    gpus: dict[str, Any] = json.loads("".join(_output_of("memviz.runner.measure.accelerator")))
     return gpus
 
 

@@ -72,15 +72,13 @@ def on_gpu(
         spaces = importlib.import_module("spaces")
         wrapped: F = spaces.GPU(duration=seconds)(function)
     except (Exception, SystemExit) as error:
-        return cast(F, _refusing(f"{type(error).__name__}: {error}"))
+        why = f"{type(error).__name__}: {error}"
+
+        def refuse(*_: Any) -> Any:
+            raise UsageError(f"This Space cannot lend a GPU, because its package `spaces` could not be used ({why}).")
+
+        return cast(F, refuse)
     return wrapped
-
-
-def _refusing(why: str) -> Callable[..., Any]:
-    def refuse(*_: Any) -> Any:
-        raise UsageError(f"This Space cannot lend a GPU, because its package `spaces` could not be used ({why}).")
-
-    return refuse
 
 
 def reserved_seconds(_number: int, request: dict[str, Any], _folder: str) -> int:
@@ -234,8 +232,4 @@ class ZeroGpuWorker:
         """Skip the runs that have not begun. A run on a lent GPU cannot be stopped."""
         self._cancelled.set()
 
-    def kill(self) -> None:
-        self.cancel()
-
-    def close(self) -> None:
-        self.cancel()
+    kill = close = cancel

@@ -26,7 +26,7 @@ from memviz.errors import UsageError
 from memviz.predictor.run_device import TakesInputs
 from memviz.runner.measure.accelerator import Accelerator, find_accelerator
 from memviz.runner.record.log import Counts, comparable, event_indices
-from memviz.runner.record.memory_history import RecordedHistory, StackKind, is_recording
+from memviz.runner.record.memory_history import RecordedHistory, is_recording
 from memviz.runner.record.model_hooks import see_all
 from memviz.runner.record.recording import Recording
 from memviz.trace.model import Category, DeviceTrace, Events, Labels, Phase, Trace
@@ -222,26 +222,24 @@ class _Counter:
 
 
 class CudaDevice:
-    """One of the process's GPUs. Also XPU, where torch has a history for it."""
+    """The process's first GPU. Also XPU, where torch has a history for it."""
+
+    index = 0
 
     def __init__(
         self,
-        index: int = 0,
         *,
         record: bool = True,
-        stacks: StackKind = "python",
-        max_entries: int | None = None,
         accelerator: Accelerator | None = None,
     ) -> None:
         self.accelerator = accelerator or find_accelerator()
-        self.index = index
-        self.history = RecordedHistory(self.accelerator, stacks=stacks, max_entries=max_entries, device=index)
+        self.history = RecordedHistory(self.accelerator, device=self.index)
         self.peaks: Peaks | None = None
         """Peaks that PyTorch reports, compared with the trace; set by `finish`."""
         self.notes: tuple[str, ...] = ()
         """Changes that the program made to the recording; set by `finish`."""
         self._records = record
-        self._recording = Recording(self.history, index, {}, follow_phases=False)
+        self._recording = Recording(self.history, self.index, {}, follow_phases=False)
         self._reset_at: Counts | None = None
         self._final: dict[str, Any] | None = None
         self._is_broken = False

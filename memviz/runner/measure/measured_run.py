@@ -10,7 +10,7 @@ import gc
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -21,22 +21,27 @@ from torch import nn
 from memviz.allocator.settings import Settings, parse_settings
 from memviz.errors import UsageError
 from memviz.runner.jobs.worker_process import LEFT_OUT
-from memviz.runner.measure.accelerator import Accelerator, first_line
+from memviz.runner.measure.accelerator import Accelerator, Disturbances, first_line
 from memviz.runner.measure.cuda_device import CudaDevice
-from memviz.runner.measure.gpu_state import Disturbances
-from memviz.runner.outcome import (
+from memviz.runner.plan import Plan, pieces_of
+from memviz.runner.request import Seconds
+from memviz.runner.step import (
     Outcome,
+    RunStep,
+    Tell,
     check,
+    convert_on_host,
     keeping_what_was_recorded,
+    kernels_of_its_own,
+    make_optimizer,
     peaks_of,
+    prepare,
     run_with,
     sizes_of,
+    take_steps,
     torch_warnings,
     weights_at_peak,
 )
-from memviz.runner.plan import Plan, pieces_of
-from memviz.runner.run import Seconds
-from memviz.runner.step import RunStep, Tell, convert_on_host, kernels_of_its_own, make_optimizer, prepare, take_steps
 from memviz.runner.workloads.workload import FromConfiguration
 from memviz.trace.model import Trace
 from memviz.units import bytes_text, count_text, percent_text
@@ -58,10 +63,10 @@ def expandable_is_off(plan: Plan, trace: Trace) -> bool:
     return not any(device.segments.is_expandable.any() for device in trace.devices if device.kind == "gpu")
 
 
-def settings_text(plan: Plan, trace: Trace, environment: Mapping[str, str] = os.environ) -> Iterator[str]:
+def settings_text(plan: Plan, trace: Trace) -> Iterator[str]:
     if expandable_is_off(plan, trace):
         yield _OFF
-    left_out = environment.get(LEFT_OUT)
+    left_out = os.environ.get(LEFT_OUT)
     if left_out:
         why = "this run chooses its own" if _CONF in plan.environment else "a run has only what it chooses itself"
         yield f"{left_out}, from the shell, was not in effect: {why}."

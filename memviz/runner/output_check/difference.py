@@ -339,7 +339,7 @@ class _DifferenceSums:
             absmean=self.abssum / self.finite if self.finite else 0.0,
             l2=math.sqrt(self.squares) * self.scale,
             relative_l2=relative,
-            sqnr_db=_decibels(relative),
+            sqnr_db=-20 * math.log10(relative) if 0 < relative < math.inf else math.inf if not relative else -math.inf,
             cosine=1.0 if equal else max(-1.0, min(1.0, self.product / sizes)) if sizes else 0.0,
             worst_relative=self.worst,
             ulps=self.ulps.result() if same_type and reference.is_floating_point() else None,
@@ -374,12 +374,6 @@ class _Spread:
 
 def _ratio(part: float, total: float) -> float:
     return part / total if total else math.inf if part else 0.0
-
-
-def _decibels(relative: float) -> float:
-    if not relative:
-        return math.inf
-    return -math.inf if math.isinf(relative) else -20 * math.log10(relative)
 
 
 def _name(dtype: torch.dtype) -> str:

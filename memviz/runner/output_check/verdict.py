@@ -364,7 +364,9 @@ def _beyond_rounding(numerics: Numerics, places: list[_Finding]) -> _Beyond | No
         first = _innermost(wrong)
         return _Beyond(first.place, f"{first.title} differs by {_size(first)}", f". {BUG}", ok=False)
     for place in places:
-        rounding, floor = place.rounding, max(place.rounding.floor or 0.0, _one_rounding(place))
+        dtypes = [getattr(torch, name) for name in place.difference.dtypes]
+        roundings = [one_rounding(dtype) for dtype in dtypes if dtype.is_floating_point]
+        rounding, floor = place.rounding, max([place.rounding.floor or 0.0, *roundings])
         beyond_noise = place.gap > MARGIN * max(rounding.fine, place.noise)
         if rounding.exact is not None and beyond_noise and place.gap > MARGIN * floor:
             what = f"{place.title} loses {place.gap / floor:.0f} times what the reference loses to rounding"
@@ -386,11 +388,6 @@ def _gap(place: _Finding, numerics: Numerics) -> float:
     """Relative difference, for gradients to the norm of all: one that is zero up to rounding has no scale."""
     total = numerics.gradients.size if place.kind == "gradient" and numerics.gradients else 0.0
     return place.difference.l2 / total if total else place.gap
-
-
-def _one_rounding(place: _Finding) -> float:
-    dtypes = [getattr(torch, name) for name in place.difference.dtypes]
-    return max((one_rounding(dtype) for dtype in dtypes if dtype.is_floating_point), default=0.0)
 
 
 def _innermost(wrong: list[_Finding]) -> _Finding:

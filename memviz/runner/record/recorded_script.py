@@ -463,8 +463,11 @@ class _RecordingWriter:
             # First, since the snapshot records if a profile exists.
             self.is_profiled = self.profile is not None and self.profile.write()
             ended_so = error is not None and not isinstance(error, SystemExit) and self.history.ended_out_of_memory()
-            if ended_so and self.oom_path is not None and self._move(self.oom_path):
-                return True
+            if ended_so and self.oom_path is not None:
+                with suppress(OSError):
+                    self.oom_path.replace(self.path)
+                    _say(f"{self.path} is the moment when memory ran out.")
+                    return True
             return self._keep(self.path, self.history.take, "at its end")
 
     def _why_nothing(self) -> str:
@@ -476,14 +479,6 @@ class _RecordingWriter:
         except UsageError as error:
             return f"There is nothing to record. {error}"
         return f"{self.script} never used the GPU, so there is nothing to record."
-
-    def _move(self, there: Path) -> bool:
-        try:
-            there.replace(self.path)
-        except OSError:
-            return False
-        _say(f"{self.path} is the moment when memory ran out.")
-        return True
 
     def _keep(self, path: Path, take: Callable[[], HistorySnapshot], when: str, *, look_round: bool = True) -> bool:
         if not self.history.is_on:

@@ -120,10 +120,6 @@ class OwnModel:
         return _checked(returned, f"{self.function} in {self.file}")
 
 
-def is_own(name: str) -> bool:
-    return name.partition(":")[0].endswith(".py")
-
-
 def own_workload(name: str, settings: Mapping[str, str]) -> OwnModel:
     """Pass settings to the function's parameters and to the knobs of `OwnModel`; to both where both have the name."""
     file, _, wanted = name.partition(":")

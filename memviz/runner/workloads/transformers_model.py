@@ -333,7 +333,10 @@ def _contents(kind: type[Any], config: Any, sizes: InputSizes, draw: RandomInput
     takes, main = inspect.signature(kind.forward).parameters, main_input(kind)
     inputs: dict[str, Any] = {}
     if main == "pixel_values" or ("return_loss" in takes and "pixel_values" in takes):
-        inputs["pixel_values"] = draw.normal(sizes.batch, *_image(config))
+        part = getattr(config, "vision_config", None) or config
+        size = getattr(part, "image_size", None) or _PIXELS
+        sides = (size, size) if isinstance(size, int) else (size[0], size[1])
+        inputs["pixel_values"] = draw.normal(sizes.batch, getattr(part, "num_channels", None) or _CHANNELS, *sides)
     if main == "input_features":
         # Whisper's thirty seconds, of which its first layers keep every second frame.
         inputs["input_features"] = draw.normal(sizes.batch, config.num_mel_bins, 2 * config.max_source_positions)
@@ -350,13 +353,6 @@ def _contents(kind: type[Any], config: Any, sizes: InputSizes, draw: RandomInput
 
 def _tokens(draw: RandomInputs, config: Any, sizes: InputSizes) -> Any:
     return draw.integers(config.get_text_config().vocab_size, sizes.batch, sizes.sequence)
-
-
-def _image(config: Any) -> tuple[int, int, int]:
-    part = getattr(config, "vision_config", None) or config
-    size = getattr(part, "image_size", None) or _PIXELS
-    height, width = (size, size) if isinstance(size, int) else (size[0], size[1])
-    return getattr(part, "num_channels", None) or _CHANNELS, height, width
 
 
 def _labels(kind: type[Any], inputs: dict[str, Any], draw: RandomInputs, config: Any) -> dict[str, Any]:

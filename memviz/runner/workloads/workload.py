@@ -21,24 +21,21 @@ from memviz.errors import UsageError
 from memviz.runner.knobs import check_knobs, knob
 
 
+@torch.no_grad()
 def scale_weights(model: nn.Module) -> None:
     """Draws all matrices with a gain of one, from the current seed. On meta there is nothing to draw."""
-    with torch.no_grad():
-        for module in model.modules():
-            for name, weight in module.named_parameters(recurse=False):
-                if weight.device.type != "meta":
-                    _draw(module, name, weight)
-
-
-def _draw(module: nn.Module, name: str, weight: nn.Parameter) -> None:
-    if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
-        fan_in = module.weight[0].numel()
-        weight.normal_(std=0.1 if name == "bias" else 1 / math.sqrt(fan_in))
-    elif isinstance(module, nn.Embedding):
-        weight.normal_()
-    elif weight.ndim > 1:
-        # Tables added to shifts, scales and gates, such as LTX-Video's.
-        weight.normal_(std=0.5)
+    for module in model.modules():
+        for name, weight in module.named_parameters(recurse=False):
+            if weight.device.type == "meta":
+                continue
+            if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
+                fan_in = module.weight[0].numel()
+                weight.normal_(std=0.1 if name == "bias" else 1 / math.sqrt(fan_in))
+            elif isinstance(module, nn.Embedding):
+                weight.normal_()
+            elif weight.ndim > 1:
+                # Tables added to shifts, scales and gates, such as LTX-Video's.
+                weight.normal_(std=0.5)
 
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}

@@ -24,9 +24,7 @@ from memviz.runner.jobs.limits import TIMEOUT_SECONDS, most_bytes, most_seconds
 from memviz.runner.jobs.service import OrderStatus, Scheduler, Searches, SearchOrder, SearchStatus, Variant
 from memviz.runner.jobs.worker_process import listing
 from memviz.runner.jobs.zero_gpu import LENT_DEVICE, is_zero_gpu
-from memviz.runner.parallel.parallelism import file_of_rank
-from memviz.runner.request import Request
-from memviz.runner.run import Run, load_run, with_run
+from memviz.runner.request import Request, Run, file_of_rank, load_run, with_run
 from memviz.trace.load import load_trace
 from memviz.trace.model import Trace
 from memviz.ui.payloads.timelines import LinkedTrace, linked_values

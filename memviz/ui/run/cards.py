@@ -128,8 +128,8 @@ def shown_requests(card: Card, listing: Mapping[str, Any]) -> tuple[Request, Req
 
 def predict_card(card: Card, listing: Mapping[str, Any]) -> dict[str, Any]:
     # Only here: the page never imports PyTorch.
+    from memviz.runner.execute import predict
     from memviz.runner.plan import plan_of
-    from memviz.runner.predicted_run import predict
 
     outcomes = [
         predict(plan_of(request), lambda _: None, figures_only=True) for request in shown_requests(card, listing)

@@ -12,8 +12,7 @@ import gradio as gr
 from memviz.allocator.context import DEFAULT_CARD
 from memviz.errors import MemvizError, UsageError
 from memviz.runner.config_source import FILE as CONFIG
-from memviz.runner.request import Request
-from memviz.runner.run import run_json
+from memviz.runner.request import Request, run_json
 from memviz.ui.run.answer import RunAnswers
 from memviz.ui.run.form import config_of
 from memviz.ui.shell.programs import json_safe_answer, with_schema, with_worded_errors

@@ -26,9 +26,8 @@ from memviz.results.run import (
 )
 from memviz.runner.jobs.kept_runs import KeptRun
 from memviz.runner.jobs.service import OrderStatus, Variant
-from memviz.runner.parallel.parallelism import RankClass, file_of_rank
 from memviz.runner.prices import run_cost
-from memviz.runner.run import Run
+from memviz.runner.request import RankClass, Run, file_of_rank
 from memviz.text import Html, cut, joined, rounded, tag
 from memviz.ui.html.elements import button, fault_place, table
 from memviz.ui.html.labels import RESERVED_KEYS, colour_style, mark

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from memviz.runner.fit import dask_workers
+from memviz.runner.fit import measurement
 from memviz.runner.request import Request
 from tests.runner.runs import run
 
@@ -37,5 +37,5 @@ def measured_here(request: dict[str, Any], uuid: str) -> dict[str, Any]:
     return {"kind": "done", "number": 0, "what": "", "text": "", "run": done.as_json()}
 
 
-dask_workers.gpus_here = gpus_here
-dask_workers.measured_here = measured_here
+measurement.gpus_here = gpus_here
+measurement.measured_here = measured_here

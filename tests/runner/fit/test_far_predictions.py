@@ -11,8 +11,8 @@ import pytest
 
 from memviz import dask_client
 from memviz.errors import UsageError
-from memviz.runner.fit import dask_workers
-from memviz.runner.fit.dask_workers import DaskWorker, worker_threads
+from memviz.runner.fit import measurement
+from memviz.runner.fit.measurement import DaskWorker, worker_threads
 from memviz.runner.fit.predictions import KeptPredictions, Prediction, Predictor
 from memviz.runner.request import Request
 from tests.dask_cluster import dask_cluster
@@ -55,7 +55,7 @@ def test_far_answers_are_those_of_this_machine(address: str, tmp_path: Path) -> 
 
 
 def test_workers_of_another_version_are_refused(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dask_workers, "code_state", lambda builds: "another")
+    monkeypatch.setattr(measurement, "code_state", lambda builds: "another")
     states = {"tcp://one": "the same", "tcp://two": "another"}
 
     class Client:

@@ -17,8 +17,7 @@ import pytest
 from memviz import dask_client
 from memviz.commands import FAILED, main
 from memviz.errors import UsageError
-from memviz.runner.fit import dask_workers, measurement, space
-from memviz.runner.fit.dask_workers import worker_gpus
+from memviz.runner.fit import measurement, space
 from memviz.runner.fit.measurement import (
     Gpu,
     Measurement,
@@ -27,10 +26,11 @@ from memviz.runner.fit.measurement import (
     measured_json,
     select_gpus,
     trials_to_measure,
+    worker_gpus,
 )
 from memviz.runner.fit.predictions import code_state
 from memviz.runner.jobs.worker_process import RunEvent
-from memviz.runner.measure.gpu_state import gpus_of
+from memviz.runner.measure.accelerator import gpus_of
 from memviz.runner.request import Request
 from memviz.units import bytes_text
 from tests.dask_cluster import dask_cluster
@@ -194,7 +194,7 @@ def test_two_workers_that_see_the_same_cards_measure_one_at_a_time_on_each(addre
         gpus = worker_gpus(client, address)
         found = measured(ways, gpus)
         # Another client of the cluster may use the other worker for the same GPU.
-        others = [dask_workers._measure_on(client, worker, UUIDS[0], UUIDS[0]) for worker in client.nthreads()]
+        others = [measurement._measure_on(client, worker, UUIDS[0], UUIDS[0]) for worker in client.nthreads()]
         asking = [threading.Thread(target=ask, args=(Request("gpt2"),)) for ask in others]
         for thread in asking:
             thread.start()

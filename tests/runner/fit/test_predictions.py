@@ -100,7 +100,7 @@ def test_a_file_of_ones_own_is_never_taken_from_before(tmp_path: Path) -> None:
 
 def test_other_code_predicts_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     peaks(tmp_path, REQUESTS[:1])
-    monkeypatch.setattr(predictions, "version", lambda library: "another")
+    monkeypatch.setattr(predictions, "library_versions", lambda: {"torch": "another"})
     Worker.asked.clear()
     peaks(tmp_path, REQUESTS[:1])
     assert Worker.asked == ["1"]

@@ -20,8 +20,7 @@ from memviz.runner.jobs.worker_process import (
     _output_of,
     environment_of,
 )
-from memviz.runner.request import Request
-from memviz.runner.run import load_run
+from memviz.runner.request import Request, load_run
 from tests.runner.fake_worker import GROWS
 from tests.runner.processes import PATIENCE_SECONDS, is_there, wait_until
 
@@ -284,7 +283,7 @@ import os, signal
 from pathlib import Path
 from memviz.runner import execute
 from memviz.runner.jobs import worker
-from memviz.runner.outcome import Outcome
+from memviz.runner.step import Outcome
 
 plain = execute.execute
 

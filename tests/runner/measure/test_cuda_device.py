@@ -145,7 +145,9 @@ def test_what_was_there_before_the_recording_counts_too():
 
 def test_a_full_ring_is_given_as_the_reason():
     gpu = FakeGpu()
-    with on(gpu, max_entries=3) as device:
+    device = on(gpu)
+    device.history.max_entries = 3
+    with device:
         gpu.free(gpu.malloc(50 * MiB))
         gpu.free(gpu.malloc(MiB))
         device.finish()

@@ -15,16 +15,15 @@ import torch
 from torch import nn
 
 from memviz.errors import UsageError
+from memviz.runner.execute import predict
 from memviz.runner.jobs.worker import answer
 from memviz.runner.measure import cuda_device
 from memviz.runner.measure import measured_run as measured
 from memviz.runner.measure.measured_run import drawn_on
-from memviz.runner.outcome import Interrupted
 from memviz.runner.plan import Plan, plan_of
-from memviz.runner.predicted_run import predict
 from memviz.runner.record.memory_history import is_recording
 from memviz.runner.request import Request
-from memviz.runner.step import make_optimizer
+from memviz.runner.step import Interrupted, make_optimizer
 from optimizations import weight_offload
 from tests.runner.failing_gpu import LOST, FailingGpu
 from tests.runner.fake_gpu import FakeGpu, TorchsGpu

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from memviz.errors import UsageError
-from memviz.runner.parallel.parallelism import ALONE, Parallel, RankClass, parallel_of
 from memviz.runner.plan import plan_of
-from memviz.runner.request import Request, command_of
+from memviz.runner.request import ALONE, Parallel, RankClass, Request, command_of, parallel_of
 
 ACCUMULATED = (("gradient_accumulation", {"pieces": "2"}),)
 

@@ -13,18 +13,15 @@ import pytest
 from memviz.errors import UsageError
 from memviz.predictor.estimate import fingerprint_of
 from memviz.predictor.group.ranks import GroupRank
-from memviz.runner.execute import predict_plan
+from memviz.runner.execute import predict, predict_plan
 from memviz.runner.fit.cost import speed_of
 from memviz.runner.fit.predictions import prediction_of
 from memviz.runner.fit.search import cost_of_slowest
 from memviz.runner.jobs.worker import answer
 from memviz.runner.jobs.worker_process import RunEvent
-from memviz.runner.outcome import Outcome
-from memviz.runner.parallel.parallelism import file_of_rank, parallel_of
 from memviz.runner.plan import plan_of
-from memviz.runner.predicted_run import predict
-from memviz.runner.request import Request
-from memviz.runner.run import Run, load_run
+from memviz.runner.request import Request, Run, file_of_rank, load_run, parallel_of
+from memviz.runner.step import Outcome
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")]
 LLAMA = {"size": "8b", "layers": "3", "narrow": "4", "sequence": "64"}

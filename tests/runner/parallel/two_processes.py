@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from memviz.runner.parallel.rank_model import ModelStage, PipelineStep, check_tensor, hold_together, part_matrices
 from memviz.runner.plan import plan_of
+from memviz.runner.rank_model import ModelStage, PipelineStep, check_tensor, hold_together, part_matrices
 from memviz.runner.request import Request
 from optimizations import apply_all
 

@@ -9,10 +9,9 @@ import torch
 import torch.nn.functional as F
 
 from memviz.errors import UsageError
-from memviz.runner.plan import plan_of
-from memviz.runner.predicted_run import predict
+from memviz.runner.execute import predict
+from memviz.runner.plan import make_workload, plan_of
 from memviz.runner.request import Request
-from memviz.runner.workloads import make_workload
 from tests.optimizations.tiny import cache_of
 
 CPU = torch.device("cpu")

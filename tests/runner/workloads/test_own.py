@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from memviz.errors import UsageError
-from memviz.runner.workloads import make_workload
+from memviz.runner.plan import make_workload
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 

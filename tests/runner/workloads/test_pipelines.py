@@ -11,11 +11,9 @@ import torch
 from torch import Tensor
 
 from memviz.errors import UsageError
-from memviz.runner.plan import plan_of
-from memviz.runner.predicted_run import predict
-from memviz.runner.request import Request
-from memviz.runner.run import Run
-from memviz.runner.workloads import make_workload
+from memviz.runner.execute import predict
+from memviz.runner.plan import make_workload, plan_of
+from memviz.runner.request import Request, Run
 from optimizations import weight_offload
 from optimizations.vae_tiling import VaeTiling
 from optimizations.weight_offload import WeightOffload

@@ -7,7 +7,8 @@ from dataclasses import fields
 import pytest
 import torch
 
-from memviz.runner.workloads import WORKLOADS, make_workload
+from memviz.runner.plan import make_workload
+from memviz.runner.workloads import WORKLOADS
 
 OURS = [
     ("feed_forward", {}, 5 * (4096 * 16384 * 2 + 16384 + 4096)),

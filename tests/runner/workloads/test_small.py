@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from memviz.runner.workloads import WORKLOADS, Workload, make_workload
+from memviz.runner.plan import make_workload
+from memviz.runner.workloads import WORKLOADS, Workload
 
 CPU = torch.device("cpu")
 VARIANTS = [*((kind.name, ()) for kind in WORKLOADS), ("cogvideox", (("size", "5b"),))]

@@ -8,7 +8,8 @@ import sys
 import pytest
 
 from memviz.errors import UsageError
-from memviz.runner.workloads import WORKLOADS, make_workload
+from memviz.runner.plan import make_workload
+from memviz.runner.workloads import WORKLOADS
 from tests.house.repository import ROOT
 
 NAMES = [

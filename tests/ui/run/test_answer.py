@@ -15,8 +15,7 @@ from memviz.errors import MemvizError, UsageError
 from memviz.runner.jobs.service import OrderStatus
 from memviz.runner.jobs.worker_process import RunError, Worker
 from memviz.runner.own_source import functions_of
-from memviz.runner.request import Request
-from memviz.runner.run import run_of
+from memviz.runner.request import Request, run_of
 from memviz.ui.run import answer as run_answers
 from memviz.ui.run.answer import AT_HOME, RunAnswers, run_limits
 from memviz.ui.run.form import RunRequests

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from memviz.runner.execute import predict
 from memviz.runner.listing import listing
 from memviz.runner.plan import plan_of
-from memviz.runner.predicted_run import predict
 from memviz.ui.explore.findings import _RUN, _TABS
 from memviz.ui.run import published_examples as run_tables
 from memviz.ui.run.form import form_fields_of, requests_of, without_effect

@@ -18,9 +18,7 @@ from memviz.results.run import variants_headline
 from memviz.runner.jobs.kept_runs import KeptRun
 from memviz.runner.jobs.service import OrderStatus, Variant
 from memviz.runner.output_check.difference import MARGIN
-from memviz.runner.parallel.parallelism import RankClass
-from memviz.runner.request import Request
-from memviz.runner.run import Run, Seconds
+from memviz.runner.request import RankClass, Request, Run, Seconds
 from memviz.ui.run.answer import RunAnswers
 from memviz.ui.run.differences import differences_html
 from memviz.ui.run.form_html import refused_html

@@ -13,8 +13,7 @@ from memviz.runner.config_source import checked_config
 from memviz.runner.execute import execute
 from memviz.runner.output_check.comparison import check_outputs
 from memviz.runner.plan import plan_of
-from memviz.runner.request import Request
-from memviz.runner.run import Run
+from memviz.runner.request import Request, Run
 from memviz.runner.workloads.transformers_model import ConfiguredModel, configured_workload
 
 LLAMA = {

@@ -30,8 +30,8 @@ from torch.nn.parallel import DistributedDataParallel
 from memviz.errors import UsageError
 from memviz.predictor.device import PredictedDevice
 from memviz.predictor.run_device import RunDevice
-from memviz.runner.parallel.parallelism import Parallel
 from memviz.runner.plan import Plan
+from memviz.runner.request import Parallel
 from memviz.runner.step import MakePasses, Tell
 from optimizations import apply_all
 from optimizations.checkpointing import blocks
@@ -249,22 +249,16 @@ def prepare_rank(
     mesh = init_device_mesh("cuda", tuple(parallel.used.values()), mesh_dim_names=tuple(parallel.used))
     changes = [change for change in plan.optimizations if not change.environment]
     apply_all(model, changes)
-    stage = _stage(plan, device, model, mesh)
+    stage = None
+    if parallel.pipeline > 1:
+        stage = ModelStage(model, mesh["pipeline"].get_local_rank(), parallel.pipeline)
+        stage.tensor_mesh = mesh["tensor"] if parallel.tensor > 1 else None
     if parallel.tensor > 1:
         part_matrices(model, mesh["tensor"])
     with device.phase("load"):
         placed = _placed(plan, device, model if stage is None else stage, mesh)
     passes = None if stage is None else partial(PipelineStep, plan, device, stage=stage, mesh=mesh)
     return placed, passes
-
-
-def _stage(plan: Plan, device: PredictedDevice, model: nn.Module, mesh: DeviceMesh) -> ModelStage | None:
-    parallel = plan.parallel
-    if parallel.pipeline == 1:
-        return None
-    stage = ModelStage(model, mesh["pipeline"].get_local_rank(), parallel.pipeline)
-    stage.tensor_mesh = mesh["tensor"] if parallel.tensor > 1 else None
-    return stage
 
 
 def _placed(plan: Plan, device: PredictedDevice, model: nn.Module, mesh: DeviceMesh) -> nn.Module:
