@@ -10,10 +10,10 @@ from memviz.allocator.event_replay import Progress
 from memviz.allocator.replay_answer import ReplayAnswer, ReplayQuestion, environment, replay_answer
 from memviz.allocator.replay_result import Figures, Replayed, allocation_count
 from memviz.allocator.replayer import WhatIf
-from memviz.allocator.search import Search, SettingsTrial
+from memviz.allocator.search import SettingsTrial
 from memviz.results.headline import Headline, device_number
 from memviz.results.replay_headline import replay_headline
-from memviz.results.result import Bar, Result, Table, TableRow, share
+from memviz.results.result import Bar, Result, Table, TableRow, named_fields, share
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.units import bytes_text, count_text
 
@@ -68,7 +68,17 @@ class Replay(Result):
             written |= dict.fromkeys(_KEYS_OF_END)
             if outcome.replayed.oom is not None:
                 written |= dict.fromkeys(_KEYS_OF_REPLAY)
-        return {"device": device_number(self.answer.device), **written, **(_search_json(searched) if searched else {})}
+        written = {"device": device_number(self.answer.device), **written}
+        if searched is None:
+            return written
+        return {
+            **written,
+            "search": [_trial_json(outcome) for outcome in searched.tried],
+            "advice": searched.advice,
+            "advised_settings": searched.advised.text,
+            "environment": environment(searched.advised.text),
+            "saved_by": searched.saved_by.text if searched.saved_by else None,
+        }
 
     def columns(self) -> Mapping[str, list[Any]]:
         return {name: [getattr(row, name) for row in self.rows] for name in ReplayRow.__annotations__}
@@ -135,9 +145,7 @@ def _outcome_json(outcome: WhatIf, headline: Headline) -> dict[str, Any]:
         "recorded_settings": outcome.recorded.settings.to_text(),
         "addresses": allocation_count(outcome.recorded),
         **_recording_json(outcome),
-        "peak_requested_bytes": replayed.peak_requested_bytes,
-        "waiting_at_start_bytes": replayed.waiting_at_start_bytes,
-        "unused_at_peak_bytes": replayed.unused_at_peak_bytes,
+        **named_fields(replayed, "peak_requested_bytes", "waiting_at_start_bytes", "unused_at_peak_bytes"),
         "fragmentation": round(replayed.fragmentation, 6),
         "card_bytes": card.total_bytes if card else None,
         "overhead_bytes": card.overhead_bytes if card else None,
@@ -145,7 +153,7 @@ def _outcome_json(outcome: WhatIf, headline: Headline) -> dict[str, Any]:
         "fit": outcome.fit,
         "context": outcome.context.as_json() if outcome.context else None,
         "smallest_card_bytes": outcome.smallest_card.total_bytes if outcome.smallest_card else None,
-        "notes": [{"code": note.code, "level": note.level, "text": note.text} for note in replayed.trace.notes],
+        "notes": [named_fields(note, "code", "level", "text") for note in replayed.trace.notes],
     }
 
 
@@ -162,13 +170,8 @@ def _recording_json(outcome: WhatIf) -> dict[str, Any]:
 
 
 def _figures_json(replayed: Figures) -> dict[str, Any]:
-    return {
-        "peak_allocated_bytes": replayed.peak_allocated_bytes,
-        "peak_reserved_bytes": replayed.peak_reserved_bytes,
-        "reserved_end_bytes": replayed.reserved_end_bytes,
-        "retries": replayed.retries,
-        "oom": _oom_json(replayed),
-    }
+    names = ("peak_allocated_bytes", "peak_reserved_bytes", "reserved_end_bytes", "retries")
+    return {**named_fields(replayed, *names), "oom": _oom_json(replayed)}
 
 
 def _agreement_json(recorded: Replayed) -> dict[str, Any]:
@@ -184,17 +187,7 @@ def _agreement_json(recorded: Replayed) -> dict[str, Any]:
 
 def _oom_json(replayed: Figures | SettingsTrial) -> dict[str, int] | None:
     names = ("event", "requested_bytes", "allocated_bytes", "reserved_bytes")
-    return None if replayed.oom is None else {name: getattr(replayed.oom, name) for name in names}
-
-
-def _search_json(searched: Search) -> dict[str, Any]:
-    return {
-        "search": [_trial_json(outcome) for outcome in searched.tried],
-        "advice": searched.advice,
-        "advised_settings": searched.advised.text,
-        "environment": environment(searched.advised.text),
-        "saved_by": searched.saved_by.text if searched.saved_by else None,
-    }
+    return None if replayed.oom is None else named_fields(replayed.oom, *names)
 
 
 def _trial_json(tried: SettingsTrial) -> dict[str, Any]:
@@ -202,9 +195,7 @@ def _trial_json(tried: SettingsTrial) -> dict[str, Any]:
         "settings": tried.text,
         "is_recorded": tried.is_recorded,
         "as_recorded": tried.is_as_recorded,
-        "fits": tried.fits,
-        "peak_allocated_bytes": tried.peak_allocated_bytes,
-        "peak_reserved_bytes": tried.peak_reserved_bytes,
+        **named_fields(tried, "fits", "peak_allocated_bytes", "peak_reserved_bytes"),
         "peak_reserved_on_card_bytes": tried.reserved_on_card_bytes,
         "retries": tried.retries,
         "oom": _oom_json(tried),
