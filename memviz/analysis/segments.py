@@ -67,7 +67,8 @@ def reserved_segments(device: DeviceTrace, event: int, settings: Mapping[str, An
 
     ranges = np.flatnonzero(reserved)
     source = source[ranges]
-    rows = _rows(history, ranges, source)
+    low = history.low[ranges]
+    rows = replace(history.sources.select(source), address=low, size=history.high[ranges] - low)
     if (source >= final_count).any():
         rows = _with_origin(rows, source, _origin(history, cut)[ranges], history, large_segment_of(settings))
     return _merge_neighbours(rows, source, final_count)
@@ -148,19 +149,6 @@ def _earliest(count: int, first: Ints8, last: Ints8) -> Ints8:
             halved[half:] = np.minimum(best[half:], best[:-half])
             best = halved
     return best
-
-
-def _rows(history: RangeHistory, ranges: Ints8, source: Ints8) -> Segments:
-    sources = history.sources
-    return Segments(
-        address=history.low[ranges],
-        size=history.high[ranges] - history.low[ranges],
-        stream=sources.stream[source],
-        pool=sources.pool[source],
-        is_large=sources.is_large[source],
-        is_expandable=sources.is_expandable[source],
-        stack=sources.stack[source],
-    )
 
 
 def _origin(history: RangeHistory, cut: int) -> Ints8:
@@ -394,15 +382,10 @@ def _with_gaps(segments: Segments, blocks: Tiles) -> Tiles:
     follows[follows] = blocks.segment[following[follows]] == segment[follows]
     finish[follows] = low[following[follows]]
     gaps = np.flatnonzero(finish > begin)
-    free = Tiles(
-        segment=segment[gaps].astype(np.int32),
-        address=in_order(begin[gaps]),
-        size=finish[gaps] - begin[gaps],
-        kind=np.full(len(gaps), TileKind.FREE, dtype=np.uint8),
-        requested=np.zeros(len(gaps), dtype=np.int64),
-        row=np.full(len(gaps), -1, dtype=np.int64),
-    )
-    both = Tiles(**{name: np.concatenate([column, getattr(free, name)]) for name, column in blocks.columns()})
+    address, size = in_order(begin[gaps]), finish[gaps] - begin[gaps]
+    kind, requested, row = (np.full(len(gaps), value) for value in (TileKind.FREE, 0, -1))
+    free = Tiles.typed(segment[gaps], address, size, kind, requested, row)
+    both = Tiles.concatenated([blocks, free])
     return both.select(np.argsort(in_order(both.address), kind="stable"))
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from memviz.errors import TraceError
 from memviz.trace.limits import Budget, Limits
-from memviz.trace.model import DEFAULT_POOL, NO_STACK, Action, Frames, Ints4, Stacks
+from memviz.trace.model import ACTION_NAMES, DEFAULT_POOL, NO_STACK, Action, Frames, Ints4, Stacks
 
 MOST_TEXT = 4096
 """Characters. Paths end there on Linux, and demangled C++ names stay below it but for a few."""
@@ -116,7 +116,9 @@ class Interner:
         key = (_integer(pair[0], "pool id"), _integer(pair[1], "pool id"))
         return self.pools.setdefault(key, len(self.pools))
 
-    def other_action(self, name: Any) -> int:
+    def action(self, name: str) -> int:
+        if name in ACTION_NAMES:
+            return ACTION_NAMES[name]
         number = self.other_actions.setdefault(self.text(self.string(name)), len(self.other_actions))
         if Action.OTHER + number > 255:
             raise TraceError("The events name more than 191 unknown actions.", remedy=NOT_A_SNAPSHOT)
