@@ -393,6 +393,12 @@ def _snapshot_divisions(table: Mapping[Any, Any], written: Settings) -> tuple[in
     return tuple(slots)
 
 
+def environment_text(settings: str) -> str:
+    """Return settings as a shell assignment, quoted where they hold brackets or >."""
+    quoted = f'"{settings}"' if any(letter in settings for letter in "[]>") else settings
+    return f"PYTORCH_CUDA_ALLOC_CONF={quoted}"
+
+
 def changes_layout(one: Settings, other: Settings) -> bool:
     """Return whether the two would place the same requests differently, given enough memory."""
     names = {known.name for known in fields(Settings)} - {

@@ -76,6 +76,12 @@ def lifetimes(device: DeviceTrace) -> Lifetimes:
     return matched(device).lifetimes
 
 
+def delayed_frees(device: DeviceTrace) -> Bools:
+    """True for rows whose free waited for another stream; other frees are requested and completed by two events."""
+    rows, count = lifetimes(device), len(device.events)
+    return (rows.free_requested < count) & ((rows.end - rows.free_requested > 1) | (rows.end == count))
+
+
 @cached
 def matched(device: DeviceTrace) -> Matched:
     events, count = device.events, len(device.events)

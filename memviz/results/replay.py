@@ -6,16 +6,31 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from memviz.allocator.event_replay import Progress
-from memviz.allocator.replay_answer import ReplayAnswer, ReplayQuestion, environment, replay_answer
+from memviz.allocator.context import OVERHEAD_BYTES
+from memviz.allocator.event_replay import Progress, part_of, rest_of
 from memviz.allocator.replay_result import Figures, Replayed, allocation_count
-from memviz.allocator.replayer import WhatIf
-from memviz.allocator.search import SettingsTrial
+from memviz.allocator.replayer import CardMemory, Replayer, WhatIf
+from memviz.allocator.search import Search, SettingsTrial, search
+from memviz.allocator.settings import NEWEST, Release, Settings, environment_text
 from memviz.results.headline import Headline, device_number
 from memviz.results.replay_headline import replay_headline
 from memviz.results.result import Bar, Result, Table, TableRow, named_fields, share
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.units import bytes_text, count_text
+
+_SEARCH_PARTS = 6
+"""How many times as long as an answer a search takes, about."""
+
+
+@dataclass(frozen=True)
+class ReplayQuestion:
+    """Each part may be left out."""
+
+    settings: Settings | None = None
+    card: CardMemory | None = None
+    release: Release = NEWEST
+    search: bool = False
+    overhead: int = OVERHEAD_BYTES
 
 
 @dataclass(frozen=True)
@@ -34,27 +49,30 @@ class ReplayRow:
 class Replay(Result):
     """`memviz.open("run.pickle").replay(settings="expandable_segments:True", memory="24GiB")`."""
 
-    answer: ReplayAnswer = field(compare=False)
+    recording: Trace = field(compare=False)
+    device: DeviceTrace = field(compare=False)
+    found: WhatIf = field(compare=False)
+    searched: Search | None = field(compare=False)
     rows: tuple[ReplayRow, ...]
     """The recorded settings in the same memory, the given ones, and with `search` all that were tried."""
 
     @property
     def trace(self) -> Trace:
         """The replay itself, for `memviz.open`."""
-        return self.answer.found.replayed.trace
+        return self.found.replayed.trace
 
     @property
     def peak_reserved_bytes(self) -> int:
-        return self.answer.found.replayed.peak_reserved_bytes
+        return self.found.replayed.peak_reserved_bytes
 
     @property
     def runs(self) -> bool:
         """True if the replay ends without running out of memory."""
-        return self.answer.found.replayed.oom is None
+        return self.found.replayed.oom is None
 
     @property
     def headline(self) -> Headline:
-        headline, card = replay_headline(self.answer.found, self.answer.searched), self.answer.found.card
+        headline, card = replay_headline(self.found, self.searched), self.found.card
         if card is None or not card.overhead_bytes:
             return headline
         size = bytes_text(card.overhead_bytes)
@@ -62,13 +80,13 @@ class Replay(Result):
 
     def as_json(self) -> dict[str, Any]:
         """Return the output of `replay --json`."""
-        outcome, searched = self.answer.found, self.answer.searched
+        outcome, searched = self.found, self.searched
         written = _outcome_json(outcome, replay_headline(outcome, searched))
         if not allocation_count(outcome.recorded):
             written |= dict.fromkeys(_KEYS_OF_END)
             if outcome.replayed.oom is not None:
                 written |= dict.fromkeys(_KEYS_OF_REPLAY)
-        written = {"device": device_number(self.answer.device), **written}
+        written = {"device": device_number(self.device), **written}
         if searched is None:
             return written
         return {
@@ -76,7 +94,7 @@ class Replay(Result):
             "search": [_trial_json(outcome) for outcome in searched.tried],
             "advice": searched.advice,
             "advised_settings": searched.advised.text,
-            "environment": environment(searched.advised.text),
+            "environment": environment_text(searched.advised.text),
             "saved_by": searched.saved_by.text if searched.saved_by else None,
         }
 
@@ -105,12 +123,23 @@ def _end(row: ReplayRow) -> str:
 def replay_result(
     trace: Trace, device: DeviceTrace, question: ReplayQuestion, progress: Progress | None = None
 ) -> Replay:
-    answer = replay_answer(trace, device, question, progress)
-    outcome = answer.found
-    named: list[tuple[str, Replayed | SettingsTrial]] = [("recorded", outcome.compared_with)]
+    parts = 1 + _SEARCH_PARTS if question.search else 1
+    replayer, first = Replayer(trace, device), part_of(progress, 0, parts)
+    outcome = replayer.what_if(question.settings, question.card, overhead_bytes=question.overhead, progress=first)
+    searched = None
+    if question.search and allocation_count(outcome.recorded):
+        searched = search(
+            replayer,
+            question.card,
+            also=question.settings,
+            release=question.release,
+            overhead_bytes=question.overhead,
+            progress=rest_of(progress, 1, parts),
+        )
+    named: list[tuple[str, Figures]] = [("recorded", outcome.compared_with)]
     if outcome.replayed is not outcome.compared_with:
         named.append(("replayed", outcome.replayed))
-    named += [("tried", trial) for trial in (answer.searched.tried if answer.searched else ())]
+    named += [("tried", trial) for trial in (searched.tried if searched else ())]
     rows = (
         ReplayRow(
             name=name,
@@ -122,7 +151,7 @@ def replay_result(
         )
         for name, replayed in named
     )
-    return Replay(answer, tuple(rows))
+    return Replay(trace, device, outcome, searched, tuple(rows))
 
 
 _KEYS_OF_END = ("as_recorded", "oom", "fit", "smallest_card_bytes", "change_bytes")
@@ -185,7 +214,7 @@ def _agreement_json(recorded: Replayed) -> dict[str, Any]:
     }
 
 
-def _oom_json(replayed: Figures | SettingsTrial) -> dict[str, int] | None:
+def _oom_json(replayed: Figures) -> dict[str, int] | None:
     names = ("event", "requested_bytes", "allocated_bytes", "reserved_bytes")
     return None if replayed.oom is None else named_fields(replayed.oom, *names)
 

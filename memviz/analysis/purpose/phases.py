@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from memviz.analysis.annotations import annotated
+from memviz.analysis.annotations import annotated, optimizer_steps
 from memviz.analysis.cache import cached
 from memviz.analysis.callstacks.sites import path_of
 from memviz.analysis.health import history
 from memviz.analysis.lifetimes import Lifetimes, lifetimes
 from memviz.analysis.purpose.activity import Activity, python_stacks, stack_signs
-from memviz.trace.distinct import distinct, is_among
+from memviz.trace.distinct import is_among
 from memviz.trace.model import (
     NO_STACK,
     Action,
@@ -282,9 +282,8 @@ def _work(trace: Trace, device: DeviceTrace) -> tuple[Ints4, Bytes1]:
     doing = activity_of_allocs(trace, device)[allocs]
     tells = is_among(doing, _WORK)
     intervals = annotated(device).intervals
-    codes = [code for code in distinct(intervals.name) if trace.strings[code].startswith("Optimizer.step#")]
     # A fused optimizer allocates nothing.
-    noted = intervals.start_event[is_among(intervals.name, codes)]
+    noted = intervals.start_event[optimizer_steps(trace, device)]
     noted = np.repeat(noted[noted < len(device.events)], _BLIP + 1)
     at = np.concatenate([allocs[tells], noted.astype(np.int32)])
     what = np.concatenate([doing[tells], np.full(len(noted), Activity.STEP, dtype=np.uint8)])

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from memviz.allocator.context import UNKNOWN
-from memviz.allocator.replay_answer import environment
 from memviz.allocator.replayer import CARD_BYTES, CardMemory
+from memviz.allocator.settings import environment_text
 from memviz.text import Html, joined, tag
 from memviz.ui.html.elements import button, fault_place, menu, text_input
 from memviz.ui.what_if.question import ANY_CARD, RELEASES, ParsedQuestion, Question, what_if_query
@@ -65,7 +65,7 @@ class KnownMemory:
 def form_value(question: Question, parsed: ParsedQuestion, memory: KnownMemory, *, version: str) -> dict[str, Any]:
     """Return the form's value. Only another `version` redraws it, so typing is not interrupted."""
     conf = parsed.settings.to_text() if parsed.settings is not None else None
-    pasted = pasted_html(environment(conf)) if conf is not None else ""
+    pasted = pasted_html(environment_text(conf)) if conf is not None else ""
     return {
         "version": version,
         "html": form_html(question, parsed.overhead_bytes, memory),
