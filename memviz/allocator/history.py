@@ -14,7 +14,7 @@ from memviz.allocator.blocks import Block, PoolId
 from memviz.allocator.caching import CachingAllocator
 from memviz.allocator.settings import Settings
 from memviz.allocator.start_layout import FIRST_START_CAUSE, StartLayout
-from memviz.trace.collect import one_column
+from memviz.trace.collect import joined_events
 from memviz.trace.model import (
     NO_STACK,
     About,
@@ -177,7 +177,7 @@ def _events(trace: Trace, device: DeviceTrace, history: ModelHistory) -> Events:
         metadata=recorded.metadata[cause],
         pool=np.array([pools[pool] for pool in history.pool], dtype=np.int32),
     )
-    return Events(**{name: one_column([column]) for name, column in columns.columns()})
+    return joined_events([columns])
 
 
 def _with_segment_stacks(segments: Segments, device: DeviceTrace, events: Events) -> Segments:

@@ -79,7 +79,8 @@ def lifetimes(device: DeviceTrace) -> Lifetimes:
 def delayed_frees(device: DeviceTrace) -> Bools:
     """True for rows whose free waited for another stream; other frees are requested and completed by two events."""
     rows, count = lifetimes(device), len(device.events)
-    return (rows.free_requested < count) & ((rows.end - rows.free_requested > 1) | (rows.end == count))
+    delayed = (rows.end - rows.free_requested > 1) | (rows.end == count)
+    return np.asarray((rows.free_requested < count) & delayed)
 
 
 @cached

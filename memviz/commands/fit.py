@@ -194,13 +194,15 @@ class _Progress:
 
     def update(self, trial: Trial | None, done: int, of: int) -> None:
         from memviz.results.fit import remaining_text
+        from memviz.runner.fit.fit import short_label
 
         is_first = self._way is None
         if trial is not None and trial.fits and (self._way is None or trial.cost.rank < self._way.cost.rank):
             self._way = trial
-        left = remaining_text(self._pace.seconds_left(done, of))
-        line = f"{done} of {of} configurations tried{left}; {self._best_text()} ..."
-        self.show(line, at_once=is_first and self._way is not None)
+        left, best = remaining_text(self._pace.seconds_left(done, of)), "none fits yet"
+        if self._way is not None:
+            best = f"{short_label(self._way)} fits: {bytes_text(self._way.peak_reserved_bytes)}"
+        self.show(f"{done} of {of} configurations tried{left}; {best} ...", at_once=is_first and self._way is not None)
 
     def show(self, line: str, *, at_once: bool = False) -> None:
         progress(line)
@@ -208,13 +210,6 @@ class _Progress:
         if print_now and not sys.stderr.isatty():
             self._printed_at = time.monotonic()
             print(f"memviz: {printable(line)}", file=sys.stderr, flush=True)
-
-    def _best_text(self) -> str:
-        from memviz.runner.fit.fit import short_label
-
-        if self._way is None:
-            return "none fits yet"
-        return f"{short_label(self._way)} fits: {bytes_text(self._way.peak_reserved_bytes)}"
 
 
 def _print(answer: FitAnswer, measured: list[Measurement] | None = None) -> None:

@@ -58,10 +58,7 @@ class EventCollector:
 
     def finish(self) -> tuple[Events, npt.NDArray[np.uint8] | None]:
         """All events, and their categories if the file names any."""
-        events = self._parts[0] if len(self._parts) == 1 else Events.empty()
-        if len(self._parts) > 1:
-            names = (field.name for field in fields(Events))
-            events = Events(**{name: one_column([getattr(part, name) for part in self._parts]) for name in names})
+        events = self._parts[0] if len(self._parts) == 1 else joined_events(self._parts or [Events.empty()])
         # What could not be had is no part of any sum.
         moved = events.size[events.action != Action.OOM]
         if (events.size < 0).any() or float(moved.sum(dtype=np.float64)) >= LARGEST_SUM:
@@ -146,12 +143,14 @@ def name_of(key: Any) -> str:
     return valid_unicode(key[:80]) if type(key) is str else f"<{type(key).__name__}>"
 
 
-def one_column(pieces: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+def joined_events(parts: list[Events]) -> Events:
     """Streams, pools and contexts are mostly one value throughout: such a column takes no memory."""
-    first = next((piece[0] for piece in pieces if len(piece)), None)
-    if first is not None and all((piece == first).all() for piece in pieces):
-        return np.broadcast_to(first, sum(len(piece) for piece in pieces))
-    return np.concatenate(pieces)
+    columns: list[npt.NDArray[Any]] = []
+    for pieces in ([getattr(part, column.name) for part in parts] for column in fields(Events)):
+        first: Any = next((piece[0] for piece in pieces if len(piece)), None)
+        is_one = first is not None and all((piece == first).all() for piece in pieces)
+        columns.append(np.broadcast_to(first, sum(map(len, pieces))) if is_one else np.concatenate(pieces))
+    return Events(*columns)
 
 
 def _address(event: dict[str, Any]) -> Any:

@@ -158,15 +158,13 @@ class Interner:
         known = self._seen_lists.get(id(frames))
         if known is not None:
             return known
-        known = self._seen_lists[id(frames)] = self.stack_of(self._numbers(self.shortened(frames)))
+        kept = self.shortened(frames)
+        numbers: list[Any] = list(map(self._seen_frames.get, map(id, kept)))
+        if None in numbers:
+            numbers = [self.frame(frame) if seen is None else seen for frame, seen in zip(kept, numbers, strict=True)]
+        known = self._seen_lists[id(frames)] = self.stack_of(numbers)
         self._seen.append(frames)
         return known
-
-    def _numbers(self, frames: Sequence[Any]) -> Sequence[int]:
-        seen = list(map(self._seen_frames.get, map(id, frames)))
-        if None not in seen:
-            return seen  # type: ignore[return-value]
-        return [self.frame(frame) if number is None else number for frame, number in zip(frames, seen, strict=True)]
 
     def shortened(self, frames: Sequence[Any]) -> Sequence[Any]:
         """Both ends of a stack that is deeper than anybody reads, and between them a frame that says so."""

@@ -136,20 +136,21 @@ def apply_edit(trace: Trace, device: DeviceTrace, edit: Edit) -> Trace:
     )
     entries = _Entries.concatenated(parts)
     entries = take_rows(entries, np.lexsort((entries.order, entries.place)))
+    events = replace(
+        take_rows(device.events, entries.source),
+        action=entries.action,
+        address=entries.address,
+        size=entries.size,
+        time_us=device.events.time_us[np.minimum(entries.place, len(device.events) - 1)],
+    )
     changed = replace(
         device,
-        events=_events(device.events, entries),
+        events=events,
         event_labels=_labels(device.event_labels, entries),
         blocks=_blocks(device, rows, sizes, edit),
         taken_over=_edit_purposes(inferred_purposes(trace, device), entries, edit.again_as),
     )
     return replace(trace, devices=(changed,))
-
-
-def _events(recorded: Events, entries: _Entries) -> Events:
-    time_us = recorded.time_us[np.minimum(entries.place, len(recorded) - 1)]
-    copied = take_rows(recorded, entries.source)
-    return replace(copied, action=entries.action, address=entries.address, size=entries.size, time_us=time_us)
 
 
 def _labels(recorded: Labels | None, entries: _Entries) -> Labels | None:

@@ -239,10 +239,10 @@ def _once_a_pair(
             pairs, pair = np.unique(pair, return_inverse=True)
         computed = compute(stacks, (pairs // width).astype(np.int32), (pairs % width).astype(np.int32))
         if not is_table:
-            return computed.astype(np.int32)[pair]
+            return np.asarray(computed.astype(np.int32)[pair])
         table = np.zeros(width * width, dtype=np.int32)
         table[pairs] = computed
-        return table[pair]
+        return np.asarray(table[pair])
 
     return of_pairs
 
