@@ -158,7 +158,7 @@ def rounded(count: int) -> Html:
 
 
 def plain(text: str) -> str:
-    """Cut, and with controls and marks that turn the writing direction made visible, as `markup.esc` does."""
+    """Cut, and with controls and marks that turn the writing direction made visible, as `esc` does."""
     return _visible(cut(text))
 
 

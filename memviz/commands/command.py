@@ -200,7 +200,7 @@ def print_result_table(table: Table) -> None:
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, number_columns: int) -> None:
-    """Columns before `left` are numbers, aligned right; the rest is text."""
+    """The first columns are numbers, aligned right; the rest is text."""
     cells = [list(head), *([printable(cell) for cell in row] for row in rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
     for row in cells:
