@@ -24,7 +24,9 @@ def dask_client(address: str) -> Iterator[Any]:
     except ImportError:
         raise UsageError("--scheduler needs Dask, which is not installed here: pip install distributed.") from None
     try:
-        _ask(address)
+        # A client would wait forever for a scheduler that is silent. A thread of its own has no event loop yet.
+        with ThreadPoolExecutor(1) as own_thread:
+            own_thread.submit(asyncio.run, _greeted(address)).result()
         client = Client(address, timeout=_ANSWERS_WITHIN_SECONDS, set_as_default=False)
     except (OSError, ValueError, TimeoutError) as error:
         is_silent = isinstance(error, TimeoutError) and not str(error)
@@ -39,13 +41,6 @@ def dask_client(address: str) -> Iterator[Any]:
         yield client
     finally:
         client.close()
-
-
-def _ask(address: str) -> None:
-    """Raise unless a scheduler answers at the address: a client would wait forever for one that is silent."""
-    with ThreadPoolExecutor(1) as own_thread:
-        # A thread of its own has no event loop yet.
-        own_thread.submit(asyncio.run, _greeted(address)).result()
 
 
 async def _greeted(address: str) -> None:

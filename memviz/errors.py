@@ -26,11 +26,8 @@ class TraceError(MemvizError):
         self.reason = reason
         self.remedy = remedy
         self.source = source
-        super().__init__(self._text())
-
-    def _text(self) -> str:
-        head = f"{self.source}: {self.reason}" if self.source else self.reason
-        return f"{head} {self.remedy}".rstrip()
+        head = f"{source}: {reason}" if source else reason
+        super().__init__(f"{head} {remedy}".rstrip())
 
     def named(self, source: str) -> TraceError:
         """The same error with the file's name; readers deep inside do not know it."""
@@ -61,12 +58,9 @@ def library_needed(error: ModuleNotFoundError) -> LibraryNeeded | None:
 def needed_library(name: str) -> LibraryNeeded:
     # Where memviz is installed pip adds to that one. In a checkout it would bring the package of somebody else that
     # has this name on the public index.
-    remedy = "-r requirements.txt" if _in_a_checkout() else f'"memviz[{_EXTRA_OF[name]}]"'
+    is_checkout = os.path.isfile(os.path.join(os.path.dirname(__file__), os.pardir, "requirements.txt"))
+    remedy = "-r requirements.txt" if is_checkout else f'"memviz[{_EXTRA_OF[name]}]"'
     return LibraryNeeded(f"This needs {name}, which is not installed here. `pip install {remedy}` brings it.")
-
-
-def _in_a_checkout() -> bool:
-    return os.path.isfile(os.path.join(os.path.dirname(__file__), os.pardir, "requirements.txt"))
 
 
 def first_line(error: BaseException) -> str:

@@ -109,32 +109,26 @@ def large_blocks_kept() -> Iterator[None]:
     takes as long as all else or longer. Those who read side by side share what is kept, and the last of them gives it
     back. Elsewhere glibc finds out by itself what is worth keeping.
     """
-    library, told = _c_library(), os.environ.get(_TRIM_TOLD, "")
+    library: Any = _c_library()
+    told = os.environ.get(_TRIM_TOLD, "")
     trim_bytes = int(told) if told.isdecimal() else _TRIM_BYTES
     if not (_Kept.little or told.isdecimal()) or not hasattr(library, "mallopt"):
         yield
         return
-    _begin_to_keep(library)
+    change = library.mallopt
+    with _Kept.lock:
+        _Kept.readers += 1
+        change(_MMAP_THRESHOLD, _KEPT_BYTES)
+        change(_TRIM_THRESHOLD, 2 * _KEPT_BYTES)
     try:
         yield
     finally:
-        _end_keeping(library, trim_bytes)
-
-
-def _begin_to_keep(library: Any) -> None:
-    with _Kept.lock:
-        _Kept.readers += 1
-        library.mallopt(_MMAP_THRESHOLD, _KEPT_BYTES)
-        library.mallopt(_TRIM_THRESHOLD, 2 * _KEPT_BYTES)
-
-
-def _end_keeping(library: Any, trim_bytes: int) -> None:
-    with _Kept.lock:
-        _Kept.readers -= 1
-        if not _Kept.readers:
-            library.mallopt(_MMAP_THRESHOLD, _ALONE_BYTES)
-            library.mallopt(_TRIM_THRESHOLD, trim_bytes)
-            give_back_holes()
+        with _Kept.lock:
+            _Kept.readers -= 1
+            if not _Kept.readers:
+                change(_MMAP_THRESHOLD, _ALONE_BYTES)
+                change(_TRIM_THRESHOLD, trim_bytes)
+                give_back_holes()
 
 
 def give_back() -> None:

@@ -39,13 +39,13 @@ def esc(text: object) -> Html:
     """Escape for HTML. Marks that turn the writing direction and other control characters are made visible."""
     if isinstance(text, Html):
         return text
-    plain = str(text)
-    if not plain.isprintable():
-        plain = "".join(
-            character if character.isprintable() or character == "\n" else "\N{REPLACEMENT CHARACTER}"
-            for character in plain
-        )
-    return Html(escape(plain, quote=True))
+    return Html(escape(_visible(str(text), keep="\n"), quote=True))
+
+
+def _visible(text: str, keep: str = "") -> str:
+    if text.isprintable():
+        return text
+    return "".join(letter if letter.isprintable() or letter in keep else "\N{REPLACEMENT CHARACTER}" for letter in text)
 
 
 Attributes = dict[str, object]
@@ -158,11 +158,8 @@ def rounded(count: int) -> Html:
 
 
 def plain(text: str) -> str:
-    """Cut, and with controls and marks that turn the writing direction made visible, as `markup.esc` does."""
-    short = cut(text)
-    if short.isprintable():
-        return short
-    return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in short)
+    """Cut, and with controls and marks that turn the writing direction made visible, as `esc` does."""
+    return _visible(cut(text))
 
 
 def nearest(name: object, there_are: Iterable[object]) -> str:

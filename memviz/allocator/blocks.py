@@ -259,7 +259,7 @@ class PendingFrees:
         return self._passed.get(stream, 0) + len(self._events.get(stream, ()))
 
     def finish(self, stream: int, event: int | None = None) -> None:
-        """The stream has done everything asked of it so far, or the first `asked`; the next malloc will see it."""
+        """The stream has done all asked of it so far, or the first `event` frees; the next malloc will see it."""
         done = len(self._events.get(stream, ()))
         if event is not None:
             done = min(done, event - self._passed.get(stream, 0))

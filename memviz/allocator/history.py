@@ -14,7 +14,7 @@ from memviz.allocator.blocks import Block, PoolId
 from memviz.allocator.caching import CachingAllocator
 from memviz.allocator.settings import Settings
 from memviz.allocator.start_layout import FIRST_START_CAUSE, StartLayout
-from memviz.trace.collect import one_column
+from memviz.trace.collect import joined_events
 from memviz.trace.model import (
     NO_STACK,
     About,
@@ -115,7 +115,9 @@ def final_state(
             kind = (not first.pool.is_small, first.expandable is not None)
             segments.append((first.address, size, stream(first.stream), pool(first.pool.owner.id), *kind))
             blocks.extend((len(segments) - 1, *_block_row(block)) for block in run)
-    return _segments(segments), *_blocks(blocks)
+    no_stacks = [np.full(len(rows), NO_STACK) for rows in (segments, blocks)]
+    *of_blocks, cause = _columns(blocks, 6)
+    return Segments.typed(*_columns(segments, 6), no_stacks[0]), Blocks.typed(*of_blocks, no_stacks[1]), cause
 
 
 def _block_row(block: Block) -> tuple[int, int, int, int, int]:
@@ -123,32 +125,6 @@ def _block_row(block: Block) -> tuple[int, int, int, int, int]:
         return block.address, block.size, 0, State.INACTIVE, NOTHING
     state = State.ACTIVE_ALLOCATED if block.allocated else State.ACTIVE_PENDING_FREE
     return block.address, block.size, block.requested, state, block.cause
-
-
-def _segments(rows: list[tuple[int, ...]]) -> Segments:
-    address, size, stream, pool, large, expands = _columns(rows, 6)
-    return Segments(
-        address=address,
-        size=size,
-        stream=stream.astype(np.int32),
-        pool=pool.astype(np.int32),
-        is_large=large.astype(np.bool_),
-        is_expandable=expands.astype(np.bool_),
-        stack=np.full(len(address), NO_STACK, dtype=np.int32),
-    )
-
-
-def _blocks(rows: list[tuple[int, ...]]) -> tuple[Blocks, Ints8]:
-    segment, address, size, requested, state, cause = _columns(rows, 6)
-    blocks = Blocks(
-        segment=segment.astype(np.int32),
-        address=address,
-        size=size,
-        requested=requested,
-        state=state.astype(np.uint8),
-        stack=np.full(len(address), NO_STACK, dtype=np.int32),
-    )
-    return blocks, cause
 
 
 def _columns(rows: list[tuple[int, ...]], count: int) -> list[Ints8]:
@@ -201,7 +177,7 @@ def _events(trace: Trace, device: DeviceTrace, history: ModelHistory) -> Events:
         metadata=recorded.metadata[cause],
         pool=np.array([pools[pool] for pool in history.pool], dtype=np.int32),
     )
-    return Events(**{name: one_column([column]) for name, column in columns.columns()})
+    return joined_events([columns])
 
 
 def _with_segment_stacks(segments: Segments, device: DeviceTrace, events: Events) -> Segments:
@@ -235,7 +211,7 @@ def _block_labels(device: DeviceTrace, cause: Ints8, recorded: Ints8) -> Labels 
     """Return the labels of each block: of its causing event, or of the recorded block."""
     if device.event_labels is None and device.block_labels is None:
         return None
-    none = Labels(np.zeros(0, dtype=np.uint8), np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.uint8))
+    none = Labels.empty()
     return _block_columns(device.event_labels or none, device.block_labels or none, cause, recorded)
 
 

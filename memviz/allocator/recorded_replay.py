@@ -109,7 +109,11 @@ class RecordedReplay(RequestReplay):
         self.malloc_after = {
             step.first: step.malloc for step in source.steps.before_mallocs if step.malloc not in failed
         }
-        self.missing_completions = _missing_completions(source)
+        self.missing_completions = ""
+        streams = len(np.unique(source.device.events.stream))
+        if streams > 1 and (source.steps.step == ReplayStep.LET_GO).any():
+            which = f"of its {streams} streams it does not say which one waited"
+            self.missing_completions = f" It leaves out when frees were complete: {which}."
         self.mismatches = 0
         self.first: Mismatch | None = None
 
@@ -289,14 +293,6 @@ def _why(recorded: list[Entry], ours: list[Entry]) -> str:
     if [size for _, _, size in theirs_new] != [size for _, _, size in our_new]:
         return "The file makes a new segment of another size than the recorded settings ask for."
     return "The file takes another block than the best fit among those that are free by what it shows."
-
-
-def _missing_completions(source: Source) -> str:
-    """Return the note that a file of several streams omits when frees were complete; empty where nothing is missing."""
-    streams = len(np.unique(source.device.events.stream))
-    if streams < 2 or not (source.steps.step == ReplayStep.LET_GO).any():
-        return ""
-    return f" It leaves out when frees were complete: of its {streams} streams it does not say which one waited."
 
 
 def _entries_text(entries: list[Entry]) -> str:

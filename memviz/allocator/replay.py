@@ -51,20 +51,17 @@ class OtherSettings(RequestReplay):
     def _run_to_its_end(self, progress: Progress | None, record: Record) -> None:
         self.progress = progress
         try:
-            self._start()
+            if not self.starts_afresh:
+                self._start_as_recorded()
+            if self.starts_afresh:
+                self.live = lay_out_afresh(self.allocator, self.source.layout)
+            self.allocator.statistics.reset_peak()
+            self.allocator.statistics.reset_accumulated()
             self.allocator.record = record
             self.run()
         except AllocationFailed as error:
             figures = (error.requested, error.asked_of_device, error.allocated, error.reserved)
             self.oom = RanOut(self.history.now, *figures)
-
-    def _start(self) -> None:
-        if not self.starts_afresh:
-            self._start_as_recorded()
-        if self.starts_afresh:
-            self.live = lay_out_afresh(self.allocator, self.source.layout)
-        self.allocator.statistics.reset_peak()
-        self.allocator.statistics.reset_accumulated()
 
     def _start_as_recorded(self) -> None:
         memory, self.device.memory = self.device.memory, None

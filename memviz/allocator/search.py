@@ -24,7 +24,7 @@ from memviz.allocator.caching import rounding, segment_size
 from memviz.allocator.context import OVERHEAD_BYTES
 from memviz.allocator.event_replay import Progress, part_of
 from memviz.allocator.recorded_replay import ensure_replayed
-from memviz.allocator.replay_result import Figures, RanOut
+from memviz.allocator.replay_result import Figures
 from memviz.allocator.replayer import CardMemory, Replayer, always_had_room
 from memviz.allocator.settings import NEWEST, SINCE, Release, Settings
 from memviz.trace.model import Action, reserved_after
@@ -33,22 +33,17 @@ from memviz.units import bytes_text, percent_text
 
 
 @dataclass(frozen=True)
-class SettingsTrial:
-    settings: Settings
+class SettingsTrial(Figures):
+    """Peaks are those in memory without end; retries and running out are on the card, where there is one."""
+
     text: str
     """To paste behind `PYTORCH_CUDA_ALLOC_CONF=`; empty for PyTorch's defaults."""
     is_recorded: bool
     """These are the settings of the recording."""
     is_as_recorded: bool
     """And replayed like this they do what is recorded, to the address."""
-    peak_requested_bytes: int
-    peak_allocated_bytes: int
-    peak_reserved_bytes: int
-    """With memory without end."""
-    retries: int
-    """On the card, where there is one; so are the next two."""
-    oom: RanOut | None
     reserved_on_card_bytes: int
+    """Peak on the card, where there is one."""
     smallest_card: CardMemory | None
     """Smallest of the usual sizes that suffices; None where none is large enough."""
 
@@ -69,15 +64,10 @@ def try_settings(
         settings, overhead_bytes=overhead_bytes, afresh=True, free=free, progress=part_of(progress, 2, 3)
     )
     return SettingsTrial(
-        settings=settings,
+        **vars(replace(free, retries=on_card.retries, oom=on_card.oom)),
         text=settings.to_text(),
         is_recorded=settings == replayer.recorded,
         is_as_recorded=settings == replayer.recorded and _does_the_same(replayer, on_card),
-        peak_requested_bytes=free.peak_requested_bytes,
-        peak_allocated_bytes=free.peak_allocated_bytes,
-        peak_reserved_bytes=free.peak_reserved_bytes,
-        retries=on_card.retries,
-        oom=on_card.oom,
         reserved_on_card_bytes=on_card.peak_reserved_bytes,
         smallest_card=smallest,
     )
@@ -180,7 +170,10 @@ def _helped(work: _Work, count: int) -> Iterator[None]:
         for thread in threads:
             thread.join()
         for process in processes:
-            _closed(process)
+            for stream in (process.stdin, process.stdout):
+                with suppress(OSError):
+                    cast(IO[bytes], stream).close()
+            process.wait()
 
 
 def _started(count: int) -> Iterator[subprocess.Popen[bytes]]:
@@ -196,13 +189,6 @@ def _started(count: int) -> Iterator[subprocess.Popen[bytes]]:
                 env={**os.environ, "PYTHONPATH": path},
                 start_new_session=True,
             )
-
-
-def _closed(process: subprocess.Popen[bytes]) -> None:
-    for stream in (process.stdin, process.stdout):
-        with suppress(OSError):
-            cast(IO[bytes], stream).close()
-    process.wait()
 
 
 def _feed(process: subprocess.Popen[bytes], order: bytes, work: _Work) -> None:

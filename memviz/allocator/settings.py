@@ -146,7 +146,13 @@ class _Reader:
         elif key in _OTHER_SIZES:
             self._whole()
         elif key == "pinned_num_register_threads":
-            self._read_register_threads()
+            threads = self._whole()
+            got = "" if self.strict else f", got {threads}"
+            if not _is_power_of_two(threads):
+                raise UsageError(f"Number of register threads has to be power of 2{got}")
+            if threads > _MOST_REGISTER_THREADS:
+                limit = f"less than or equal to {_MOST_REGISTER_THREADS}"
+                raise UsageError(f"Number of register threads should be {limit}{got}")
         elif key == "pinned_reserve_segment_size_mb":
             if self._whole() == 0:
                 raise UsageError("Pinned reserve segment size has to be greater than 0")
@@ -154,15 +160,6 @@ class _Reader:
             while self._next() != "]":
                 pass
         self.others[key] = "".join(self.tokens[first : self.at + 1])
-
-    def _read_register_threads(self) -> None:
-        threads = self._whole()
-        got = "" if self.strict else f", got {threads}"
-        if not _is_power_of_two(threads):
-            raise UsageError(f"Number of register threads has to be power of 2{got}")
-        if threads > _MOST_REGISTER_THREADS:
-            limit = f"less than or equal to {_MOST_REGISTER_THREADS}"
-            raise UsageError(f"Number of register threads should be {limit}{got}")
 
     def _mib_of_at_least_a_segment(self, key: str) -> int:
         least = self.values.get("large_segment_size", LARGE_SEGMENT) // MiB
@@ -193,7 +190,10 @@ class _Reader:
                 begin = last if self.strict else last + 1
                 slots[begin:] = [divisions] * (SLOTS - begin)
             else:
-                last = _slot_of(self._as_whole(key))
+                mebibytes = self._as_whole(key)
+                if not _is_power_of_two(mebibytes):
+                    raise UsageError("For roundups, the intervals have to be power of 2 ")
+                last = min(mebibytes.bit_length() - 1, SLOTS - 1)
                 # The first pair speaks for everything smaller too.
                 slots[0 if first else last : last + 1] = [divisions] * (last + 1 if first else 1)
                 first = False
@@ -247,12 +247,6 @@ class _Reader:
         if not is_valid(float(match[0])):
             raise UsageError(message)
         return float(match[0])
-
-
-def _slot_of(mebibytes: int) -> int:
-    if not _is_power_of_two(mebibytes):
-        raise UsageError("For roundups, the intervals have to be power of 2 ")
-    return min(mebibytes.bit_length() - 1, SLOTS - 1)
 
 
 def _is_power_of_two(number: int) -> bool:
@@ -391,6 +385,12 @@ def _snapshot_divisions(table: Mapping[Any, Any], written: Settings) -> tuple[in
         if type(value) is int and value >= 0:
             slots[number] = value
     return tuple(slots)
+
+
+def environment_text(settings: str) -> str:
+    """Return settings as a shell assignment, quoted where they hold brackets or >."""
+    quoted = f'"{settings}"' if any(letter in settings for letter in "[]>") else settings
+    return f"PYTORCH_CUDA_ALLOC_CONF={quoted}"
 
 
 def changes_layout(one: Settings, other: Settings) -> bool:

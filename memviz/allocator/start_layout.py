@@ -25,10 +25,8 @@ from memviz.allocator.blocks import Block, BlockPool, ExpandableSegment, PoolId
 from memviz.allocator.caching import CachingAllocator, add_expandable, rounding
 from memviz.allocator.settings import Settings
 from memviz.trace.model import NO_STACK, Action, DeviceTrace, Ints8, State, Trace
+from memviz.trace.reserved import range_history, segments_after
 from memviz.trace.rounding import SMALL_SEGMENT, SMALL_SIZE
-
-_LAST_ADDRESS = 2**64 - 1
-"""Events of a damaged file name memory behind it."""
 
 
 @dataclass(frozen=True)
@@ -81,21 +79,12 @@ def start_layout(
     trace: Trace, device: DeviceTrace, settings: Settings, known_sizes: Mapping[int, int] | None = None
 ) -> StartLayout:
     """`known_sizes`: of blocks by address, from whoever knows more than the file shows at first sight."""
-    segments = sorted(_segments_before(trace, device, settings.large_segment_size), key=lambda segment: segment.address)
+    segments = _segments_before(trace, device, settings.large_segment_size)
     blocks = sorted(_live_before(device, settings), key=lambda block: block.address)
-    placed = _place(_without_overlaps(segments), blocks)
+    placed = _place(segments, blocks)
     finder = _GapFinder(device, settings, known_sizes or {})
     whole = tuple(replace(segment, blocks=tuple(finder.sized(segment))) for segment in placed)
     return StartLayout(whole, len(blocks) - sum(len(segment.blocks) for segment in whole))
-
-
-def _without_overlaps(segments: list[StartSegment]) -> list[StartSegment]:
-    """In a damaged file segments may lie in one another: the first of them is kept."""
-    kept: list[StartSegment] = []
-    for segment in segments:
-        if segment.size > 0 and (not kept or kept[-1].end <= segment.address):
-            kept.append(segment)
-    return kept
 
 
 def unsigned(column: Ints8) -> npt.NDArray[np.uint64]:
@@ -104,85 +93,19 @@ def unsigned(column: Ints8) -> npt.NDArray[np.uint64]:
 
 
 def _segments_before(trace: Trace, device: DeviceTrace, large_page: int) -> list[StartSegment]:
-    whole: dict[int, StartSegment] = {}
-    mapped = _Ranges()
-    rows = device.segments
+    """Return the segments before the first event, by address."""
+    rows = segments_after(range_history(device), -1, large_page)
     columns = (unsigned(rows.address), rows.size, rows.stream, rows.pool, rows.is_large, rows.is_expandable)
+    segments: list[StartSegment] = []
     for address, size, stream, pool, is_large, expands in zip(*(column.tolist() for column in columns), strict=True):
         segment = StartSegment(address, size, stream, trace.pools[pool], not is_large, expands)
-        if expands:
-            mapped.add(segment)
+        last = segments[-1] if segments else segment
+        if (last.end, last.stream, last.pool) == (address, stream, segment.pool) and last.is_expandable and expands:
+            # Small pages that were given back by the dozen may look like large ones by themselves.
+            segments[-1] = replace(last, size=last.size + size, is_small=last.is_small or segment.is_small)
         else:
-            whole[address] = segment
-    for action, segment in reversed(_segment_events(trace, device, large_page)):
-        if action == Action.SEGMENT_ALLOC:
-            whole.pop(segment.address, None)
-        elif action == Action.SEGMENT_FREE:
-            whole[segment.address] = segment
-        elif action == Action.SEGMENT_MAP:
-            mapped.remove(segment.address, segment.end)
-        else:
-            mapped.add(segment)
-    return [*whole.values(), *mapped.joined()]
-
-
-def _segment_events(trace: Trace, device: DeviceTrace, large_page: int) -> list[tuple[int, StartSegment]]:
-    events = device.events
-    segment_events = np.flatnonzero((events.action >= Action.SEGMENT_ALLOC) & (events.action <= Action.SEGMENT_UNMAP))
-    columns = (events.action, unsigned(events.address), events.size, events.stream, events.pool)
-    rows = zip(*(column[segment_events].tolist() for column in columns), strict=True)
-    return [
-        (
-            action,
-            StartSegment(
-                address,
-                size,
-                stream,
-                trace.pools[pool],
-                # A large segment has at least 10 MiB, and the large pool maps large pages.
-                size == SMALL_SEGMENT if action != Action.SEGMENT_UNMAP else size % large_page != 0,
-                action > Action.SEGMENT_FREE,
-            ),
-        )
-        for action, address, size, stream, pool in rows
-    ]
-
-
-class _Ranges:
-    """Mapped ranges that do not overlap, by address."""
-
-    def __init__(self) -> None:
-        self._starts: list[int] = []
-        self._ranges: list[StartSegment] = []
-
-    def add(self, segment: StartSegment) -> None:
-        self.remove(segment.address, segment.end)
-        place = bisect_left(self._starts, segment.address)
-        self._starts.insert(place, segment.address)
-        self._ranges.insert(place, segment)
-
-    def remove(self, start: int, end: int) -> None:
-        first = max(bisect_left(self._starts, start) - 1, 0)
-        last = bisect_left(self._starts, end)
-        kept = [part for segment in self._ranges[first:last] for part in _without(segment, start, end)]
-        self._ranges[first:last] = kept
-        self._starts[first:last] = [segment.address for segment in kept]
-
-    def joined(self) -> list[StartSegment]:
-        ranges: list[StartSegment] = []
-        for mapped in self._ranges:
-            last = ranges[-1] if ranges else None
-            if last and last.end == mapped.address and (last.stream, last.pool) == (mapped.stream, mapped.pool):
-                # Small pages that were given back by the dozen may look like large ones by themselves.
-                ranges[-1] = replace(last, size=last.size + mapped.size, is_small=last.is_small or mapped.is_small)
-            else:
-                ranges.append(mapped)
-        return ranges
-
-
-def _without(segment: StartSegment, start: int, end: int) -> list[StartSegment]:
-    parts = ((segment.address, min(segment.end, start)), (max(segment.address, end), segment.end))
-    return [replace(segment, address=first, size=last - first) for first, last in parts if first < last]
+            segments.append(segment)
+    return segments
 
 
 def _live_before(device: DeviceTrace, settings: Settings) -> list[StartBlock]:
@@ -285,10 +208,7 @@ class _GapFinder:
     def _rest(self, block: StartBlock, end: int) -> int:
         """The first allocation in the gap while the block lived lies where the free part began."""
         start = block.address + block.size
-        if start > _LAST_ADDRESS:
-            return 0
-        bounds = np.array([start, min(end, _LAST_ADDRESS)], dtype=np.uint64)
-        low, high = np.searchsorted(self._address, bounds)
+        low, high = np.searchsorted(self._address, np.array([start, end], dtype=np.uint64))
         if low == high:
             return 0
         first = low + int(self._event[low:high].argmin())

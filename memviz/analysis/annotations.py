@@ -15,6 +15,7 @@ from memviz.analysis.cache import cached
 from memviz.analysis.lifetimes import clock, has_times_or_counts
 from memviz.analysis.sums import max_of_ranges
 from memviz.analysis.timeline import timeline
+from memviz.trace.distinct import distinct, is_among
 from memviz.trace.model import Bools, Columns, DeviceTrace, Ints4, Ints8, Stage, Trace
 
 NO_INTERVAL = -1
@@ -129,6 +130,13 @@ class StepRange:
     """Cut off by the end of the recording."""
 
 
+def optimizer_steps(trace: Trace, device: DeviceTrace) -> Ints8:
+    """Rows of the intervals by which torch annotates optimizer steps."""
+    names = annotated(device).intervals.name
+    codes = [code for code in distinct(names) if trace.strings[code].startswith("Optimizer.step#")]
+    return np.flatnonzero(is_among(names, codes))
+
+
 def steps(trace: Trace, device: DeviceTrace) -> tuple[StepRange, ...]:
     """Return the profiler's steps; without any, the ranges between ends of consecutive optimizer steps."""
     intervals = annotated(device).intervals
@@ -140,7 +148,7 @@ def steps(trace: Trace, device: DeviceTrace) -> tuple[StepRange, ...]:
             StepRange(names[i], int(intervals.start_event[i]), int(intervals.end_event[i]), is_open)
             for i, is_open in profiled_steps
         )
-    optimized = [i for i, name in enumerate(names) if name.startswith("Optimizer.step#") and not intervals.is_open[i]]
+    optimized = [i for i in optimizer_steps(trace, device).tolist() if not intervals.is_open[i]]
     # With several optimizers the first one sets the pace.
     optimized = [i for i in optimized if names[i] == names[optimized[0]]]
     ends = intervals.end_event[optimized]

@@ -8,8 +8,6 @@ from memviz.analysis.timeline import timeline
 from memviz.errors import UsageError
 from memviz.trace.model import Action, DeviceTrace, Trace
 
-# Device of a trace to show: the requested one, else the most interesting one.
-
 
 @dataclass(frozen=True)
 class DeviceName:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from memviz.analysis.cache import cached
-from memviz.analysis.callstacks.sites import first_in_stack, path_of, sites
+from memviz.analysis.callstacks.sites import is_in_stack, path_of, sites
 from memviz.analysis.lifetimes import check_event, clock, has_times, lifetimes
 from memviz.analysis.purpose.categories import categories
 from memviz.analysis.purpose.phases import label_of_rows
@@ -143,8 +143,7 @@ def find_sites(trace: Trace, device: DeviceTrace, text: str, event: int) -> Find
 
 def _matches_term(trace: Trace, device: DeviceTrace, term: str) -> Bools:
     frames = np.array([term in frame_text for frame_text in _frame_texts(trace)], dtype=np.bool_)
-    stacks = np.append(first_in_stack(trace.stacks, frames) >= 0, False)
-    hit = stacks[lifetimes(device).stack]
+    hit = is_in_stack(trace.stacks, frames)[lifetimes(device).stack]
     matching = [category for category in Category if term in category.label]
     hit = hit | np.isin(categories(trace, device).category, matching)
     modules = label_of_rows(device, "module")

@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from memviz.analysis.lifetimes import BEFORE, lifetimes, matched
+from memviz.analysis.lifetimes import BEFORE, delayed_frees, lifetimes, matched
 from memviz.analysis.segments import TileKind, fragmentation_at, fragmentation_of, segments_at
 from memviz.analysis.timeline import has_reserved, timeline
 from memviz.trace.distinct import distinct, is_among
@@ -194,10 +194,7 @@ def _private_pools(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
 
 
 def _pending_frees(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
-    """Frees delayed by another stream; others are requested and completed by two events in a row."""
-    lives, peak = lifetimes(device), timeline(device)
-    requests = lives.free_requested < len(device.events)
-    delayed = requests & ((lives.end - lives.free_requested > 1) | (lives.end == len(device.events)))
+    lives, peak, delayed = lifetimes(device), timeline(device), delayed_frees(device)
     if not delayed.any():
         return
     count, total, at_end = int(delayed.sum()), int(lives.size[delayed].sum()), int(peak.waiting[-1])

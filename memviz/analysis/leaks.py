@@ -14,12 +14,8 @@ from memviz.analysis.timeline import timeline
 from memviz.trace.model import Action, DeviceTrace, Ints8, Trace
 
 
-def never_freed(trace: Trace, device: DeviceTrace, by: str = "site", *, top: int | None = None) -> Groups:
-    """Allocations of the trace whose free was not requested before its end."""
-    return group_rows(trace, device, never_freed_rows(device), by, top=top)
-
-
 def never_freed_rows(device: DeviceTrace) -> Ints8:
+    """Allocations of the trace whose free was not requested before its end."""
     rows, count = lifetimes(device), len(device.events)
     return np.flatnonzero((rows.start >= 0) & (rows.end == count) & (rows.free_requested == count))
 
@@ -61,7 +57,11 @@ def growth(trace: Trace, device: DeviceTrace, by: str = "site", *, top: int = 20
     rows = np.flatnonzero(first < past)
     keyed = group_codes(trace, device, rows, by)
     distinct, codes = np.unique(keyed.codes, return_inverse=True)
-    per_step = _live_per_step(codes, (first[rows], past[rows]), all_rows.size[rows], (len(distinct), len(ends)))
+    # One row per code, one column per step.
+    size, count, width = all_rows.size[rows], len(distinct), len(ends) + 1
+    change = sum_by(codes * width + first[rows], size, count * width)
+    change -= sum_by(codes * width + past[rows], size, count * width)
+    per_step = np.cumsum(change.reshape(count, width), axis=1)[:, :-1]
     grown = per_step[:, -1] - per_step[:, 0]
     growing = [GrowthRow(*keyed.name(int(distinct[i])), tuple(per_step[i].tolist())) for i in np.flatnonzero(grown > 0)]
     largest = sorted(growing, key=lambda row: (-row.grown_bytes, row.label, row.key))[:top]
@@ -69,14 +69,6 @@ def growth(trace: Trace, device: DeviceTrace, by: str = "site", *, top: int = 20
     rest = live - np.array([row.bytes for row in largest], dtype=np.int64).reshape(-1, len(ends)).sum(axis=0)
     names = tuple(step.name for step in complete_steps)
     return Growth(by, names, tuple(live.tolist()), tuple(largest), tuple(rest.tolist()))
-
-
-def _live_per_step(codes: Ints8, span: tuple[Ints8, Ints8], size: Ints8, shape: tuple[int, int]) -> Ints8:
-    """One row per code, one column per step."""
-    width = shape[1] + 1
-    change = sum_by(codes * width + span[0], size, shape[0] * width)
-    change -= sum_by(codes * width + span[1], size, shape[0] * width)
-    return np.asarray(np.cumsum(change.reshape(shape[0], width), axis=1)[:, :-1], dtype=np.int64)
 
 
 def freed_at_once(trace: Trace, device: DeviceTrace, by: str = "site", *, top: int | None = None) -> Groups:

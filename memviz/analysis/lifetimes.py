@@ -76,10 +76,18 @@ def lifetimes(device: DeviceTrace) -> Lifetimes:
     return matched(device).lifetimes
 
 
+def delayed_frees(device: DeviceTrace) -> Bools:
+    """True for rows whose free waited for another stream; other frees are requested and completed by two events."""
+    rows, count = lifetimes(device), len(device.events)
+    delayed = (rows.end - rows.free_requested > 1) | (rows.end == count)
+    return np.asarray((rows.free_requested < count) & delayed)
+
+
 @cached
 def matched(device: DeviceTrace) -> Matched:
     events, count = device.events, len(device.events)
-    runs = _Runs.of(device).by_start(count)
+    runs, stray_frees = _Runs.of(device)
+    runs = runs.by_start(count)
     blocks = np.flatnonzero(device.blocks.state != State.INACTIVE)
     block = _block_of(runs, blocks, device)
 
@@ -113,7 +121,7 @@ def matched(device: DeviceTrace) -> Matched:
         block=_with(block, rest).astype(np.int32),
     )
     faults = Faults(
-        stray_frees=runs.stray_frees,
+        stray_frees=stray_frees,
         implied_frees=int(implied.sum()),
         lost_blocks=int(lost.sum()),
         lost_bytes=int(events.size[source][lost].sum()),
@@ -126,8 +134,8 @@ def matched(device: DeviceTrace) -> Matched:
     return Matched(rows, faults)
 
 
-@dataclass(frozen=True)
-class _Runs:
+@dataclass(frozen=True, eq=False)
+class _Runs(Columns):
     """Events of one allocation each, in four bytes. The number of events means *never*."""
 
     first: Ints4
@@ -137,10 +145,10 @@ class _Runs:
     next_start: Ints4
     is_last: Bools
     """No later run at the same address."""
-    stray_frees: int
 
     @staticmethod
-    def of(device: DeviceTrace) -> _Runs:
+    def of(device: DeviceTrace) -> tuple[_Runs, int]:
+        """Return the runs, and the number of frees of what was free already."""
         events, never = device.events, len(device.events)
         index = np.flatnonzero(events.action <= Action.FREE_COMPLETED).astype(np.int32)
         order, new_address = _by_address(events.address[index])
@@ -165,31 +173,22 @@ class _Runs:
         completed = np.where(action[last] == Action.FREE_COMPLETED, index[last], np.int32(never))[keep]
         address = np.cumsum(new_address, dtype=np.int32)[first[keep]]
         first_event = index[first[keep]]
-        return _Runs(
+        runs = _Runs(
             first=first_event,
             start=np.where(is_alloc[first[keep]], first_event, np.int32(BEFORE)),
             requested=requested[keep],
             completed=completed,
-            next_start=np.append(first_event[1:], np.int32(never)),
+            next_start=np.append(first_event[1:], np.int32(never))[: len(keep)],
             is_last=np.append(address[1:] != address[:-1], True)[: len(keep)],
-            stray_frees=len(first) - len(keep),
         )
+        return runs, len(first) - len(keep)
 
     def by_start(self, count: int) -> _Runs:
         """Order by start, unknown starts first. No two start at one event, so a scatter replaces the sort."""
         run_of_event = np.full(count, -1, dtype=np.int32)
         begun = np.flatnonzero(self.start != BEFORE)
         run_of_event[self.start[begun]] = begun
-        order = np.concatenate([np.flatnonzero(self.start == BEFORE), run_of_event[run_of_event >= 0]])
-        return _Runs(
-            first=self.first[order],
-            start=self.start[order],
-            requested=self.requested[order],
-            completed=self.completed[order],
-            next_start=self.next_start[order],
-            is_last=self.is_last[order],
-            stray_frees=self.stray_frees,
-        )
+        return self.select(np.concatenate([np.flatnonzero(self.start == BEFORE), run_of_event[run_of_event >= 0]]))
 
 
 def _block_of(runs: _Runs, blocks: Ints8, device: DeviceTrace) -> Ints8:

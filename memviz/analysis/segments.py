@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
@@ -14,11 +14,10 @@ from memviz.analysis.cache import cached
 from memviz.analysis.lifetimes import BEFORE, lifetimes
 from memviz.analysis.timeline import timeline
 from memviz.errors import UsageError
-from memviz.trace.distinct import distinct, is_among
-from memviz.trace.model import NO_STACK, Action, Bools, Bytes1, Columns, DeviceTrace, Ints4, Ints8, Segments, Trace
+from memviz.trace.model import Bools, Bytes1, Columns, DeviceTrace, Ints4, Ints8, Segments, Trace
+from memviz.trace.reserved import RangeHistory, in_order, range_history, segments_after, upto
 from memviz.trace.rounding import (
     MIN_BLOCK,
-    SMALL_SEGMENT,
     SMALL_SIZE,
     divisions_of,
     large_segment_of,
@@ -31,183 +30,15 @@ from memviz.trace.rounding import (
 # After the last event it is the file's own list of blocks. Before that, segments are counted back from the end, live
 # allocations are put into them, and what lies between is free.
 
-# Reserved address ranges at an event. The final segments are exact, so an event is counted back from them: a range was
-# reserved then if the first later event that touches it gives it back, was not if that event takes it, and is as it is
-# at the end if no later event touches it. The same rule serves cudaMalloc/cudaFree and the pages of expandable
-# segments.
-#
-# All work is per elementary range, between two neighbouring bounds of any event or segment. So the cost is that of the
-# segment events (few), and many overlapping ranges in a hostile file cost no more than others.
 
-_TOP_BIT = np.int64(-(2**63))
-_LAST = np.int64(2**63 - 1)
-
-
-def in_order(address: Ints8) -> Ints8:
-    """Addresses are unsigned, kept in int64; flipping the top bit makes int64 compare them rightly. Its own inverse."""
-    return np.bitwise_xor(address, _TOP_BIT)
-
-
-def upto(low: Ints8, size: Ints8) -> Ints8:
-    """End of a range; one that would leave the address space ends with it."""
-    high = low + size
-    return np.where(high < low, _LAST, high)
+@cached
+def ranges_of(device: DeviceTrace) -> RangeHistory:
+    return range_history(device)
 
 
 def reserved_segments(device: DeviceTrace, event: int, settings: Mapping[str, Any]) -> Segments:
     """Segments held after `event`, by address, in the shape of the final ones."""
-    history, final_count = range_history(device), len(device.segments)
-    cut = int(np.searchsorted(history.index, event, side="right"))
-    later = _earliest(len(history.low), history.first[cut:], history.last[cut:])
-    by_event = later < len(history.index) - cut
-    source = np.where(by_event, final_count + cut + later, history.final_row)
-    reserved = by_event.copy()
-    reserved[by_event] = history.gives_back[(cut + later)[by_event]]
-    reserved |= ~by_event & (history.final_row >= 0)
-
-    ranges = np.flatnonzero(reserved)
-    source = source[ranges]
-    rows = _rows(history, ranges, source)
-    if (source >= final_count).any():
-        rows = _with_origin(rows, source, _origin(history, cut)[ranges], history, large_segment_of(settings))
-    return _merge_neighbours(rows, source, final_count)
-
-
-@dataclass(frozen=True)
-class RangeHistory:
-    index: Ints8
-    """Events that change the reserved ranges."""
-    gives_back: Bools
-    first: Ints8
-    last: Ints8
-    """Elementary ranges touched by each of these events: first <= range < last."""
-    low: Ints8
-    high: Ints8
-    """Bounds of the elementary ranges, by address as `in_order` gives it."""
-    final_row: Ints8
-    """Final segment of each elementary range, or -1."""
-    sources: Segments
-    """Sources of the ranges' properties: one row for each final segment, then one for each of these events."""
-
-
-@cached
-def range_history(device: DeviceTrace) -> RangeHistory:
-    events, segments = device.events, device.segments
-    index = np.flatnonzero((events.action >= Action.SEGMENT_ALLOC) & (events.action <= Action.SEGMENT_UNMAP))
-    sources = _sources(device, index)
-    low = in_order(sources.address)
-    high = upto(low, sources.size)
-    bounds = distinct(np.concatenate([low, high]))
-    count = max(len(bounds) - 1, 0)
-    first, last = np.searchsorted(bounds, low), np.searchsorted(bounds, high)
-    final = _earliest(count, first[: len(segments)], last[: len(segments)])
-    return RangeHistory(
-        index=index,
-        gives_back=is_among(events.action[index], (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)),
-        first=first[len(segments) :],
-        last=last[len(segments) :],
-        low=bounds[:count],
-        high=bounds[1:],
-        final_row=np.where(final < len(segments), final, -1),
-        sources=sources,
-    )
-
-
-def _sources(device: DeviceTrace, index: Ints8) -> Segments:
-    events, segments = device.events, device.segments
-    action, size = events.action[index], events.size[index]
-    expandable = (action == Action.SEGMENT_MAP) | (action == Action.SEGMENT_UNMAP)
-    return Segments(
-        address=np.concatenate([segments.address, events.address[index]]),
-        size=np.concatenate([segments.size, size]),
-        stream=np.concatenate([segments.stream, events.stream[index]]),
-        pool=np.concatenate([segments.pool, events.pool[index]]),
-        is_large=np.concatenate([segments.is_large, size > SMALL_SEGMENT]),
-        is_expandable=np.concatenate([segments.is_expandable, expandable]),
-        stack=np.concatenate([segments.stack, events.stack[index]]),
-    )
-
-
-def _earliest(count: int, first: Ints8, last: Ints8) -> Ints8:
-    """For each of `count` places the lowest row with first <= place < last; the number of rows where there is none.
-
-    A row is written at two overlapping stretches of a power of two; these are then halved down to single places.
-    """
-    best = np.full(count, len(first), dtype=np.int64)
-    used = np.flatnonzero(last > first)
-    if not len(used):
-        return best
-    power = np.frexp((last - first)[used].astype(np.float64))[1] - 1
-    for level in range(int(power.max()), -1, -1):
-        rows = used[power == level]
-        np.minimum.at(best, first[rows], rows)
-        np.minimum.at(best, last[rows] - (1 << level), rows)
-        if level:
-            half = 1 << (level - 1)
-            halved = best.copy()
-            halved[half:] = np.minimum(best[half:], best[:-half])
-            best = halved
-    return best
-
-
-def _rows(history: RangeHistory, ranges: Ints8, source: Ints8) -> Segments:
-    sources = history.sources
-    return Segments(
-        address=history.low[ranges],
-        size=history.high[ranges] - history.low[ranges],
-        stream=sources.stream[source],
-        pool=sources.pool[source],
-        is_large=sources.is_large[source],
-        is_expandable=sources.is_expandable[source],
-        stack=sources.stack[source],
-    )
-
-
-def _origin(history: RangeHistory, cut: int) -> Ints8:
-    """Source of the event that took each elementary range, where it was recorded; else -1."""
-    origin = cut - 1 - _earliest(len(history.low), history.first[:cut][::-1], history.last[:cut][::-1])
-    is_reserved = origin >= 0
-    is_reserved[is_reserved] = ~history.gives_back[origin[is_reserved]]
-    return np.where(is_reserved, origin + len(history.sources) - len(history.index), -1)
-
-
-def _with_origin(rows: Segments, source: Ints8, origin: Ints8, history: RangeHistory, large_page: int) -> Segments:
-    """Set the stack and the size class of released ranges, which their releasing event does not record.
-
-    The small pool maps one page of 2 MiB at a time. A range mapped before the history began is of the large pool if
-    the unmapped size is a multiple of that pool's page.
-    """
-    sources, has_origin = history.sources, origin >= 0
-    released = source >= len(sources) - len(history.index)
-    by_page = np.where(has_origin, sources.is_large[origin], sources.size[source] % large_page == 0)
-    return replace(
-        rows,
-        stack=np.where(released, np.where(has_origin, sources.stack[origin], NO_STACK), rows.stack).astype(np.int32),
-        is_large=np.where(released & rows.is_expandable, by_page, rows.is_large),
-    )
-
-
-def _merge_neighbours(rows: Segments, source: Ints8, final_count: int) -> Segments:
-    """Merge neighbours into one segment where the file's final list would show one.
-
-    Ranges of one source are one segment that the bounds of others cut. Mapped ranges of one stream and pool are
-    one expandable segment, except where the file itself lists two.
-    """
-    high = rows.address + rows.size
-    mapped = _equal_neighbours(rows.stream, rows.pool, rows.is_large, rows.is_expandable) & rows.is_expandable[1:]
-    mapped &= np.maximum(source[1:], source[:-1]) >= final_count
-    touching = rows.address[1:] == high[:-1]
-    starts = np.ones(len(rows), dtype=np.bool_)
-    starts[1:] = ~(touching & (mapped | _equal_neighbours(source)))
-    first = np.flatnonzero(starts)
-    last = np.append(first[1:], len(rows))[: len(first)] - 1
-    merged = rows.select(first)
-    return replace(merged, address=in_order(merged.address), size=high[last] - merged.address)
-
-
-def _equal_neighbours(*columns: npt.NDArray[Any]) -> Bools:
-    same = [column[1:] == column[:-1] for column in columns]
-    return np.asarray(np.logical_and.reduce(same), dtype=np.bool_)
+    return segments_after(ranges_of(device), event, large_segment_of(settings))
 
 
 # Size of the block of each live allocation: at least the rounded request, sometimes more.
@@ -394,15 +225,10 @@ def _with_gaps(segments: Segments, blocks: Tiles) -> Tiles:
     follows[follows] = blocks.segment[following[follows]] == segment[follows]
     finish[follows] = low[following[follows]]
     gaps = np.flatnonzero(finish > begin)
-    free = Tiles(
-        segment=segment[gaps].astype(np.int32),
-        address=in_order(begin[gaps]),
-        size=finish[gaps] - begin[gaps],
-        kind=np.full(len(gaps), TileKind.FREE, dtype=np.uint8),
-        requested=np.zeros(len(gaps), dtype=np.int64),
-        row=np.full(len(gaps), -1, dtype=np.int64),
-    )
-    both = Tiles(**{name: np.concatenate([column, getattr(free, name)]) for name, column in blocks.columns()})
+    address, size = in_order(begin[gaps]), finish[gaps] - begin[gaps]
+    kind, requested, row = (np.full(len(gaps), value) for value in (TileKind.FREE, 0, -1))
+    free = Tiles.typed(segment[gaps], address, size, kind, requested, row)
+    both = Tiles.concatenated([blocks, free])
     return both.select(np.argsort(in_order(both.address), kind="stable"))
 
 
@@ -432,7 +258,7 @@ class SegmentLives(Columns):
 
 @cached
 def segment_lives(device: DeviceTrace) -> SegmentLives:
-    history = range_history(device)
+    history = ranges_of(device)
     pieces = _pieces(history, len(device.events))
     share, longest, lived = _use(history, pieces, device)
     first = np.flatnonzero(_begins(history, pieces, len(device.events)))

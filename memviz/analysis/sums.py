@@ -44,15 +44,10 @@ def max_of_ranges(values: Ints8, start: Ints8, stop: Ints8) -> Ints8:
     )
     for source, begin, end in parts:
         filled = np.flatnonzero(begin < end)
-        highest[filled] = np.maximum(highest[filled], _reduced(source, begin[filled], end[filled]))
-    return highest
-
-
-def _reduced(values: Ints8, begin: Ints8, end: Ints8) -> Ints8:
-    # In order of their begin: `reduceat` also reads what lies between one range and the next.
-    order = np.argsort(begin, kind="stable")
-    pairs = np.column_stack([begin[order], end[order]]).ravel()
-    highest = np.empty(len(begin), dtype=np.int64)
-    if len(pairs):
-        highest[order] = np.maximum.reduceat(np.append(values, np.iinfo(np.int64).min), pairs)[::2]
+        if len(filled):
+            # In order of their begin: `reduceat` also reads what lies between one range and the next.
+            filled = filled[np.argsort(begin[filled], kind="stable")]
+            pairs = np.column_stack([begin[filled], end[filled]]).ravel()
+            most = np.maximum.reduceat(np.append(source, np.iinfo(np.int64).min), pairs)[::2]
+            highest[filled] = np.maximum(highest[filled], most)
     return highest

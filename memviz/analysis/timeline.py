@@ -227,12 +227,10 @@ class ReservedLines:
 def reserved_lines(
     columns: DecimatedTimeline, replays: Sequence[ReplayedBytes], limit: int | None = None
 ) -> ReservedLines:
-    return ReservedLines(columns, tuple(_reserved_line(columns, replay) for replay in replays), limit)
-
-
-def _reserved_line(columns: DecimatedTimeline, replay: ReplayedBytes) -> ReservedLine:
-    first = columns.first_event + 1
+    first, lines = columns.first_event + 1, []
     spans = _spans(first, columns.event_count)
-    reserved = np.array([replay.reserved[span].max(initial=PAST_END) for span in spans], dtype=np.int64)
-    last = max(int(np.searchsorted(first, len(replay.reserved))) - 1, 0)
-    return ReservedLine(replay.name, reserved, replay.last_event if replay.stopped else None, last)
+    for replay in replays:
+        reserved = np.array([replay.reserved[span].max(initial=PAST_END) for span in spans], dtype=np.int64)
+        last = max(int(np.searchsorted(first, len(replay.reserved))) - 1, 0)
+        lines.append(ReservedLine(replay.name, reserved, replay.last_event if replay.stopped else None, last))
+    return ReservedLines(columns, tuple(lines), limit)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from memviz.commands.terminal import progress
 from memviz.errors import UsageError
@@ -21,6 +21,8 @@ from memviz.units import parse_bytes
 if TYPE_CHECKING:
     from memviz.results.result import Table
     from memviz.runner.request import Request
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -168,12 +170,19 @@ def open_trace(path: Path) -> Trace:
         return load_trace(path, progress=show)
 
 
-def byte_count(text: str) -> int:
-    """Read an option that is a size."""
-    try:
-        return parse_bytes(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+def option(parse: Callable[[str], Value]) -> Callable[[str], Value]:
+    """Read an option by `parse`, whose refusals argparse shows."""
+
+    def parsed(text: str) -> Value:
+        try:
+            return parse(text)
+        except (ValueError, UsageError) as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return parsed
+
+
+byte_count = option(parse_bytes)
 
 
 def print_json(value: Any) -> None:
@@ -191,7 +200,7 @@ def print_result_table(table: Table) -> None:
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, number_columns: int) -> None:
-    """Columns before `left` are numbers, aligned right; the rest is text."""
+    """The first columns are numbers, aligned right; the rest is text."""
     cells = [list(head), *([printable(cell) for cell in row] for row in rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
     for row in cells:

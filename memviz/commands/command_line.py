@@ -59,21 +59,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     stdout = sys.stdout
     open_streams()
     args = argparse.Namespace()
+    argv = sys.argv[1:] if arguments is None else arguments
+
+    def parse_and_run() -> int:
+        parser(argv).parse_args(argv, args)
+        return 0 if args.takes_over else int(args.run(args))
+
     with harmless_streams():
-        status = status_of(lambda: _parse_and_run(arguments, args))
+        status = status_of(parse_and_run)
         if status in (READER_GONE, NOT_WRITTEN):
             discard_output()
     if getattr(args, "takes_over", False) and not status:
         # The script's output, its signals and its exit status are its own.
         sys.stdout = stdout
         return _run_script(args)
-    return status
-
-
-def _parse_and_run(arguments: Sequence[str] | None, args: argparse.Namespace) -> int:
-    argv = sys.argv[1:] if arguments is None else arguments
-    parser(argv).parse_args(argv, args)
-    status: int = 0 if args.takes_over else args.run(args)
     return status
 
 

@@ -54,18 +54,9 @@ def _peaks(comparison: Changes) -> list[str]:
     for number, moment in enumerate(comparison.moments):
         device = f", device {moment.which.name}" if moment.which.is_one_of_several else ""
         sizes = bytes_text(moment.live_bytes), reserved_text(moment.live_bytes, moment.reserved_peak_bytes)
-        rows.append(
-            _markdown_row(letter(number), code(moment.source + device), *sizes, _peak_change(comparison, number))
-        )
+        change = "baseline" if number == 0 else _change(comparison, number, ", {}")
+        rows.append(_markdown_row(letter(number), code(moment.source + device), *sizes, change))
     return rows
-
-
-def _peak_change(comparison: Changes, trace_number: int) -> str:
-    if trace_number == 0:
-        return "baseline"
-    before = comparison.moments[0].live_bytes
-    share = f", {percent_text(comparison.delta(trace_number), before)}" if before else ""
-    return f"{delta_text(comparison.delta(trace_number))}{share}"
 
 
 def _markdown_causes(comparison: Changes, number: int) -> list[str]:
@@ -126,9 +117,9 @@ def print_comparison(comparison: Comparison, top: int | None) -> None:
             print(f"\n{printable(setting.name)}: {printable(', '.join(values))}")
 
 
-def _change(comparison: Changes, number: int) -> str:
+def _change(comparison: Changes, number: int, share_form: str = " ({})") -> str:
     before = comparison.moments[0].live_bytes
-    share = f" ({percent_text(comparison.delta(number), before)})" if before else ""
+    share = share_form.format(percent_text(comparison.delta(number), before)) if before else ""
     return f"{delta_text(comparison.delta(number))}{share}"
 
 

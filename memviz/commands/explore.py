@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -34,12 +35,6 @@ _HISTORY = {
     "late": "started late: something was there before the first event",
     "none": "none: only the state at the end is known",
 }
-
-
-def _add_summary_arguments(parser: argparse.ArgumentParser) -> None:
-    add_file(parser)
-    add_device(parser, "all")
-    add_json(parser)
 
 
 def _summary(args: argparse.Namespace) -> int:
@@ -76,21 +71,10 @@ def _print_device(device: DeviceSummary) -> None:
         print(f"  out of memory at event {count_text(oom['event'] or 0)}: {requested} asked, {rest}")
 
 
-def _add_peak_arguments(parser: argparse.ArgumentParser) -> None:
-    add_file(parser)
-    add_device(parser)
-    add_grouping(parser, list(GROUPINGS))
-    add_json(parser)
-
-
-def _add_at_arguments(parser: argparse.ArgumentParser) -> None:
-    add_file(parser)
+def _add_moment(parser: argparse.ArgumentParser) -> None:
     moment = parser.add_mutually_exclusive_group(required=True)
     moment.add_argument("--event", type=int, metavar="N", help="after this event; -1 is before the first")
     moment.add_argument("--time", type=float, metavar="SECONDS", help="since the first event, or since 1970")
-    add_device(parser)
-    add_grouping(parser, list(GROUPINGS))
-    add_json(parser)
 
 
 def _live(args: argparse.Namespace, *, is_peak: bool) -> int:
@@ -126,13 +110,10 @@ def _print_other_oom(trace: Trace, device: DeviceTrace) -> None:
         print(f"\n{printable(note)} --device looks at another one.")
 
 
-def _add_findings_arguments(parser: argparse.ArgumentParser) -> None:
-    add_file(parser)
-    add_device(parser)
+def _add_estimates(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--estimates", action="store_true", help="replay what could be done about each, and what it saves"
     )
-    add_json(parser)
 
 
 def _findings(args: argparse.Namespace) -> int:
@@ -164,9 +145,23 @@ def _print_findings(result: Findings) -> None:
             print(f"{'':10}  {offer.name}, {ESTIMATE}: {live} live, {reserved} reserved at the peaks")
 
 
+def _add_groupings(parser: argparse.ArgumentParser) -> None:
+    add_grouping(parser, list(GROUPINGS))
+
+
+def _command(
+    run: Callable[[argparse.Namespace], int], *arguments: Callable[[argparse.ArgumentParser], None]
+) -> Command:
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        for add in (add_file, *arguments, add_json):
+            add(parser)
+
+    return Command(add_arguments, run)
+
+
 COMMANDS = {
-    "summary": Command(_add_summary_arguments, _summary),
-    "peak": Command(_add_peak_arguments, partial(_live, is_peak=True)),
-    "at": Command(_add_at_arguments, partial(_live, is_peak=False)),
-    "findings": Command(_add_findings_arguments, _findings),
+    "summary": _command(_summary, partial(add_device, default="all")),
+    "peak": _command(partial(_live, is_peak=True), add_device, _add_groupings),
+    "at": _command(partial(_live, is_peak=False), _add_moment, add_device, _add_groupings),
+    "findings": _command(_findings, add_device, _add_estimates),
 }

@@ -17,6 +17,7 @@ from memviz.commands.command import (
     add_optimizer,
     add_parallel,
     add_platform,
+    option,
     positive,
     print_json,
     print_table,
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from memviz.runner.fit.fit import FitAnswer
     from memviz.runner.fit.measurement import Gpu, Measurement
     from memviz.runner.fit.predictions import Predictor
-    from memviz.runner.fit.search import Searched, Trial
+    from memviz.runner.fit.search import Trial
     from memviz.runner.plan import Plan
 
 _KEEPS = ("outputs", "training", "nothing")
@@ -58,7 +59,10 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--grid", action="store_true", help="map batch x sequence with it, with the border exact")
     parser.add_argument(
-        "--time-limit", type=_seconds, metavar="TIME", help="stop then, as in 90s, 10m or 2h, and show what was found"
+        "--time-limit",
+        type=option(parse_seconds),
+        metavar="TIME",
+        help="stop then, as in 90s, 10m or 2h, and show what was found",
     )
     parser.add_argument("--tries", type=positive, metavar="N", help="predict at most N (default: 300, or all of fewer)")
     add_optimizer(parser)
@@ -79,13 +83,6 @@ def _count(text: str) -> int:
     if not text.isdigit() or not 1 <= int(text) <= 256:
         raise argparse.ArgumentTypeError("must be a whole number from 1 to 256")
     return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        return parse_seconds(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -197,13 +194,15 @@ class _Progress:
 
     def update(self, trial: Trial | None, done: int, of: int) -> None:
         from memviz.results.fit import remaining_text
+        from memviz.runner.fit.fit import short_label
 
         is_first = self._way is None
         if trial is not None and trial.fits and (self._way is None or trial.cost.rank < self._way.cost.rank):
             self._way = trial
-        left = remaining_text(self._pace.seconds_left(done, of))
-        line = f"{done} of {of} configurations tried{left}; {self._best_text()} ..."
-        self.show(line, at_once=is_first and self._way is not None)
+        left, best = remaining_text(self._pace.seconds_left(done, of)), "none fits yet"
+        if self._way is not None:
+            best = f"{short_label(self._way)} fits: {bytes_text(self._way.peak_reserved_bytes)}"
+        self.show(f"{done} of {of} configurations tried{left}; {best} ...", at_once=is_first and self._way is not None)
 
     def show(self, line: str, *, at_once: bool = False) -> None:
         progress(line)
@@ -211,13 +210,6 @@ class _Progress:
         if print_now and not sys.stderr.isatty():
             self._printed_at = time.monotonic()
             print(f"memviz: {printable(line)}", file=sys.stderr, flush=True)
-
-    def _best_text(self) -> str:
-        from memviz.runner.fit.fit import short_label
-
-        if self._way is None:
-            return "none fits yet"
-        return f"{short_label(self._way)} fits: {bytes_text(self._way.peak_reserved_bytes)}"
 
 
 def _print(answer: FitAnswer, measured: list[Measurement] | None = None) -> None:
@@ -232,7 +224,11 @@ def _print(answer: FitAnswer, measured: list[Measurement] | None = None) -> None
     _print_grid(answer)
     print()
     _print_front(answer)
-    print(f"\n{printable(_tried_sentence(answer.searched))}")
+    searched, refused = answer.searched, len(answer.searched.refused)
+    predicted = f"Predicted {count_text(searched.tried - refused)} of {count_text(searched.of)} configurations"
+    are = "1 was refused" if refused == 1 else f"{count_text(refused)} were refused, the first"
+    rest = f"; {are}: {searched.refused[0]}" if refused else "."
+    print(f"\n{printable(f'{predicted}{rest}')}")
     if answer.stopped:
         print(_stop_sentence(answer))
     print(f"Seconds are an estimate from the work of a {plan.unit} and the card's data sheet, and no measurement.")
@@ -277,15 +273,6 @@ def _print_chosen(answer: FitAnswer, chosen: Trial, room: str) -> None:
         peak = bytes_text(plain.peak_reserved_bytes)
         print(f"It fits as it is too, at {peak}: this way is cheaper, by its estimate.")
     _print_largest(answer)
-
-
-def _tried_sentence(searched: Searched) -> str:
-    refused = len(searched.refused)
-    predicted = f"Predicted {count_text(searched.tried - refused)} of {count_text(searched.of)} configurations"
-    if not refused:
-        return f"{predicted}."
-    are = "1 was" if refused == 1 else f"{count_text(refused)} were"
-    return f"{predicted}; {are} refused{'' if refused == 1 else ', the first'}: {searched.refused[0]}"
 
 
 def _print_largest(answer: FitAnswer) -> None:

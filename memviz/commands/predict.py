@@ -130,7 +130,7 @@ def _predict(args: argparse.Namespace) -> int:
         platform=args.platform,
         settings=args.settings,
         steps=args.steps,
-        assume=_assumed_byprint_line(args.assume),
+        assume=_answers_by_line(args.assume),
         rank=_group_rank(args),
         output=args.output and args.output.absolute(),
         overwrite=args.overwrite,
@@ -160,7 +160,7 @@ def _group_rank(args: argparse.Namespace) -> GroupRank | None:
     return GroupRank(int(args.rank or 0), args.world_size)
 
 
-def _assumed_byprint_line(texts: list[str]) -> dict[str, Any]:
+def _answers_by_line(texts: list[str]) -> dict[str, Any]:
     """Return the answer of each line, or the answers in order where a line is named several times."""
     answers: dict[str, Any] = {}
     for place, value in map(_assumed, texts):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 from memviz.allocator.context import OVERHEAD_BYTES, UNKNOWN
-from memviz.allocator.replay_answer import ReplayAnswer, ReplayQuestion, environment
 from memviz.allocator.replay_result import Replayed, allocation_count, exactness
 from memviz.allocator.replayer import CardMemory, WhatIf
 from memviz.allocator.search import Search
-from memviz.allocator.settings import NEWEST, OLDEST, Release, known_release, parse_settings
+from memviz.allocator.settings import NEWEST, OLDEST, environment_text, known_release, parse_settings
 from memviz.analysis.devices import choose_device
 from memviz.commands.command import (
     Command,
@@ -19,13 +19,14 @@ from memviz.commands.command import (
     add_json,
     byte_count,
     open_trace,
+    option,
     percent_progress,
     print_json,
     print_table,
     printable,
 )
 from memviz.errors import UsageError
-from memviz.results.replay import replay_result
+from memviz.results.replay import Replay, ReplayQuestion, replay_result
 from memviz.results.replay_headline import replay_headline
 from memviz.trace.write import replacing, write_pickle
 from memviz.ui.what_if.saved_page import what_if_page
@@ -35,12 +36,12 @@ from memviz.units import bytes_text, count_text, percent_text
 _SNAPSHOT = ("pickle", "pkl")
 
 
-def _print(answer: ReplayAnswer, overhead: int) -> None:
-    outcome, searched, replayed = answer.found, answer.searched, answer.found.replayed
+def _print(replay: Replay, overhead: int) -> None:
+    outcome, searched, replayed = replay.found, replay.searched, replay.found.replayed
     print(replay_headline(outcome, searched))
     if not allocation_count(outcome.recorded):
         return
-    print(f"\nDevice {answer.device.name}, {printable(replayed.trace.about.label)}{_card_text(outcome.card)}")
+    print(f"\nDevice {replay.device.name}, {printable(replayed.trace.about.label)}{_card_text(outcome.card)}")
     live = max(replayed.peak_requested_bytes, outcome.recorded.peak_requested_bytes)
     until = ", until then" if replayed.oom else ""
     # Where the recording goes on, it tells what the replay did not come to.
@@ -115,7 +116,7 @@ def _print_search(outcome: WhatIf, searched: Search) -> None:
     print_table(["reserved", "retries", where, "smallest card", "settings"], cells, number_columns=4)
     print(f"\n{searched.advice}")
     if not searched.advised.is_recorded and searched.advised.fits:
-        print(environment(searched.advised.text))
+        print(environment_text(searched.advised.text))
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -135,7 +136,11 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         f"{bytes_text(OVERHEAD_BYTES)}, an assumption; seen were {UNKNOWN.interval}, by generation of card)",
     )
     parser.add_argument(
-        "--release", type=_release, default=NEWEST, metavar="2.N", help="of PyTorch, whose settings they are"
+        "--release",
+        type=option(partial(known_release, oldest=OLDEST, newest=NEWEST)),
+        default=NEWEST,
+        metavar="2.N",
+        help="of PyTorch, whose settings they are",
     )
     parser.add_argument("--search", action="store_true", help="also try the settings that matter, and advise")
     parser.add_argument(
@@ -147,13 +152,6 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_device(parser)
     add_json(parser)
-
-
-def _release(text: str) -> Release:
-    try:
-        return known_release(text, OLDEST, NEWEST)
-    except UsageError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -168,22 +166,21 @@ def _run(args: argparse.Namespace) -> int:
     with percent_progress("Replaying") as show:
         result = replay_result(trace, choose_device(trace, args.device), question, show)
     if args.output:
-        _write(result.answer, args.output)
-    print_json(result.as_json()) if args.json else _print(result.answer, args.overhead)
+        _write(result, args.output)
+    print_json(result.as_json()) if args.json else _print(result, args.overhead)
     return 0
 
 
-def _write(answer: ReplayAnswer, path: Path) -> None:
+def _write(replay: Replay, path: Path) -> None:
     ending = path.name.removesuffix(".gz").rpartition(".")[2].lower()
     if ending not in (*_SNAPSHOT, "html"):
         raise UsageError(f"{path.name}: a replay is written as a snapshot (.pickle) or as a page (.html).")
     with replacing(path) as file:
         if ending in _SNAPSHOT:
-            write_pickle(answer.found.replayed.trace, file)
+            write_pickle(replay.trace, file)
         else:
-            file.write(
-                what_if_page(answer.trace, answer.device, answer.found, answer.searched).encode("utf-8", "replace")
-            )
+            page = what_if_page(replay.recording, replay.device, replay.found, replay.searched)
+            file.write(page.encode("utf-8", "replace"))
 
 
 COMMANDS = {"replay": Command(_add_arguments, _run)}

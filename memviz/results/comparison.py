@@ -174,7 +174,8 @@ def _peak_headline(summary: ComparisonSummary, names: Sequence[str]) -> Headline
     called = _trace_names(comparison, names)
     peaks = [moment.live_bytes for moment in comparison.moments]
     still = [name for name, moment in zip(called, comparison.moments, strict=True) if not moment.event_count]
-    also = f"{_ran_out(called, comparison)} {_end_states(still)}".strip()
+    end_states = f"Of {_name_list(still)} only the end is known." if still else ""
+    also = f"{_ran_out(called, comparison)} {end_states}".strip()
     verb = "stand" if still else "peak"
     if len(peaks) > 2:
         return _several_headline(called, peaks, verb).and_also(also)
@@ -197,10 +198,6 @@ def _ran_out(called: Sequence[str], comparison: Changes) -> str:
     return f"{_name_list([name for name, _ in refused])} ran out of memory{when}; {whose} without what was refused."
 
 
-def _end_states(still: Sequence[str]) -> str:
-    return f"Of {_name_list(still)} only the end is known." if still else ""
-
-
 def _trace_names(comparison: Changes, names: Sequence[str]) -> list[str]:
     """Name the traces, with the device where one of them has several."""
     called = distinct_names(names or [trace_name(moment.source) for moment in comparison.moments])
@@ -216,7 +213,9 @@ def _several_headline(names: Sequence[str], peaks: Sequence[int], verb: str) -> 
     low, high = min(peaks), max(peaks)
     best = names[peaks.index(low)]
     highest = [name for name, peak in zip(names, peaks, strict=True) if peak == high]
-    also = f", as {_as_low(names, peaks)}" if peaks.count(low) > 1 else ""
+    also = ""
+    if others := [name for name, peak in zip(names, peaks, strict=True) if peak == low][1:]:
+        also = f", as {others[0]} does" if len(others) == 1 else f", as {count_word(len(others))} others do"
     answer = f"{best} {verb}s lowest of the {count_word(len(peaks))}, at {bytes_text(low)}{also}"
     answer += "." if low == peaks[0] else f", {bytes_text(peaks[0] - low)} less than A."
     if high == peaks[0]:
@@ -231,11 +230,6 @@ def _name_list(names: Sequence[str]) -> str:
     if len(names) == 1:
         return names[0]
     return f"{names[0]} and {names[1] if len(names) == 2 else f'{count_word(len(names) - 1)} others'}"
-
-
-def _as_low(names: Sequence[str], peaks: Sequence[int]) -> str:
-    others = [name for name, peak in zip(names, peaks, strict=True) if peak == min(peaks)][1:]
-    return f"{others[0]} does" if len(others) == 1 else f"{count_word(len(others))} others do"
 
 
 def _offsetting_changes(comparison: Changes) -> str:

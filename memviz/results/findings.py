@@ -10,6 +10,7 @@ from memviz.analysis.devices import choose_device
 from memviz.analysis.findings.finding import Finding
 from memviz.analysis.findings.ranking import findings
 from memviz.results.headline import device_number
+from memviz.results.result import named_fields
 from memviz.trace.model import Trace
 
 
@@ -29,10 +30,7 @@ class Findings:
                 {
                     "key": finding.key,
                     "kind": str(finding.kind),
-                    "bytes": finding.bytes,
-                    "sentence": finding.sentence,
-                    "remedy": finding.remedy,
-                    "site": finding.site,
+                    **named_fields(finding, "bytes", "sentence", "remedy", "site"),
                     "certainty": finding.certainty.word,
                     "event": finding.event,
                     "allocations": len(finding.rows),

@@ -116,7 +116,7 @@ def _time_text(seconds: float) -> str:
 
 
 def stop_text(reason: str, done: int, total: int) -> str:
-    """Say how far a search came. `by` is what stopped it, as a sentence."""
+    """Say how far a search came. `reason` is what stopped it, as a sentence."""
     if not total:
         return reason
     rest = "; another may be better" if done < total else ""

@@ -76,6 +76,11 @@ def count_word(count: int) -> str:
     return _NUMBERS[count] if count < len(_NUMBERS) else count_text(count)
 
 
+def and_list(names: Sequence[str]) -> str:
+    """'a', 'a and b', 'a, b and c'."""
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
 def shorten(text: str) -> str:
     """Cut in the middle: long names tend to begin alike and to differ at their ends."""
     end = (LONGEST_NAME - 1) // 2
@@ -111,6 +116,4 @@ def other_oom_note(trace: Trace, device: DeviceTrace) -> str:
     names = others_out_of_memory(trace, device)
     if not names:
         return ""
-    if len(names) == 1:
-        return f"Device {names[0]} ran out of memory."
-    return f"Devices {', '.join(names[:-1])} and {names[-1]} ran out of memory."
+    return f"Device{'s' if len(names) > 1 else ''} {and_list(names)} ran out of memory."

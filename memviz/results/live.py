@@ -14,7 +14,7 @@ from memviz.analysis.overview import overview
 from memviz.analysis.peak import LiveSet, at
 from memviz.analysis.timeline import timeline
 from memviz.results.headline import Headline, device_name, device_number, purpose_name, shorten
-from memviz.results.result import Bar, Result, Table, TableRow, share
+from memviz.results.result import Bar, Result, Table, TableRow, named_fields, share
 from memviz.results.summary import trace_headline
 from memviz.trace.model import DeviceTrace, Trace, is_reserved_known
 from memviz.units import bytes_text, count_text, percent_text
@@ -93,18 +93,15 @@ class Live(Result):
         left_out = sum(stack not in listed_stacks for stack in stacks)
         return {
             "device": device_number(device),
-            "event": live.event,
-            "time_us": live.time_us,
+            **named_fields(live, "event", "time_us"),
             "peak_bytes" if self.is_peak else "live_bytes": live.live_bytes,
-            "waiting_bytes": live.waiting_bytes,
-            "reserved_bytes": live.reserved_bytes,
+            **named_fields(live, "waiting_bytes", "reserved_bytes"),
             "reserved_is_known": is_reserved_known(live.live_bytes, live.reserved_bytes),
             "by": by,
             "rows": [
                 {
                     "site" if by == "site" else "key": group.label,
-                    "bytes": group.bytes,
-                    "count": group.count,
+                    **named_fields(group, "bytes", "count"),
                     "purpose": dominant[group.key].kind,
                     "purpose_bytes": dominant[group.key].bytes,
                     "certainty": dominant[group.key].certainty.word,
@@ -117,15 +114,12 @@ class Live(Result):
                 }
                 for group in self.groups
             ],
-            "rest_bytes": live.live.rest_bytes,
-            "rest_count": live.live.rest_count,
+            **named_fields(live.live, "rest_bytes", "rest_count"),
             "purposes": [
                 {
                     "purpose": purpose.kind,
                     "certainty": purpose.certainty.word,
-                    "reason": purpose.reason,
-                    "bytes": purpose.bytes,
-                    "count": purpose.count,
+                    **named_fields(purpose, "reason", "bytes", "count"),
                 }
                 for purpose in purpose_totals(trace, device, rows)
             ],
@@ -136,7 +130,11 @@ class Live(Result):
         rows = self.as_json()["rows"]
         columns = {"site" if self.found.live.by == "site" else "key": [group.label for group in self.groups]}
         if self.found.live.by == "stack":
-            columns["stack"] = [_folded_stack(row.get("stack", [])) for row in rows]
+            # The caller first, as flame graphs have it.
+            columns["stack"] = [
+                ";".join(f"{frame['filename']}:{frame['line']} {frame['name']}" for frame in reversed(stack))
+                for stack in (row.get("stack", []) for row in rows)
+            ]
         plain = ("bytes", "count", "purpose", "purpose_bytes", "certainty", "reason")
         return {**columns, **{column: [row[column] for row in rows] for column in plain}}
 
@@ -158,11 +156,6 @@ class Live(Result):
 def _live_row(label: str, size: int, count: int, total: int, largest: int) -> TableRow:
     numbers = (bytes_text(size), percent_text(size, total), count_text(count))
     return TableRow(numbers, label, (Bar(0, share(size, largest)),) if largest else ())
-
-
-def _folded_stack(stack: list[dict[str, Any]]) -> str:
-    """Join a stack's frames, the caller first, as flame graphs have it."""
-    return ";".join(f"{frame['filename']}:{frame['line']} {frame['name']}" for frame in reversed(stack))
 
 
 def live_result(
@@ -202,15 +195,11 @@ def find_json(device: DeviceTrace, result: FindResult, top: int | None = None) -
     sites, rest = result.sites[:top], result.sites[len(result.sites[:top]) :]
     return {
         "device": device_number(device),
-        "event": result.event,
-        "count": result.count,
-        "live_bytes": result.live_bytes,
-        "live_count": result.live_count,
+        **named_fields(result, "event", "count", "live_bytes", "live_count"),
         "rows": [
             {
                 "site": site.label,
-                "live_bytes": site.live_bytes,
-                "live_count": site.live_count,
+                **named_fields(site, "live_bytes", "live_count"),
                 "all_bytes": site.bytes,
                 "all_count": site.count,
             }

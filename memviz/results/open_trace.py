@@ -27,7 +27,6 @@ from urllib.request import (
 )
 
 from memviz.allocator.context import OVERHEAD_BYTES
-from memviz.allocator.replay_answer import ReplayQuestion
 from memviz.allocator.replayer import CardMemory
 from memviz.allocator.settings import parse_settings
 from memviz.analysis.devices import choose_device
@@ -36,7 +35,7 @@ from memviz.errors import TraceError, UsageError
 from memviz.results.comparison import Comparison, comparison_result
 from memviz.results.headline import Headline
 from memviz.results.live import Live, live_result
-from memviz.results.replay import Replay, replay_result
+from memviz.results.replay import Replay, ReplayQuestion, replay_result
 from memviz.results.result import Result, Table
 from memviz.results.segments import SegmentMapResult, segments_result
 from memviz.results.summary import Summary, summary_result

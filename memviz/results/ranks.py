@@ -8,7 +8,8 @@ from typing import Any
 from memviz.ranks.card import OnCard
 from memviz.ranks.numbers import Rank, mesh_of
 from memviz.ranks.summary import NamedDelta, RankSummary
-from memviz.results.headline import Headline, shorten
+from memviz.results.headline import Headline, and_list, shorten
+from memviz.results.result import named_fields
 from memviz.trace.model import is_reserved_known
 from memviz.units import bytes_text, count_text, counted, delta_text
 
@@ -117,7 +118,7 @@ def _rank_names(numbers: list[int] | tuple[int, ...]) -> str:
         return f"rank {numbers[0]}"
     if len(numbers) > _FEW:
         return f"{count_text(len(numbers))} ranks"
-    return f"ranks {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
+    return f"ranks {and_list(list(map(str, numbers)))}"
 
 
 TOP_SITES = 10
@@ -131,32 +132,25 @@ def ranks_json(job: RankSummary, card: OnCard | None = None) -> dict[str, Any]:
         "groups": [
             {
                 "ranks": list(group.ranks),
-                "peak_bytes": group.peak_bytes,
-                "median_rank": group.median_rank,
-                "least_bytes": group.least_bytes,
-                "most_bytes": group.most_bytes,
+                **named_fields(group, "peak_bytes", "median_rank", "least_bytes", "most_bytes"),
             }
             for group in job.groups
         ],
         "outliers": [
             {
-                "rank": one.rank,
-                "delta_bytes": one.delta_bytes,
-                "against": one.against,
+                **named_fields(one, "rank", "delta_bytes", "against"),
                 "because": _deltas_json(one.because, "site"),
                 "categories": _deltas_json(one.categories, "category"),
             }
             for one in job.outliers
         ],
         "imbalance": {
-            "bytes": job.imbalance.bytes,
-            "highest": job.imbalance.highest,
-            "lowest": job.imbalance.lowest,
+            **named_fields(job.imbalance, "bytes", "highest", "lowest"),
             "categories": _deltas_json(job.imbalance.categories, "category"),
             "sites": _deltas_json(job.imbalance.sites, "site"),
         },
         "card": None if card is None else _card_json(card),
-        "failed": [{"place": one.place, "reason": one.reason} for one in job.failed],
+        "failed": [named_fields(one, "place", "reason") for one in job.failed],
         "missing": [{"first": first, "last": last} for first, last in job.missing],
         "ranks": [_rank_json(rank, group_of[rank.number]) for rank in job.ranks],
     }
@@ -192,12 +186,8 @@ def _rank_json(rank: Rank, group: int) -> dict[str, Any]:
         "device": int(row.device) if row.device.isdigit() else row.device,
         "events": row.event_count,
         "history": row.history,
-        "start_bytes": row.start_bytes,
-        "peak_bytes": row.peak_bytes,
-        "peak_event": row.peak_event,
-        "end_bytes": row.end_bytes,
-        "reserved_peak_bytes": row.reserved_peak_bytes,
-        "reserved_end_bytes": row.reserved_end_bytes,
+        **named_fields(row, "start_bytes", "peak_bytes", "peak_event", "end_bytes"),
+        **named_fields(row, "reserved_peak_bytes", "reserved_end_bytes"),
         "reserved_is_known": is_reserved_known(row.peak_bytes, row.reserved_peak_bytes),
         "group": group,
         "categories": [
@@ -208,10 +198,7 @@ def _rank_json(rank: Rank, group: int) -> dict[str, Any]:
         "other_sites_bytes": row.peak_bytes - sum(site.bytes for site in sites),
         "oom": [
             {
-                "event": one.event,
-                "requested_bytes": one.requested_bytes,
-                "live_bytes": one.live_bytes,
-                "reserved_bytes": one.reserved_bytes,
+                **named_fields(one, "event", "requested_bytes", "live_bytes", "reserved_bytes"),
                 "site": one.site or None,
             }
             for one in row.ran_out

@@ -6,16 +6,31 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from memviz.allocator.event_replay import Progress
-from memviz.allocator.replay_answer import ReplayAnswer, ReplayQuestion, environment, replay_answer
+from memviz.allocator.context import OVERHEAD_BYTES
+from memviz.allocator.event_replay import Progress, part_of, rest_of
 from memviz.allocator.replay_result import Figures, Replayed, allocation_count
-from memviz.allocator.replayer import WhatIf
-from memviz.allocator.search import Search, SettingsTrial
+from memviz.allocator.replayer import CardMemory, Replayer, WhatIf
+from memviz.allocator.search import Search, SettingsTrial, search
+from memviz.allocator.settings import NEWEST, Release, Settings, environment_text
 from memviz.results.headline import Headline, device_number
 from memviz.results.replay_headline import replay_headline
-from memviz.results.result import Bar, Result, Table, TableRow, share
+from memviz.results.result import Bar, Result, Table, TableRow, named_fields, share
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.units import bytes_text, count_text
+
+_SEARCH_PARTS = 6
+"""How many times as long as an answer a search takes, about."""
+
+
+@dataclass(frozen=True)
+class ReplayQuestion:
+    """Each part may be left out."""
+
+    settings: Settings | None = None
+    card: CardMemory | None = None
+    release: Release = NEWEST
+    search: bool = False
+    overhead: int = OVERHEAD_BYTES
 
 
 @dataclass(frozen=True)
@@ -34,27 +49,30 @@ class ReplayRow:
 class Replay(Result):
     """`memviz.open("run.pickle").replay(settings="expandable_segments:True", memory="24GiB")`."""
 
-    answer: ReplayAnswer = field(compare=False)
+    recording: Trace = field(compare=False)
+    device: DeviceTrace = field(compare=False)
+    found: WhatIf = field(compare=False)
+    searched: Search | None = field(compare=False)
     rows: tuple[ReplayRow, ...]
     """The recorded settings in the same memory, the given ones, and with `search` all that were tried."""
 
     @property
     def trace(self) -> Trace:
         """The replay itself, for `memviz.open`."""
-        return self.answer.found.replayed.trace
+        return self.found.replayed.trace
 
     @property
     def peak_reserved_bytes(self) -> int:
-        return self.answer.found.replayed.peak_reserved_bytes
+        return self.found.replayed.peak_reserved_bytes
 
     @property
     def runs(self) -> bool:
         """True if the replay ends without running out of memory."""
-        return self.answer.found.replayed.oom is None
+        return self.found.replayed.oom is None
 
     @property
     def headline(self) -> Headline:
-        headline, card = replay_headline(self.answer.found, self.answer.searched), self.answer.found.card
+        headline, card = replay_headline(self.found, self.searched), self.found.card
         if card is None or not card.overhead_bytes:
             return headline
         size = bytes_text(card.overhead_bytes)
@@ -62,13 +80,23 @@ class Replay(Result):
 
     def as_json(self) -> dict[str, Any]:
         """Return the output of `replay --json`."""
-        outcome, searched = self.answer.found, self.answer.searched
+        outcome, searched = self.found, self.searched
         written = _outcome_json(outcome, replay_headline(outcome, searched))
         if not allocation_count(outcome.recorded):
             written |= dict.fromkeys(_KEYS_OF_END)
             if outcome.replayed.oom is not None:
                 written |= dict.fromkeys(_KEYS_OF_REPLAY)
-        return {"device": device_number(self.answer.device), **written, **(_search_json(searched) if searched else {})}
+        written = {"device": device_number(self.device), **written}
+        if searched is None:
+            return written
+        return {
+            **written,
+            "search": [_trial_json(outcome) for outcome in searched.tried],
+            "advice": searched.advice,
+            "advised_settings": searched.advised.text,
+            "environment": environment_text(searched.advised.text),
+            "saved_by": searched.saved_by.text if searched.saved_by else None,
+        }
 
     def columns(self) -> Mapping[str, list[Any]]:
         return {name: [getattr(row, name) for row in self.rows] for name in ReplayRow.__annotations__}
@@ -95,12 +123,23 @@ def _end(row: ReplayRow) -> str:
 def replay_result(
     trace: Trace, device: DeviceTrace, question: ReplayQuestion, progress: Progress | None = None
 ) -> Replay:
-    answer = replay_answer(trace, device, question, progress)
-    outcome = answer.found
-    named: list[tuple[str, Replayed | SettingsTrial]] = [("recorded", outcome.compared_with)]
+    parts = 1 + _SEARCH_PARTS if question.search else 1
+    replayer, first = Replayer(trace, device), part_of(progress, 0, parts)
+    outcome = replayer.what_if(question.settings, question.card, overhead_bytes=question.overhead, progress=first)
+    searched = None
+    if question.search and allocation_count(outcome.recorded):
+        searched = search(
+            replayer,
+            question.card,
+            also=question.settings,
+            release=question.release,
+            overhead_bytes=question.overhead,
+            progress=rest_of(progress, 1, parts),
+        )
+    named: list[tuple[str, Figures]] = [("recorded", outcome.compared_with)]
     if outcome.replayed is not outcome.compared_with:
         named.append(("replayed", outcome.replayed))
-    named += [("tried", trial) for trial in (answer.searched.tried if answer.searched else ())]
+    named += [("tried", trial) for trial in (searched.tried if searched else ())]
     rows = (
         ReplayRow(
             name=name,
@@ -112,7 +151,7 @@ def replay_result(
         )
         for name, replayed in named
     )
-    return Replay(answer, tuple(rows))
+    return Replay(trace, device, outcome, searched, tuple(rows))
 
 
 _KEYS_OF_END = ("as_recorded", "oom", "fit", "smallest_card_bytes", "change_bytes")
@@ -135,9 +174,7 @@ def _outcome_json(outcome: WhatIf, headline: Headline) -> dict[str, Any]:
         "recorded_settings": outcome.recorded.settings.to_text(),
         "addresses": allocation_count(outcome.recorded),
         **_recording_json(outcome),
-        "peak_requested_bytes": replayed.peak_requested_bytes,
-        "waiting_at_start_bytes": replayed.waiting_at_start_bytes,
-        "unused_at_peak_bytes": replayed.unused_at_peak_bytes,
+        **named_fields(replayed, "peak_requested_bytes", "waiting_at_start_bytes", "unused_at_peak_bytes"),
         "fragmentation": round(replayed.fragmentation, 6),
         "card_bytes": card.total_bytes if card else None,
         "overhead_bytes": card.overhead_bytes if card else None,
@@ -145,7 +182,7 @@ def _outcome_json(outcome: WhatIf, headline: Headline) -> dict[str, Any]:
         "fit": outcome.fit,
         "context": outcome.context.as_json() if outcome.context else None,
         "smallest_card_bytes": outcome.smallest_card.total_bytes if outcome.smallest_card else None,
-        "notes": [{"code": note.code, "level": note.level, "text": note.text} for note in replayed.trace.notes],
+        "notes": [named_fields(note, "code", "level", "text") for note in replayed.trace.notes],
     }
 
 
@@ -162,13 +199,8 @@ def _recording_json(outcome: WhatIf) -> dict[str, Any]:
 
 
 def _figures_json(replayed: Figures) -> dict[str, Any]:
-    return {
-        "peak_allocated_bytes": replayed.peak_allocated_bytes,
-        "peak_reserved_bytes": replayed.peak_reserved_bytes,
-        "reserved_end_bytes": replayed.reserved_end_bytes,
-        "retries": replayed.retries,
-        "oom": _oom_json(replayed),
-    }
+    names = ("peak_allocated_bytes", "peak_reserved_bytes", "reserved_end_bytes", "retries")
+    return {**named_fields(replayed, *names), "oom": _oom_json(replayed)}
 
 
 def _agreement_json(recorded: Replayed) -> dict[str, Any]:
@@ -182,19 +214,9 @@ def _agreement_json(recorded: Replayed) -> dict[str, Any]:
     }
 
 
-def _oom_json(replayed: Figures | SettingsTrial) -> dict[str, int] | None:
+def _oom_json(replayed: Figures) -> dict[str, int] | None:
     names = ("event", "requested_bytes", "allocated_bytes", "reserved_bytes")
-    return None if replayed.oom is None else {name: getattr(replayed.oom, name) for name in names}
-
-
-def _search_json(searched: Search) -> dict[str, Any]:
-    return {
-        "search": [_trial_json(outcome) for outcome in searched.tried],
-        "advice": searched.advice,
-        "advised_settings": searched.advised.text,
-        "environment": environment(searched.advised.text),
-        "saved_by": searched.saved_by.text if searched.saved_by else None,
-    }
+    return None if replayed.oom is None else named_fields(replayed.oom, *names)
 
 
 def _trial_json(tried: SettingsTrial) -> dict[str, Any]:
@@ -202,9 +224,7 @@ def _trial_json(tried: SettingsTrial) -> dict[str, Any]:
         "settings": tried.text,
         "is_recorded": tried.is_recorded,
         "as_recorded": tried.is_as_recorded,
-        "fits": tried.fits,
-        "peak_allocated_bytes": tried.peak_allocated_bytes,
-        "peak_reserved_bytes": tried.peak_reserved_bytes,
+        **named_fields(tried, "fits", "peak_allocated_bytes", "peak_reserved_bytes"),
         "peak_reserved_on_card_bytes": tried.reserved_on_card_bytes,
         "retries": tried.retries,
         "oom": _oom_json(tried),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memviz.allocator.replay_result import RanOut, Replayed, allocation_count
+from memviz.allocator.replay_result import RanOut, allocation_count
 from memviz.allocator.replayer import WhatIf
 from memviz.allocator.search import Search
 from memviz.allocator.settings import Settings
@@ -13,21 +13,22 @@ _WORDS = {"": "PyTorch's default settings", "expandable_segments:True": "expanda
 
 
 def replay_headline(outcome: WhatIf, searched: Search | None = None) -> Headline:
-    result = _headline_before_device(outcome, searched)
+    if not allocation_count(outcome.recorded):
+        only_state = "The file holds no history of allocations, only the state at its end."
+        why = "None of its events is an allocation." if outcome.events else only_state
+        result = Headline("There is nothing to replay.", why)
+    elif outcome.card is None:
+        result = _unlimited_headline(outcome, searched)
+    else:
+        result = _card_headline(outcome, searched)
+        if outcome.fit == "close" and outcome.context is not None:
+            # The CUDA context decides, which is not known exactly.
+            note = f"It is close: the CUDA context takes {outcome.context.interval} of a card."
+            result = Headline(result.answer, _join(note, result.reason))
     if outcome.devices == 1:
         return result
     answer = result.answer if result.answer.startswith("PyTorch") else f"{result.answer[0].lower()}{result.answer[1:]}"
     return Headline(f"On device {outcome.device}, {answer}", result.reason)
-
-
-def _headline_before_device(outcome: WhatIf, searched: Search | None) -> Headline:
-    if not allocation_count(outcome.recorded):
-        only_state = "The file holds no history of allocations, only the state at its end."
-        why = "None of its events is an allocation." if outcome.events else only_state
-        return Headline("There is nothing to replay.", why)
-    if outcome.card is None:
-        return _unlimited_headline(outcome, searched)
-    return _with_close_note(outcome, _card_headline(outcome, searched))
 
 
 def _card_headline(outcome: WhatIf, searched: Search | None) -> Headline:
@@ -38,14 +39,6 @@ def _card_headline(outcome: WhatIf, searched: Search | None) -> Headline:
     if outcome.replayed.oom is not None and live > outcome.card.usable_bytes:
         return Headline(f"It does not fit in {where} under any setting: {bytes_text(live)} are live at once.")
     return Headline(f"In {where} this run stops {event_text(outcome.base.oom)}.", _reason_of_oom(outcome, searched))
-
-
-def _with_close_note(outcome: WhatIf, headline: Headline) -> Headline:
-    """Add that the fit is close, where the CUDA context decides, which is not known exactly."""
-    if outcome.fit != "close" or outcome.context is None:
-        return headline
-    note = f"It is close: the CUDA context takes {outcome.context.interval} of a card."
-    return Headline(headline.answer, _join(note, headline.reason))
 
 
 def settings_name(settings: Settings) -> str:
@@ -156,13 +149,11 @@ def _unlimited_headline(outcome: WhatIf, searched: Search | None) -> Headline:
         )
     if outcome.divergence:
         return Headline(f"Without a limit this run would reserve {peak} at its peak.", recording_note(outcome))
-    return Headline(_reserved_sentence(recorded), _advice(outcome, searched))
-
-
-def _reserved_sentence(recorded: Replayed) -> str:
-    peak, live = recorded.peak_reserved_bytes, recorded.peak_requested_bytes
-    more = f"{bytes_text(peak - live)} ({percent_text(peak - live, peak)})"
-    return f"This run reserves {bytes_text(peak)} at its peak; {more} of it are beyond what it ever holds."
+    unused = recorded.peak_reserved_bytes - recorded.peak_requested_bytes
+    more = f"{bytes_text(unused)} ({percent_text(unused, recorded.peak_reserved_bytes)})"
+    reserved = bytes_text(recorded.peak_reserved_bytes)
+    answer = f"This run reserves {reserved} at its peak; {more} of it are beyond what it ever holds."
+    return Headline(answer, _advice(outcome, searched))
 
 
 def _reserves(outcome: WhatIf) -> str:

@@ -103,6 +103,11 @@ def area(live: Sequence[int], reserved: Sequence[int], *, label: str) -> Html:
     )
 
 
+def named_fields(value: Any, *names: str) -> dict[str, Any]:
+    """Return fields whose names in JSON are their own."""
+    return {name: getattr(value, name) for name in names}
+
+
 class Result(ABC):
     """An answer that prints as a sentence and shows as a table in a notebook."""
 

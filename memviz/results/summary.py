@@ -17,6 +17,7 @@ from memviz.analysis.purpose.categories import categories
 from memviz.analysis.timeline import by_event, has_reserved, timeline
 from memviz.results.headline import (
     Headline,
+    and_list,
     device_name,
     device_number,
     of_device,
@@ -24,7 +25,7 @@ from memviz.results.headline import (
     reserved_text,
     shorten,
 )
-from memviz.results.result import Result, Table, TableRow, area
+from memviz.results.result import Result, Table, TableRow, area, named_fields
 from memviz.text import Html, joined, tag
 from memviz.trace.distinct import distinct
 from memviz.trace.model import DeviceTrace, Note, Trace
@@ -97,10 +98,7 @@ class Summary(Result):
                 }
                 for device in self.devices
             ],
-            "notes": [
-                {"code": note.code, "level": note.level, "text": note.text, "remedy": note.remedy}
-                for note in self.notes
-            ],
+            "notes": [named_fields(note, "code", "level", "text", "remedy") for note in self.notes],
         }
 
     def columns(self) -> Mapping[str, list[Any]]:
@@ -158,7 +156,7 @@ def _device_summary(trace: Trace, device: DeviceTrace) -> DeviceSummary:
         reserved_is_known=has_reserved(device),
         history=history(device),
         actions={trace.action_name(int(code)): int(count) for code, count in zip(codes, counts, strict=True)},
-        oom=[{name: getattr(failed, name) for name in _OOM_FIELDS} for failed in failed_requests(trace, device)],
+        oom=[named_fields(failed, *_OOM_FIELDS) for failed in failed_requests(trace, device)],
         streams=sorted(trace.streams[code] for code in _distinct_codes(events.stream, device.segments.stream)),
         pools=sorted(list(trace.pools[code]) for code in _distinct_codes(events.pool, device.segments.pool)),
         annotations=sorted({trace.strings[code] for code in distinct(device.annotations.name)}),
@@ -211,7 +209,7 @@ def _site_list(sites: tuple[Site, ...]) -> str:
         name, _, line = site.label.removesuffix(f" {site.function}").rpartition(":")
         labels.append(f":{line}" if site.path == before else shorten(f"{name}:{line}"))
         before = site.path
-    return labels[0] if len(labels) == 1 else f"{', '.join(labels[:-1])} and {labels[-1]}"
+    return and_list(labels)
 
 
 def _ran_out(overview: Overview, failed: FailedRequest) -> Headline:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import fields
 from itertools import groupby, islice
 from typing import Any
@@ -14,13 +14,14 @@ import numpy.typing as npt
 
 from memviz.errors import TraceError
 from memviz.trace.intern import NOT_A_SNAPSHOT, Interner, valid_unicode
-from memviz.trace.model import ACTION_NAMES, FREE_UNKNOWN, Action, Category, Events, Ints4, Ints8
+from memviz.trace.model import FREE_UNKNOWN, Action, Category, Events, Ints4, Ints8
 from memviz.units import kind_text
 
 LARGEST_SUM = 2**62
 """Sums of sizes stay below it, so that no total can overflow an int64."""
 
 _MOST_BYTES = 2**63 - 1
+_BATCH = 16_384
 _MOST_WRITTEN_OUT = 1 << 20
 """Characters; far fewer are kept."""
 _SCALARS = (str, int, float, bool, type(None))
@@ -45,7 +46,7 @@ class EventCollector:
                 for part in group:
                     self._append(part, None)
             elif kind is dict:
-                for batch in _batches(group):
+                while batch := list(islice(group, _BATCH)):
                     self.interner.budget.check()
                     self._append(*self._decode(batch))
             else:
@@ -57,10 +58,7 @@ class EventCollector:
 
     def finish(self) -> tuple[Events, npt.NDArray[np.uint8] | None]:
         """All events, and their categories if the file names any."""
-        events = self._parts[0] if len(self._parts) == 1 else no_events()
-        if len(self._parts) > 1:
-            names = (field.name for field in fields(Events))
-            events = Events(**{name: one_column([getattr(part, name) for part in self._parts]) for name in names})
+        events = self._parts[0] if len(self._parts) == 1 else joined_events(self._parts or [Events.empty()])
         # What could not be had is no part of any sum.
         moved = events.size[events.action != Action.OOM]
         if (events.size < 0).any() or float(moved.sum(dtype=np.float64)) >= LARGEST_SUM:
@@ -69,7 +67,8 @@ class EventCollector:
         return events, categories if categories.any() else None
 
     def _decode(self, batch: list[dict[str, Any]]) -> tuple[Events, npt.NDArray[np.uint8] | None]:
-        self._notice_keys(batch)
+        for keys in {tuple(entry) for entry in batch}:
+            self.unknown_keys.update(name_of(key) for key in keys if key not in _KNOWN_KEYS)
         intern = self.interner
         action = np.array([self._action(entry.get("action")) for entry in batch], dtype=np.uint8)
         events = Events(
@@ -95,12 +94,7 @@ class EventCollector:
     def _action(self, name: Any) -> int:
         if type(name) is not str:
             raise TraceError("The 'action' of an event is missing or not a text.", remedy=NOT_A_SNAPSHOT)
-        known = ACTION_NAMES.get(name)
-        return known if known is not None else self.interner.other_action(name)
-
-    def _notice_keys(self, batch: list[dict[str, Any]]) -> None:
-        for keys in {tuple(entry) for entry in batch}:
-            self.unknown_keys.update(name_of(key) for key in keys if key not in _KNOWN_KEYS)
+        return self.interner.action(name)
 
 
 def integers(values: list[Any], what: str) -> Ints8:
@@ -149,33 +143,14 @@ def name_of(key: Any) -> str:
     return valid_unicode(key[:80]) if type(key) is str else f"<{type(key).__name__}>"
 
 
-def no_events() -> Events:
-    empty4, empty8 = np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int64)
-    return Events(
-        action=np.zeros(0, dtype=np.uint8),
-        address=empty8,
-        size=empty8,
-        stream=empty4,
-        time_us=empty8,
-        stack=empty4,
-        forward_stack=empty4,
-        context=empty4,
-        metadata=empty4,
-        pool=empty4,
-    )
-
-
-def one_column(pieces: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+def joined_events(parts: list[Events]) -> Events:
     """Streams, pools and contexts are mostly one value throughout: such a column takes no memory."""
-    first = next((piece[0] for piece in pieces if len(piece)), None)
-    if first is not None and all((piece == first).all() for piece in pieces):
-        return np.broadcast_to(first, sum(len(piece) for piece in pieces))
-    return np.concatenate(pieces)
-
-
-def _batches(group: Iterator[dict[str, Any]], size: int = 16_384) -> Iterator[list[dict[str, Any]]]:
-    while batch := list(islice(group, size)):
-        yield batch
+    columns: list[npt.NDArray[Any]] = []
+    for pieces in ([getattr(part, column.name) for part in parts] for column in fields(Events)):
+        first: Any = next((piece[0] for piece in pieces if len(piece)), None)
+        is_one = first is not None and all((piece == first).all() for piece in pieces)
+        columns.append(np.broadcast_to(first, sum(map(len, pieces))) if is_one else np.concatenate(pieces))
+    return Events(*columns)
 
 
 def _address(event: dict[str, Any]) -> Any:

@@ -14,7 +14,7 @@ import numpy as np
 
 from memviz.errors import TraceError
 from memviz.trace.limits import Budget, Limits
-from memviz.trace.model import DEFAULT_POOL, NO_STACK, Action, Frames, Ints4, Stacks
+from memviz.trace.model import ACTION_NAMES, DEFAULT_POOL, NO_STACK, Action, Frames, Ints4, Stacks
 
 MOST_TEXT = 4096
 """Characters. Paths end there on Linux, and demangled C++ names stay below it but for a few."""
@@ -116,7 +116,9 @@ class Interner:
         key = (_integer(pair[0], "pool id"), _integer(pair[1], "pool id"))
         return self.pools.setdefault(key, len(self.pools))
 
-    def other_action(self, name: Any) -> int:
+    def action(self, name: str) -> int:
+        if name in ACTION_NAMES:
+            return ACTION_NAMES[name]
         number = self.other_actions.setdefault(self.text(self.string(name)), len(self.other_actions))
         if Action.OTHER + number > 255:
             raise TraceError("The events name more than 191 unknown actions.", remedy=NOT_A_SNAPSHOT)
@@ -156,15 +158,13 @@ class Interner:
         known = self._seen_lists.get(id(frames))
         if known is not None:
             return known
-        known = self._seen_lists[id(frames)] = self.stack_of(self._numbers(self.shortened(frames)))
+        kept = self.shortened(frames)
+        numbers: list[Any] = list(map(self._seen_frames.get, map(id, kept)))
+        if None in numbers:
+            numbers = [self.frame(frame) if seen is None else seen for frame, seen in zip(kept, numbers, strict=True)]
+        known = self._seen_lists[id(frames)] = self.stack_of(numbers)
         self._seen.append(frames)
         return known
-
-    def _numbers(self, frames: Sequence[Any]) -> Sequence[int]:
-        seen = list(map(self._seen_frames.get, map(id, frames)))
-        if None not in seen:
-            return seen  # type: ignore[return-value]
-        return [self.frame(frame) if number is None else number for frame, number in zip(frames, seen, strict=True)]
 
     def shortened(self, frames: Sequence[Any]) -> Sequence[Any]:
         """Both ends of a stack that is deeper than anybody reads, and between them a frame that says so."""

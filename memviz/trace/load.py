@@ -8,8 +8,9 @@ import json
 import os
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -185,7 +186,7 @@ def _json(stream: BinaryIO, budget: Budget) -> Any:
     try:
         text = _json_text(stream, budget)
         parse_int = _short_number if len(text) > _LONG_JSON else None
-        once = _Frames(budget).once
+        once = _each_frame_once(budget)
         return json.loads(text, parse_constant=_no_constant, parse_int=parse_int, object_hook=once)
     except RecursionError:
         fault = "nested too deep"
@@ -201,8 +202,8 @@ def _json_text(stream: BinaryIO, budget: Budget) -> str:
     most = budget.limits.json_bytes
     texts: list[str] = []
     decoder: codecs.IncrementalDecoder | None = None
-    width = _TextWidth(budget)
-    size = 0
+    size = characters = charged = 0
+    width = 1
     while piece := stream.read(WINDOW):
         size += len(piece)
         if size > most:
@@ -213,50 +214,36 @@ def _json_text(stream: BinaryIO, budget: Budget) -> str:
         budget.charge(len(piece) + sum(cost * piece.count(mark) for mark, cost in _JSON_COSTS.items()))
         budget.check()
         decoder = decoder or codecs.getincrementaldecoder(json.detect_encoding(piece))("surrogatepass")
-        texts.append(decoder.decode(piece))
-        width.charge(texts[-1])
+        text = decoder.decode(piece)
+        texts.append(text)
+        if text:
+            # With a single character beyond Latin, each of the whole text takes up to 4 bytes. What a text takes says
+            # how wide it is, without a look at every character.
+            characters += len(text)
+            width = max(width, min(sys.getsizeof(text) // len(text), 4))
+            # Twice: the whole text, and what is cut out of it.
+            due = 2 * (width - 1) * characters
+            budget.charge(due - charged)
+            charged = due
     texts.append(decoder.decode(b"", final=True) if decoder else "")
     return "".join(texts)
 
 
-class _TextWidth:
-    """Charges for characters beyond Latin: with a single one of them, each of the whole text takes up to 4 bytes."""
-
-    def __init__(self, budget: Budget) -> None:
-        self._budget = budget
-        self._characters = 0
-        self._width = 1
-        self._charged = 0
-
-    def charge(self, text: str) -> None:
-        if not text:
-            return
-        self._characters += len(text)
-        # What a text takes says how wide it is, without a look at every character.
-        self._width = max(self._width, min(sys.getsizeof(text) // len(text), 4))
-        # Twice: the whole text, and what is cut out of it.
-        due = 2 * (self._width - 1) * self._characters
-        self._budget.charge(due - self._charged)
-        self._charged = due
-
-
-class _Frames:
+def _each_frame_once(budget: Budget) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """JSON writes a frame out wherever it stands; here each is kept once, as pickles keep it."""
+    seen: dict[tuple[str, str, int], dict[str, Any]] = {}
+    numbers = count(1)
 
-    def __init__(self, budget: Budget) -> None:
-        self._budget = budget
-        self._seen: dict[tuple[str, str, int], dict[str, Any]] = {}
-        self._made = 0
-
-    def once(self, made: dict[str, Any]) -> dict[str, Any]:
+    def once(made: dict[str, Any]) -> dict[str, Any]:
         """Called for every dict as soon as it is there."""
-        self._made += 1
-        if self._made % _CHECKED_EVERY == 0:
-            self._budget.check()
+        if next(numbers) % _CHECKED_EVERY == 0:
+            budget.check()
         name, filename, line = made.get("name"), made.get("filename"), made.get("line")
         if type(line) is not int or type(name) is not str or type(filename) is not str or len(made) > 3:
             return made
-        return self._seen.setdefault((name, filename, line), made)
+        return seen.setdefault((name, filename, line), made)
+
+    return once
 
 
 def _short_number(digits: str) -> int:

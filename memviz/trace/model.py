@@ -11,7 +11,7 @@ hand them out) are kept in two's complement, so that arithmetic stays in one int
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from functools import cached_property
@@ -102,6 +102,9 @@ class Phase(IntEnum):
     STEP = 3
 
 
+_TYPES = {"Bools": np.bool_, "Bytes1": np.uint8, "Ints4": np.int32, "Ints8": np.int64}
+
+
 @dataclass(frozen=True, eq=False)
 class Columns:
     """Parallel arrays of one length. Compared by value, because tests compare whole results."""
@@ -113,6 +116,21 @@ class Columns:
             lengths.add((name, len(column)))
         if len({length for _, length in lengths}) > 1:
             raise ValueError(f"columns of {type(self).__name__} differ in length: {sorted(lengths)}")
+
+    @classmethod
+    def typed(cls, *columns: npt.ArrayLike) -> Self:
+        """Return the columns in the order of the fields, each in its field's type."""
+        types = [_TYPES[str(column.type)] for column in fields(cls)]
+        return cls(*(np.asarray(column).astype(kind, copy=False) for column, kind in zip(columns, types, strict=True)))
+
+    @classmethod
+    def empty(cls) -> Self:
+        return cls.typed(*[()] * len(fields(cls)))
+
+    @classmethod
+    def concatenated(cls, parts: Sequence[Self]) -> Self:
+        names = [column.name for column in fields(cls)]
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
     def columns(self) -> Iterator[tuple[str, npt.NDArray[Any]]]:
         for column in fields(self):

@@ -275,8 +275,15 @@ class _History:
             return
         if not moment.bytes:
             return
-        self._begin(moment)
-        self._reserve(moment.reserved, common)
+        if self._began is None and moment.allocated is not None:
+            self._reserved = moment.reserved or 0
+            self._began = (max(moment.allocated - moment.bytes, 0), self._reserved)
+        # The allocator takes and gives back whole segments; which, the file does not say.
+        change = 0 if moment.reserved is None else moment.reserved - self._reserved
+        self._reserved += change
+        if change:
+            action = "segment_alloc" if change > 0 else "segment_free"
+            self.events.append({**common, "action": action, "size": abs(change), "addr": _NOWHERE})
         size = abs(moment.bytes)
         if moment.bytes > 0:
             self._live[moment.address] = (size, stack)
@@ -287,19 +294,6 @@ class _History:
         self._changed += moment.bytes
         if moment.allocated is not None and self._began is not None:
             self.is_off |= self._began[0] + self._changed != moment.allocated
-
-    def _begin(self, moment: _Moment) -> None:
-        if self._began is None and moment.allocated is not None:
-            self._reserved = moment.reserved or 0
-            self._began = (max(moment.allocated - moment.bytes, 0), self._reserved)
-
-    def _reserve(self, reserved: int | None, common: dict[str, Any]) -> None:
-        """The allocator takes and gives back whole segments; which, the file does not say."""
-        change = 0 if reserved is None else reserved - self._reserved
-        self._reserved += change
-        if change:
-            action = "segment_alloc" if change > 0 else "segment_free"
-            self.events.append({**common, "action": action, "size": abs(change), "addr": _NOWHERE})
 
     def segments(self, device: int, before: StackNumber) -> list[dict[str, Any]]:
         """The state at the end, with sums that are true: everything has a segment of its own, what is reserved and not
@@ -318,14 +312,8 @@ class _History:
 
 def _segment(device: int, address: int, size: int, state: str, stack: StackNumber | None) -> dict[str, Any]:
     block = {"address": address, "size": size, "requested_size": size, "state": state, "frames": stack}
-    return {
-        "device": device,
-        "address": address,
-        "total_size": size,
-        "stream": 0,
-        "segment_type": "large",
-        "blocks": [block],
-    }
+    segment = {"device": device, "address": address, "total_size": size, "stream": 0, "segment_type": "large"}
+    return {**segment, "blocks": [block]}
 
 
 def _annotations(

@@ -180,16 +180,7 @@ class BlockCollector:
         columns = [np.concatenate(columns) for columns in zip(empty, *self._parts, strict=True)]
         if any(float(column.sum(dtype=np.float64)) >= LARGEST_SUM for column in columns[2:4]):
             raise TraceError("The sizes of its blocks are beyond any real memory.")
-        segment, address, size, requested, state, stack = columns
-        blocks = Blocks(
-            segment=segment.astype(np.int32),
-            address=address,
-            size=size,
-            requested=requested,
-            state=state.astype(np.uint8),
-            stack=stack.astype(np.int32),
-        )
-        return blocks, self._categories if any(self._categories) else []
+        return Blocks.typed(*columns), self._categories if any(self._categories) else []
 
     def _flush(self) -> None:
         if self._rows:
@@ -433,12 +424,7 @@ def _settings(value: Any, *, tables: bool = True) -> dict[str, Any]:
             kept[name_of(key)] = _settings(setting, tables=False)
         elif type(setting) is str:
             kept[name_of(key)] = bounded(valid_unicode(setting))
-        elif (
-            type(setting) is bool
-            or (type(setting) is int and abs(setting) < 2**64)
-            or type(setting) is float
-            and isfinite(setting)
-        ):
+        elif type(setting) is bool or _is_number(setting):
             kept[name_of(key)] = setting
     return kept
 
@@ -450,8 +436,8 @@ def _is_number(value: Any) -> bool:
 def _labels(categories: Any) -> Labels | None:
     if categories is None or not len(categories):
         return None
-    column = np.array(categories, dtype=np.uint8)
-    return Labels(column, np.zeros(len(column), dtype=np.int32), np.zeros(len(column), dtype=np.uint8))
+    unknown = np.zeros(len(categories))
+    return Labels.typed(categories, unknown, unknown)
 
 
 def _listed(names: Iterable[str], most: int = 8) -> str:

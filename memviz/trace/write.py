@@ -25,7 +25,6 @@ import numpy as np
 
 from memviz.errors import UsageError
 from memviz.trace import memviz_labels
-from memviz.trace.collect import no_events
 from memviz.trace.model import (
     EMPTY_TEXT,
     FREE_UNKNOWN,
@@ -146,7 +145,7 @@ class _Writer:
         """Events by device number. Devices without events have a list too: PyTorch's page offers no others."""
         gpu_events = {device.device: device.events for device in self.trace.devices if device.kind == "gpu"}
         count = max((number + 1 for number in gpu_events if number < _MOST_DEVICES), default=0)
-        traces = {"device_traces": [gpu_events.get(number, no_events()) for number in range(count)]}
+        traces = {"device_traces": [gpu_events.get(number, Events.empty()) for number in range(count)]}
         host = [device.events for device in self.trace.devices if device.kind == "host"]
         return {**traces, "host_traces": host} if host else traces
 

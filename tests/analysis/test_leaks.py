@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import given
 
-from memviz.analysis.groups import Group, Groups
-from memviz.analysis.leaks import Growth, GrowthRow, freed_at_once, growth, never_freed
+from memviz.analysis.groups import Group, Groups, group_rows
+from memviz.analysis.leaks import Growth, GrowthRow, freed_at_once, growth, never_freed_rows
 from memviz.analysis.lifetimes import lifetimes
 from memviz.trace.model import Trace
 from tests.analysis.replays import sound_traces
@@ -19,7 +19,8 @@ def test_only_what_was_made_in_the_trace_and_never_asked_back_counts():
     events = [alloc(1, 10, frames=[CACHE]), alloc(2, 5), free(2, 5), alloc(3, 7), event("free_requested", 3, 7)]
     trace = trace_of(events, final)
     row = Group("/cache.py:3 remember", "cache.py:3 remember", 10, 1, 0, 0)
-    assert never_freed(trace, trace.devices[0]) == Groups("site", (row,), 10, 1)
+    device = trace.devices[0]
+    assert group_rows(trace, device, never_freed_rows(device)) == Groups("site", (row,), 10, 1)
 
 
 @given(sound_traces())
@@ -27,7 +28,8 @@ def test_leaks_are_the_rows_that_a_loop_finds(trace):
     device = trace.devices[0]
     rows, end = lifetimes(device), len(device.events)
     spans = zip(rows.start, rows.free_requested, rows.end, rows.size, strict=True)
-    assert never_freed(trace, device).bytes == sum(s for a, r, e, s in spans if a >= 0 and e == end == r)
+    lost = lifetimes(device).size[never_freed_rows(device)].sum()
+    assert lost == sum(s for a, r, e, s in spans if a >= 0 and e == end == r)
 
 
 def three_steps() -> Trace:

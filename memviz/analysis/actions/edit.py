@@ -41,7 +41,13 @@ def inferred_purposes(trace: Trace, device: DeviceTrace) -> TakenOver:
     of_rows = Purposes(inferred.category, inferred.certainty, phases(trace, device), np.ones(len(rows), dtype=np.bool_))
     events = _rows_at(first_events(rows, len(device.events)), len(device.events))
     blocks = _rows_at(rows.block.astype(np.int64), len(device.blocks))
-    return TakenOver(take_rows(of_rows, events), take_rows(of_rows, blocks), _recorded_spans(trace, device))
+    recorded = phase_spans(trace, device).spans
+    spans = Spans.typed(
+        [ACTIVITIES.index(span.doing) for span in recorded],
+        [span.step for span in recorded],
+        [span.first for span in recorded],
+    )
+    return TakenOver(take_rows(of_rows, events), take_rows(of_rows, blocks), spans)
 
 
 def _rows_at(place: Ints8, count: int) -> Ints8:
@@ -52,20 +58,7 @@ def _rows_at(place: Ints8, count: int) -> Ints8:
     return row
 
 
-def _recorded_spans(trace: Trace, device: DeviceTrace) -> Spans:
-    spans = phase_spans(trace, device).spans
-    return Spans(
-        np.array([ACTIVITIES.index(span.doing) for span in spans], dtype=np.uint8),
-        np.array([span.step for span in spans], dtype=np.int32),
-        np.array([span.first for span in spans], dtype=np.int64),
-    )
-
-
 _GROWS_OR_SHRINKS = (Action.SEGMENT_ALLOC, Action.SEGMENT_FREE, Action.SEGMENT_MAP, Action.SEGMENT_UNMAP)
-
-
-def _none() -> Ints8:
-    return np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,11 +87,11 @@ class Again(Columns):
 class Edit:
     """Edit of rows of `lifetimes` that begin within the trace. Only rows that also end within it are made again."""
 
-    earlier: Earlier = field(default_factory=lambda: Earlier(_none(), _none()))
-    again: Again = field(default_factory=lambda: Again(*[_none()] * 6))
+    earlier: Earlier = field(default_factory=Earlier.empty)
+    again: Again = field(default_factory=Again.empty)
     again_as: Category | None = None
     """Category of all repeated allocations; None keeps each row's own."""
-    halved: Ints8 = field(default_factory=_none)
+    halved: Ints8 = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """Rows whose requested bytes are halved."""
 
 
@@ -141,22 +134,23 @@ def apply_edit(trace: Trace, device: DeviceTrace, edit: Edit) -> Trace:
         ),
         *_added_entries(device, rows, sizes, edit.again, starts),
     )
-    entries = _Entries(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in vars(parts[0])})
+    entries = _Entries.concatenated(parts)
     entries = take_rows(entries, np.lexsort((entries.order, entries.place)))
+    events = replace(
+        take_rows(device.events, entries.source),
+        action=entries.action,
+        address=entries.address,
+        size=entries.size,
+        time_us=device.events.time_us[np.minimum(entries.place, len(device.events) - 1)],
+    )
     changed = replace(
         device,
-        events=_events(device.events, entries),
+        events=events,
         event_labels=_labels(device.event_labels, entries),
         blocks=_blocks(device, rows, sizes, edit),
         taken_over=_edit_purposes(inferred_purposes(trace, device), entries, edit.again_as),
     )
     return replace(trace, devices=(changed,))
-
-
-def _events(recorded: Events, entries: _Entries) -> Events:
-    time_us = recorded.time_us[np.minimum(entries.place, len(recorded) - 1)]
-    copied = take_rows(recorded, entries.source)
-    return replace(copied, action=entries.action, address=entries.address, size=entries.size, time_us=time_us)
 
 
 def _labels(recorded: Labels | None, entries: _Entries) -> Labels | None:

@@ -171,6 +171,11 @@ def first_place(stacks: Stacks, places: Bools) -> Ints8:
     return np.where(first < stacks.offsets[1:], first, NOWHERE)
 
 
+def is_in_stack(stacks: Stacks, frames: Bools) -> Bools:
+    """True for each stack with one of these frames. One longer than the stacks, so that NO_STACK (-1) finds False."""
+    return np.append(first_in_stack(stacks, frames) >= 0, False)
+
+
 def last_in_stack(stacks: Stacks, frames: Bools) -> Ints8:
     """The same for the outermost one."""
     return last_place(stacks, frames[stacks.indices])

@@ -235,22 +235,19 @@ def large_temporary(facts: Facts) -> Iterator[Finding]:
             continue
         # The same site may allocate larger ones at other times, without a peak.
         there = part[np.isin(part, at_peak)]
+        largest, count = bytes_text(int(rows.size[there].max())), count_text(len(there))
+        text = f"A temporary of {largest}{origin_text(site)} makes the peak: without it"
+        if len(there) > 1:
+            text = f"{count} temporaries of up to {largest}{origin_text(site)} make the peak: without them"
         yield Finding(
             FindingKind.LARGE_TEMPORARY,
             lower,
-            _sentence(int(rows.size[there].max()), len(there), origin_text(site), lower),
+            f"{text}, it would be {bytes_text(lower)} lower.",
             "Compute it in parts, in place, or with a fused operator that does not write it out.",
             part,
             event,
             site_name(site),
         )
-
-
-def _sentence(size: int, at_peak: int, who: str, lower: int) -> str:
-    several = at_peak > 1
-    what = f"{count_text(at_peak)} temporaries of up to" if several else "A temporary of"
-    without = "make the peak: without them" if several else "makes the peak: without it"
-    return f"{what} {bytes_text(size)}{who} {without}, it would be {bytes_text(lower)} lower."
 
 
 def _brief(facts: Facts) -> Ints8:

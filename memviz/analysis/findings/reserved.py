@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from memviz.analysis.findings.finding import Facts, Finding, FindingKind, origin_text, site_name
-from memviz.analysis.lifetimes import clock, has_times
+from memviz.analysis.lifetimes import clock, delayed_frees, has_times
 from memviz.analysis.segments import TileKind, reserved_segments, segments_at
 from memviz.analysis.sums import sum_by
 from memviz.analysis.timeline import sum_of_spans
@@ -115,9 +115,7 @@ def private_pools(facts: Facts) -> Iterator[Finding]:
 
 def waiting_frees(facts: Facts) -> Iterator[Finding]:
     rows = facts.rows
-    waits = np.flatnonzero(
-        (rows.free_requested < facts.count) & ((rows.end - rows.free_requested > 1) | (rows.end == facts.count))
-    )
+    waits = np.flatnonzero(delayed_frees(facts.device))
     # Only these: any other free is also pending between its two consecutive events.
     waiting = sum_of_spans(rows.free_requested[waits], rows.end[waits], rows.size[waits], facts.count)
     most = int(waiting.max())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import wraps
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from memviz.analysis.callstacks.sites import (
     first_in_stack,
     first_place,
     frame_kinds,
+    is_in_stack,
     last_in_stack,
     last_place,
     only_places,
@@ -55,7 +57,7 @@ _MODULE_MOVES = frozenset(
         *("load_state_dict", "_load_from_state_dict"),
     }
 )
-_CALL_FILE, _CALLS = "/torch/nn/modules/module.py", frozenset({"_call_impl", "_wrapped_call_impl"})
+_CALL_FILE, _CALLS = "/torch/nn/modules/module.py", ("_call_impl", "_wrapped_call_impl")
 _SIGNS = (
     Sign(Activity.BUILD, "/torch/nn/modules/module.py", _MODULE_MOVES),
     Sign(Activity.BUILD, "/torch/nn/modules/", frozenset({"__init__", "reset_parameters"})),
@@ -114,12 +116,10 @@ def stack_signs(trace: Trace) -> StackSigns:
     return StackSigns(
         doing=np.append(doing, np.uint8(Activity.NOTHING)),
         recomputes=np.append(recomputes, False),
-        workspace=np.append(first_in_stack(stacks, _frames_by_prefix(trace, _WORKSPACE_NAMES)) >= 0, False),
-        casts=np.append(first_in_stack(stacks, _frames_by_prefix(trace, _CAST_NAMES)) >= 0, False),
-        accumulates=np.append(
-            first_in_stack(stacks, _frames_by_prefix(trace, (_ACCUMULATE, f"void {_ACCUMULATE}"))) >= 0, False
-        ),
-        zero_grad=np.append(first_in_stack(stacks, _frames_by_name(trace, "zero_grad")) >= 0, False),
+        workspace=is_in_stack(stacks, _frames_by_prefix(trace, _WORKSPACE_NAMES)),
+        casts=is_in_stack(stacks, _frames_by_prefix(trace, _CAST_NAMES)),
+        accumulates=is_in_stack(stacks, _frames_by_prefix(trace, (_ACCUMULATE, f"void {_ACCUMULATE}"))),
+        zero_grad=is_in_stack(stacks, _frames_by_name(trace, "zero_grad")),
         sees_cpp=bool((kinds > LAST_PYTHON_KIND).any()),
         sees_engine=bool((kinds == FrameKind.ENGINE).any()),
         sees_nodes=bool((kinds == FrameKind.NODE).any()),
@@ -136,16 +136,10 @@ class ModuleCalls:
 
 @cached
 def module_calls(trace: Trace) -> ModuleCalls:
-    by_torch = np.zeros(len(trace.stacks.frames), dtype=np.bool_)
-    for frame in _frames_of(trace, _CALL_FILE):
-        by_torch[frame] = trace.strings[trace.stacks.frames.name[frame]] in _CALLS
-    return ModuleCalls(by_torch, _frames_by_name(trace, "forward") & (frame_kinds(trace) <= FrameKind.LIBRARY))
-
-
-def _frames_of(trace: Trace, part: str) -> Ints8:
     files = trace.stacks.frames.filename
-    hit = [code for code in distinct(files) if part in path_of(trace.strings[code])]
-    return np.flatnonzero(is_among(files, hit))
+    hit = [code for code in distinct(files) if _CALL_FILE in path_of(trace.strings[code])]
+    by_torch = is_among(files, hit) & _frames_by_name(trace, *_CALLS)
+    return ModuleCalls(by_torch, _frames_by_name(trace, "forward") & (frame_kinds(trace) <= FrameKind.LIBRARY))
 
 
 def _frame_signs(trace: Trace) -> Bytes1:
@@ -198,13 +192,12 @@ def _files_called(trace: Trace, function: str, caller: Bools) -> Ints4:
 
 def _frames_by_prefix(trace: Trace, starts: tuple[str, ...]) -> Bools:
     names = trace.stacks.frames.name
-    hit = {int(code) for code in distinct(names) if trace.strings[code].startswith(starts)}
-    return is_among(names, list(hit))
+    return is_among(names, [code for code in distinct(names) if trace.strings[code].startswith(starts)])
 
 
-def _frames_by_name(trace: Trace, function: str) -> Bools:
+def _frames_by_name(trace: Trace, *functions: str) -> Bools:
     names = trace.stacks.frames.name
-    return is_among(names, [code for code in distinct(names) if trace.strings[code] == function])
+    return is_among(names, [code for code in distinct(names) if trace.strings[code] in functions])
 
 
 def _at(values: Bytes1, place: Ints8) -> Bytes1:
@@ -224,6 +217,34 @@ _LARGEST_TABLE = 1 << 22
 """Limit in pairs. Larger tables are sorted instead."""
 _NEVER_OPEN = np.iinfo(np.int16).max
 """A depth that no stack has: a call there is over with the next allocation."""
+
+
+def _once_a_pair(
+    compute: Callable[[PythonStacks, Ints4, Ints4], Ints8],
+) -> Callable[[PythonStacks, Ints4, Ints4], Ints4]:
+    """Compute each distinct pair of stacks once: there are far fewer pairs than events."""
+
+    @wraps(compute)
+    def of_pairs(stacks: PythonStacks, one: Ints4, other: Ints4) -> Ints4:
+        if not len(one):
+            return np.zeros(0, dtype=np.int32)
+        width = int(max(one.max(), other.max())) + 1
+        pair = one.astype(np.int64) * width + other
+        is_table = width * width <= _LARGEST_TABLE
+        if is_table:
+            occurs = np.zeros(width * width, dtype=np.bool_)
+            occurs[pair] = True
+            pairs = np.flatnonzero(occurs)
+        else:
+            pairs, pair = np.unique(pair, return_inverse=True)
+        computed = compute(stacks, (pairs // width).astype(np.int32), (pairs % width).astype(np.int32))
+        if not is_table:
+            return np.asarray(computed.astype(np.int32)[pair])
+        table = np.zeros(width * width, dtype=np.int32)
+        table[pairs] = computed
+        return np.asarray(table[pair])
+
+    return of_pairs
 
 
 class PythonStacks:
@@ -290,9 +311,7 @@ class PythonStacks:
         depth = _depth(user, self.offsets, depth_of)
         has_depth = np.flatnonzero(depth >= 0)
         frame = self.frame[self.offsets[has_depth] + depth[has_depth]]
-        names = trace.stacks.frames.name
-        main = is_among(names, [code for code in distinct(names) if trace.strings[code] == "<module>"])
-        depth[has_depth[main[frame]]] = _NEVER_OPEN
+        depth[has_depth[_frames_by_name(trace, "<module>")[frame]]] = _NEVER_OPEN
         depth[depth < 0] = _NEVER_OPEN
         return depth
 
@@ -310,11 +329,9 @@ class PythonStacks:
         first = self.offsets[stack]
         return np.asarray(self._sums[first + depth] - self._sums[first])
 
-    def calls_that_go_on(self, one: Ints4, other: Ints4) -> Ints4:
+    @_once_a_pair
+    def calls_that_go_on(self, one: Ints4, other: Ints4) -> Ints8:
         """How many calls, from the outermost in, go on from each of these stacks to the other, which comes later."""
-        return _once_a_pair(self._calls_that_go_on, one, other)
-
-    def _calls_that_go_on(self, one: Ints4, other: Ints4) -> Ints8:
         same = self.same_beginning(one, other)
         inside = np.flatnonzero((same < self.length[one]) & (same < self.length[other]))
         at_one, at_other = (self.frame[self.offsets[stack[inside]] + same[inside]] for stack in (one, other))
@@ -341,11 +358,9 @@ class PythonStacks:
         again[np.delete(inside, first)] = True
         return np.asarray(same & (again & (fewest == most)[run])[1:])
 
-    def model_called_again(self, one: Ints4, other: Ints4) -> Ints4:
+    @_once_a_pair
+    def model_called_again(self, one: Ints4, other: Ints4) -> Ints8:
         """Depth at which a line of the outermost module's own functions moved up: a loop or a new call. -1 for none."""
-        return _once_a_pair(self._model_called_again, one, other)
-
-    def _model_called_again(self, one: Ints4, other: Ints4) -> Ints8:
         same = self.same_beginning(one, other)
         own = (same > self.model_depth[other]) & (same < np.minimum(self.own_until[other], self.length[one]))
         depth = np.minimum(same, np.minimum(self.length[one], self.length[other]) - 1)
@@ -408,24 +423,6 @@ def freed_outside_call(trace: Trace, alloc_stack: Ints4, free_stack: Ints4) -> B
     returns = (go_on == depth) & (stacks.length[free_stack[both]] == depth)
     outside[both] = (go_on <= depth) & ~returns
     return outside
-
-
-def _once_a_pair(compute: Callable[[Ints4, Ints4], Ints8], one: Ints4, other: Ints4) -> Ints4:
-    """Compute each distinct pair of stacks once: there are far fewer pairs than events."""
-    if not len(one):
-        return np.zeros(0, dtype=np.int32)
-    width = int(max(one.max(), other.max())) + 1
-    pair = one.astype(np.int64) * width + other
-    if width * width > _LARGEST_TABLE:
-        pairs, pair = np.unique(pair, return_inverse=True)
-        of_pairs = compute((pairs // width).astype(np.int32), (pairs % width).astype(np.int32))
-        return of_pairs.astype(np.int32)[pair]
-    occurs = np.zeros(width * width, dtype=np.bool_)
-    occurs[pair] = True
-    pairs = np.flatnonzero(occurs)
-    table = np.zeros(width * width, dtype=np.int32)
-    table[pairs] = compute((pairs // width).astype(np.int32), (pairs % width).astype(np.int32))
-    return np.asarray(table[pair])
 
 
 def _running_hash(frame: Ints4, depth: Ints8) -> np.ndarray:

@@ -12,7 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
-from memviz.analysis.annotations import annotated
+from memviz.analysis.annotations import Intervals, annotated, optimizer_steps
 from memviz.analysis.cache import cached
 from memviz.analysis.callstacks.sites import LAST_PYTHON_KIND, first_in_stack, frame_kinds, path_of
 from memviz.analysis.lifetimes import BEFORE, Lifetimes, lifetimes
@@ -453,22 +453,26 @@ class Evidence:
 
     @cached_property
     def step_over(self) -> Ints4:
-        return self._next(self._allocs[(self._alloc_doing != Activity.STEP) & self._alloc_seen], self._annotated_ends)
+        # And the event after each recorded end of an optimizer step.
+        ends = self._annotated_steps.end_event[~self._annotated_steps.is_open] + 1
+        return self._next(self._allocs[(self._alloc_doing != Activity.STEP) & self._alloc_seen], ends)
 
     @cached_property
     def backward_over(self) -> Ints4:
-        return self._next(self._backward_ends, self._annotated_starts)
+        return self._next(self._backward_ends, self._annotated_steps.start_event)
 
     @cached_property
     def next_backward_over(self) -> Ints4:
         """End of the next backward that begins."""
-        ends = np.sort(np.concatenate([self._backward_ends, self._annotated_starts]))
+        ends = np.sort(np.concatenate([self._backward_ends, self._annotated_steps.start_event]))
         return _after(self.next_backward, ends, self._never)
 
     @cached_property
     def backwards(self) -> Ints4:
         """How many backwards began while it was alive."""
-        begins = self._backward_begins
+        telling = np.flatnonzero(self._telling)
+        backward = self._alloc_doing[telling] == Activity.BACKWARD
+        begins = self._allocs[telling[backward & ~np.append(False, backward)[:-1]]]
         upto = np.searchsorted(begins, self._rows.end, side="right").astype(np.int32)
         return np.asarray(upto - np.searchsorted(begins, self._rows.start, side="right").astype(np.int32))
 
@@ -482,28 +486,8 @@ class Evidence:
         return np.asarray(self._allocs[self._telling & (self._alloc_doing != Activity.BACKWARD)])
 
     @cached_property
-    def _backward_begins(self) -> Ints8:
-        telling = np.flatnonzero(self._telling)
-        backward = self._alloc_doing[telling] == Activity.BACKWARD
-        begins = backward & ~np.concatenate([np.zeros(1, dtype=np.bool_), backward[:-1]])[: len(backward)]
-        return np.asarray(self._allocs[telling[begins]])
-
-    @cached_property
-    def _optimizer_steps(self) -> Ints8:
-        names = annotated(self._device).intervals.name
-        codes = [code for code in distinct(names) if self._trace.strings[code].startswith("Optimizer.step#")]
-        return np.flatnonzero(is_among(names, codes)) if codes else np.zeros(0, dtype=np.int64)
-
-    @cached_property
-    def _annotated_starts(self) -> Ints8:
-        return annotated(self._device).intervals.start_event[self._optimizer_steps]
-
-    @cached_property
-    def _annotated_ends(self) -> Ints8:
-        """The event after each recorded end of an optimizer step."""
-        intervals = annotated(self._device).intervals
-        closed = self._optimizer_steps[~intervals.is_open[self._optimizer_steps]]
-        return intervals.end_event[closed] + 1
+    def _annotated_steps(self) -> Intervals:
+        return annotated(self._device).intervals.select(optimizer_steps(self._trace, self._device))
 
     def _next(self, *events: Ints4 | Ints8) -> Ints4:
         return _after(self._rows.start, np.sort(np.concatenate(events)), self._never)

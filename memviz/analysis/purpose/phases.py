@@ -10,18 +10,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from memviz.analysis.annotations import annotated
+from memviz.analysis.annotations import annotated, optimizer_steps
 from memviz.analysis.cache import cached
 from memviz.analysis.callstacks.sites import path_of
 from memviz.analysis.health import history
 from memviz.analysis.lifetimes import Lifetimes, lifetimes
 from memviz.analysis.purpose.activity import Activity, python_stacks, stack_signs
-from memviz.trace.distinct import distinct, is_among
+from memviz.trace.distinct import is_among
 from memviz.trace.model import (
     NO_STACK,
     Action,
     Bools,
     Bytes1,
+    Columns,
     DeviceTrace,
     Ints4,
     Ints8,
@@ -72,7 +73,7 @@ def phases(trace: Trace, device: DeviceTrace) -> Bytes1:
 
 
 def activity_of_rows(trace: Trace, device: DeviceTrace) -> Bytes1:
-    """A Doing per row of `lifetimes`."""
+    """An Activity per row of `lifetimes`."""
     rows = lifetimes(device)
     doing = stack_signs(trace).doing[rows.stack]
     begun = (rows.start >= 0) & (rows.stack == NO_STACK)
@@ -134,7 +135,7 @@ def _label(labels: Labels | None, column: str, place: npt.NDArray[Any]) -> Bytes
 
 
 @dataclass(frozen=True, eq=False)
-class Passes:
+class Passes(Columns):
     """Forward passes in order of time."""
 
     first: Ints8
@@ -143,9 +144,6 @@ class Passes:
     """Event of the last alloc."""
     next: Ints8
     """Event of the first alloc after it, or the number of events and one."""
-
-    def __len__(self) -> int:
-        return len(self.first)
 
     def around(self, events: Ints8) -> Ints8:
         """The pass within which each event lies, or -1."""
@@ -160,8 +158,7 @@ def forward_passes(trace: Trace, device: DeviceTrace) -> Passes:
     allocs = np.flatnonzero(events.action == Action.ALLOC)
     inside = activity_of_allocs(trace, device)[allocs] == Activity.FORWARD
     if not inside.any():
-        none = np.zeros(0, dtype=np.int64)
-        return Passes(none, none, none)
+        return Passes.empty()
     stack = events.stack[allocs]
     entered = inside & ~np.append(False, inside[:-1])
     caller = _callers(trace, stack)
@@ -253,10 +250,14 @@ def phase_spans(trace: Trace, device: DeviceTrace) -> PhaseSpans:
     begins = np.flatnonzero(of_event != np.append(Activity.NOTHING, of_event[:-1]))
     at, doing = events[begins].astype(np.int64), of_event[begins]
     is_training = bool(is_among(doing, (Activity.BACKWARD, Activity.STEP)).any())
-    if not is_training:
+    if is_training:
+        ended_by = Activity.STEP if (doing == Activity.STEP).any() else Activity.BACKWARD
+        begins_step = (np.append(Activity.NOTHING, doing[:-1]) == ended_by) & (doing == Activity.FORWARD)
+        step = np.cumsum(begins_step) + 1
+    else:
         at = _of_models(trace, device, forward_passes(trace, device).first)
         doing = np.full(len(at), Activity.FORWARD, dtype=np.uint8)
-    step = _numbers(doing) if is_training else np.arange(1, len(at) + 1)
+        step = np.arange(1, len(at) + 1)
     return _spans(doing, step, at, len(device.events))
 
 
@@ -282,9 +283,8 @@ def _work(trace: Trace, device: DeviceTrace) -> tuple[Ints4, Bytes1]:
     doing = activity_of_allocs(trace, device)[allocs]
     tells = is_among(doing, _WORK)
     intervals = annotated(device).intervals
-    codes = [code for code in distinct(intervals.name) if trace.strings[code].startswith("Optimizer.step#")]
     # A fused optimizer allocates nothing.
-    noted = intervals.start_event[is_among(intervals.name, codes)]
+    noted = intervals.start_event[optimizer_steps(trace, device)]
     noted = np.repeat(noted[noted < len(device.events)], _BLIP + 1)
     at = np.concatenate([allocs[tells], noted.astype(np.int32)])
     what = np.concatenate([doing[tells], np.full(len(noted), Activity.STEP, dtype=np.uint8)])
@@ -300,14 +300,6 @@ def _without_blips(at: Ints4, doing: Bytes1) -> tuple[Ints4, Bytes1]:
     between[1:-1] = (kind[:-2] == kind[2:]) & (length[1:-1] <= _BLIP) & (length[:-2] > _BLIP) & (length[2:] > _BLIP)
     stays = np.repeat(~between, length)
     return at[stays], doing[stays]
-
-
-def _numbers(doing: Bytes1) -> Ints8:
-    """The step that each run belongs to."""
-    before = np.append(Activity.NOTHING, doing[:-1])
-    ended_by = Activity.STEP if (doing == Activity.STEP).any() else Activity.BACKWARD
-    new = (before == ended_by) & (doing == Activity.FORWARD)
-    return np.asarray(np.cumsum(new) + 1, dtype=np.int64)
 
 
 # Names of steps and forwards: as the program annotated them, else by our own count.

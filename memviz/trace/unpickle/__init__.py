@@ -49,14 +49,10 @@ def unpickle(
             interner.budget.charge(machine.cost)
             # Each knows the other, so both would stay, with memo and rows, until Python looks for such rings.
             machine.runs = None
-            return _result(machine)
+            if machine.marks or len(machine.stack) != 1:
+                raise TraceError("Its pickle is damaged: it ends with unfinished objects.", remedy=AGAIN)
+            return machine.stack[0]
         operation = OPERATIONS[code]
         if operation is None:
             raise refused_operation(code, machine.before + machine.at - 1)
         operation(machine)
-
-
-def _result(machine: Machine) -> Any:
-    if machine.marks or len(machine.stack) != 1:
-        raise TraceError("Its pickle is damaged: it ends with unfinished objects.", remedy=AGAIN)
-    return machine.stack[0]

@@ -315,23 +315,8 @@ def _push_tuple(machine: Machine, items: list[Any]) -> None:
     machine.stack.append(made)
 
 
-def _tuple_of(count: int) -> Operation:
-    return lambda machine: _push_tuple(machine, [machine.pop() for _ in range(count)][::-1])
-
-
-def _set_item(machine: Machine) -> None:
-    value, key = machine.pop(), machine.pop()
-    machine.set_items([key, value])
-
-
-def _append_items(machine: Machine) -> None:
-    items = machine.pop_mark()
-    machine.append_to_list(items)
-
-
-def _set_items(machine: Machine) -> None:
-    items = machine.pop_mark()
-    machine.set_items(items)
+def _popped(machine: Machine, count: int) -> list[Any]:
+    return [machine.pop() for _ in range(count)][::-1]
 
 
 def _get_short(machine: Machine) -> None:
@@ -445,16 +430,16 @@ _OPERATION_OF: dict[int | str, Operation] = {
     ")": _constant(()),
     "}": _push_empty_dict,
     "d": _push_dict,
-    "s": _set_item,
-    "u": _set_items,
+    "s": lambda machine: machine.set_items(_popped(machine, 2)),
+    "u": lambda machine: machine.set_items(machine.pop_mark()),
     "]": _push_empty_list,
     "l": _push_list,
-    "e": _append_items,
+    "e": lambda machine: machine.append_to_list(machine.pop_mark()),
     "a": lambda machine: machine.append_to_list([machine.pop()]),
     "t": lambda machine: _push_tuple(machine, machine.pop_mark()),
-    0x85: _tuple_of(1),
-    0x86: _tuple_of(2),
-    0x87: _tuple_of(3),
+    0x85: lambda machine: _push_tuple(machine, _popped(machine, 1)),
+    0x86: lambda machine: _push_tuple(machine, _popped(machine, 2)),
+    0x87: lambda machine: _push_tuple(machine, _popped(machine, 3)),
     0x94: lambda machine: machine.put(machine.memo_length()),
     "q": _sized(Machine.put, 1),
     "r": _sized(Machine.put, 4),

@@ -11,7 +11,6 @@ import numpy as np
 
 from memviz.trace.intern import Interner
 from memviz.trace.model import (
-    ACTION_NAMES,
     EMPTY_TEXT,
     FREE_UNKNOWN,
     NO_STACK,
@@ -61,12 +60,7 @@ def _code(columns: Decoded, name: str, count: int, default: int = 0) -> Ints4:
 
 
 def _events(columns: Decoded, count: int, intern: Interner) -> Events:
-    def action(text: int) -> int:
-        name = intern.text(text)
-        known = ACTION_NAMES.get(name)
-        return known if known is not None else intern.other_action(name)
-
-    actions = translated(columns["action"], action).astype(np.uint8)
+    actions = translated(columns["action"], lambda text: intern.action(intern.text(text))).astype(np.uint8)
     # What the driver had free stands under another key: an event that has it is in no run.
     address = np.where(actions == Action.OOM, FREE_UNKNOWN, _number(columns, "addr", count))
     return Events(

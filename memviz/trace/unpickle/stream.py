@@ -55,7 +55,11 @@ class PickleStream:
         while size < WINDOW // 2:
             if self._at == len(self._raw) and not self._fill():
                 break
-            more = self._framed_pieces() if self._framed else self._unframed_piece()
+            if self._framed:
+                more = self._framed_pieces()
+            else:
+                more = [memoryview(self._raw)[self._at :]]
+                self._raw, self._at = b"", 0
             pieces += more
             size += sum(map(len, more))
         return pieces
@@ -66,10 +70,6 @@ class PickleStream:
         left = self._raw[self._at :]
         self._raw, self._at = (bytes(left) + more if len(left) else more), 0
         return bool(more)
-
-    def _unframed_piece(self) -> list[Piece]:
-        piece, self._raw, self._at = memoryview(self._raw)[self._at :], b"", 0
-        return [piece]
 
     def _framed_pieces(self) -> list[Piece]:
         """Whole frames as far as the raw bytes go, headers left out."""

@@ -7,11 +7,10 @@ from typing import Any
 import gradio as gr
 
 from memviz.allocator.context import OVERHEAD_BYTES
-from memviz.allocator.replay_answer import ReplayQuestion
 from memviz.allocator.replayer import CardMemory
 from memviz.allocator.settings import parse_settings
 from memviz.errors import MemvizError, UsageError
-from memviz.results.replay import replay_result
+from memviz.results.replay import ReplayQuestion, replay_result
 from memviz.ui.shell.gradio_events import IN_TURN, in_turn
 from memviz.ui.shell.programs import json_safe_answer, one_file, open_upload, with_worded_errors
 from memviz.ui.shell.visitors import presence

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from memviz.allocator.context import UNKNOWN
-from memviz.allocator.replay_answer import environment
 from memviz.allocator.replayer import CARD_BYTES, CardMemory
+from memviz.allocator.settings import environment_text
 from memviz.text import Html, joined, tag
 from memviz.ui.html.elements import button, fault_place, menu, text_input
 from memviz.ui.what_if.question import ANY_CARD, RELEASES, ParsedQuestion, Question, what_if_query
@@ -68,7 +68,7 @@ def form_value(question: Question, parsed: ParsedQuestion, memory: KnownMemory, 
     pasted = Html("")
     if conf is not None:
         # It may break where a person would break it.
-        line = environment(conf)
+        line = environment_text(conf)
         parts = [part for piece in re.split("(?<=[=,])", line) for part in (piece, Html("<wbr>"))]
         copy = button("Copy", None, None, data_mv_copy=line)
         pasted = joined(tag("p", tag("span", "Paste before starting Python"), copy), tag("code", *parts))

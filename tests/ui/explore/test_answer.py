@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from memviz.analysis.breakdown import breakdown
-from memviz.analysis.leaks import never_freed, never_freed_rows
+from memviz.analysis.groups import group_rows
+from memviz.analysis.leaks import never_freed_rows
 from memviz.analysis.lifetimes import live_rows
 from memviz.analysis.timeline import timeline
 from memviz.errors import UsageError
@@ -217,7 +218,7 @@ def test_every_real_file_has_a_lower_half(path):
         live = breakdown(trace, device, live_rows(device, last), "site").groups
         assert live.bytes == timeline(device).end_bytes
         kept = breakdown(trace, device, never_freed_rows(device), "site").groups
-        assert kept == never_freed(trace, device)
+        assert kept == group_rows(trace, device, never_freed_rows(device))
 
 
 def test_map_and_list_open_at_the_peak_and_follow_what_is_chosen(trace):
