@@ -205,14 +205,5 @@ def one_file(lines: dict[int, int]) -> Trace:
     )
 
 
-def test_lines_of_a_function_that_has_not_changed_are_sites_of_their_own():
-    assert brief(one_file({10: 100, 20: 50, 30: 7}), one_file({10: 300, 20: 50, 40: 1})) == [
-        ("model.py:10 forward", (100, 300)),
-        ("model.py:30 forward", (7, 0)),
-        ("model.py:40 forward", (0, 1)),
-        ("model.py:20 forward", (50, 50)),
-    ]
-
-
 def test_lines_that_moved_are_one_site():
     assert brief(one_file({10: 100, 20: 50}), one_file({11: 300, 21: 50})) == [("model.py:10-21 forward", (150, 350))]
