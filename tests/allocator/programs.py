@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from memviz.allocator.blocks import AllocationFailed, Block
 from tests.allocator.driver import Driver, MiB
+from tests.allocator.recording import Recorder
 
 SETTINGS = [
     "",
@@ -27,6 +28,15 @@ programs = st.lists(
     | st.tuples(st.sampled_from(["finish", "empty_cache"]), st.just(0), st.sampled_from([0, 7, 9])),
     max_size=60,
 )
+
+
+def played(run: Recorder, program: list[Step]) -> Recorder:
+    """Return the recorder after a program, each step of which is on a line of its own."""
+    live: list[Block] = []
+    for step in program:
+        run.line += 1
+        take(run, live, step)
+    return run
 
 
 def take(run: Driver, live: list[Block], step: Step) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from memviz.allocator.blocks import Block, Platform, PoolId
+import pytest
+
+from memviz.allocator.blocks import AllocationFailed, Block, Platform, PoolId
 from memviz.trace.model import Action, Trace
-from tests.allocator.driver import Driver, blocks_of
+from tests.allocator.driver import Driver, MiB, blocks_of
 from tests.traces import read
 
 
@@ -44,6 +46,23 @@ class Recorder(Driver):
                 elif run:
                     yield _segment(run)
                     run = []
+
+
+def cached(*mebibytes: int, settings: str = "") -> Recorder:
+    """Record blocks of these sizes, each freed before the next."""
+    run = Recorder(settings)
+    for size in mebibytes:
+        run.cached(size * MiB)
+    return run
+
+
+def ran_out() -> Recorder:
+    """Record 30 MiB on a card of 100, and a request of 80 that fails."""
+    run = Recorder(card=100 * MiB)
+    run.malloc(30 * MiB)
+    with pytest.raises(AllocationFailed, match="Tried to allocate"):
+        run.malloc(80 * MiB)
+    return run
 
 
 def _segment(run: list[Block]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from memviz.allocator.settings import parse_settings
 from memviz.trace.load import load_trace
 from memviz.trace.model import Trace
 from tests.allocator.driver import MiB
-from tests.allocator.programs import SETTINGS, programs, take
+from tests.allocator.programs import SETTINGS, played, programs
 from tests.allocator.recording import Recorder
 
 FOLDER = Path(__file__).parents[2] / "sample_traces"
@@ -67,9 +67,7 @@ def outcomes(trace: Trace, text: str, card: CardMemory | None) -> list[object]:
     programs,
 )
 def test_random_programs_end_alike(text, recorded_with, memory, left_out, program):
-    run, live = Recorder(recorded_with, card=4000 * MiB), []
-    for step in program:
-        take(run, live, step)
+    run = played(Recorder(recorded_with, card=4000 * MiB), program)
     kept = len(run.events) - left_out
     if kept > 0:
         trace, card = run.trace(kept), None if memory is None else CardMemory(memory, 0)

@@ -16,8 +16,8 @@ from memviz.errors import UsageError
 from memviz.trace.load import load_trace
 from memviz.trace.model import Category, Labels, Phase, Trace
 from tests.allocator.driver import MiB
-from tests.allocator.programs import SETTINGS, programs, take
-from tests.allocator.recording import Recorder
+from tests.allocator.programs import SETTINGS, played, programs
+from tests.allocator.recording import Recorder, cached, ran_out
 from tests.real import real_files, requires_real
 from tests.replays import replay
 from tests.traces import alloc, block, event, free, segment, trace_of
@@ -76,39 +76,29 @@ def test_a_whole_history_by_hand():
 
 @given(st.sampled_from(SETTINGS), st.sampled_from([90 * MiB, 2000 * MiB]), programs)
 def test_what_the_model_recorded_is_replayed_exactly(text, card, program):
-    run, live = Recorder(text, card=card), []
-    for step in program:
-        run.line += 1
-        take(run, live, step)
+    run = played(Recorder(text, card=card), program)
     if run.events or run.allocator.segments:
         agrees(run.trace())
 
 
 @given(st.sampled_from(SETTINGS), programs, st.integers(0, 100))
 def test_so_is_what_it_recorded_late(text, program, last):
-    run, live = Recorder(text, card=4000 * MiB), []
-    for step in program:
-        run.line += 1
-        take(run, live, step)
+    run = played(Recorder(text, card=4000 * MiB), program)
     if run.allocator.segments:
         agrees(run.trace(min(last, len(run.events))))
 
 
 def test_a_history_that_begins_within_a_malloc_is_replayed_too():
     """`max_split_size` forbids the segment to such a request, had it been cached before."""
-    run = recorded(text="max_split_size_mb:40")
+    run = Recorder("max_split_size_mb:40")
     run.malloc(39 * MiB + 1)
     run.malloc(50 * MiB)
     agrees(run.trace(1))
-    run = recorded(text="max_split_size_mb:40")
+    run = Recorder("max_split_size_mb:40")
     run.malloc(40 * MiB - 512)
     assert [each["action"] for each in run.events] == ["segment_alloc", "alloc"]
     assert run.segments == [40 * MiB]
     agrees(run.trace(1))
-
-
-def recorded(card: int | None = None, text: str = "") -> Recorder:
-    return Recorder(text, card=card)
 
 
 @requires_real
@@ -129,11 +119,7 @@ def test_real_histories_cut_short_are_too(path, part):
 
 
 def test_running_out_is_reported_where_it_was_recorded():
-    run = recorded(100 * MiB)
-    run.malloc(30 * MiB)
-    with pytest.raises(Exception, match="Tried to allocate"):
-        run.malloc(80 * MiB)
-    result = replay(run.trace())
+    result = replay(ran_out().trace())
     assert result.oom == RanOut(
         event=2,
         requested_bytes=80 * MiB,
@@ -145,7 +131,7 @@ def test_running_out_is_reported_where_it_was_recorded():
 
 
 def test_a_free_that_waits_keeps_its_place():
-    run = recorded()
+    run = Recorder()
     waits = run.malloc(20 * MiB)
     run.allocator.record_stream(waits, 7)
     run.free(waits)
@@ -159,9 +145,7 @@ def test_a_free_that_waits_keeps_its_place():
 
 @pytest.mark.parametrize("left_out", ["free_requested", "free_completed"])
 def test_files_that_leave_half_of_a_free_out_are_replayed(left_out):
-    run = recorded()
-    for size in (20, 30, 20):
-        run.cached(size * MiB)
+    run = cached(20, 30, 20)
     run.events = [each for each in run.events if each["action"] != left_out]
     result = replay(run.trace())
     assert result.exact
@@ -169,7 +153,7 @@ def test_files_that_leave_half_of_a_free_out_are_replayed(left_out):
 
 
 def test_what_is_known_of_a_request_is_known_of_its_segment_too():
-    run = recorded()
+    run = Recorder()
     run.line = 41
     run.malloc(20 * MiB)
     for each in run.events:
@@ -183,7 +167,7 @@ def test_what_is_known_of_a_request_is_known_of_its_segment_too():
 
 
 def test_a_replay_says_what_it_is():
-    run = recorded()
+    run = Recorder()
     run.malloc(1)
     assert replay(run.trace()).trace.about.label == "replayed with PyTorch's default settings"
     other = replay(run.trace(), settings=parse_settings("expandable_segments:True"), memory=100 * MiB).trace
@@ -198,9 +182,7 @@ def test_addresses_of_the_upper_half_survive():
 
 
 def test_a_note_follows_its_allocation():
-    run = recorded()
-    for size in (100, 101):
-        run.cached(size * MiB)
+    run = cached(100, 101)
     run.malloc(90 * MiB)
     run.events.append({"action": "annotate", "addr": run.events[-1]["addr"], "size": 0, "stream": 0, "pool_id": (0, 0)})
     events = replay(run.trace(), settings=parse_settings("expandable_segments:True")).trace.devices[0].events
@@ -208,7 +190,7 @@ def test_a_note_follows_its_allocation():
 
 
 def test_without_pools_in_the_events_their_segments_tell():
-    run = recorded()
+    run = Recorder()
     run.malloc(30 * MiB, pool=(0, 1))
     run.malloc(20 * MiB)
     for each in run.events:
@@ -245,9 +227,7 @@ def labelled(run: Recorder) -> Trace:
 
 
 def test_a_prediction_is_exact_under_its_own_settings_and_keeps_its_labels():
-    run = recorded()
-    for size in (100, 101, 102):
-        run.cached(size * MiB)
+    run = cached(100, 101, 102)
     run.malloc(90 * MiB)
     predicted = labelled(run)
     same = replay(predicted)
@@ -272,7 +252,7 @@ def test_a_prediction_is_exact_under_its_own_settings_and_keeps_its_labels():
     ],
 )
 def test_what_the_model_does_not_follow_is_noted(text, words):
-    run = recorded()
+    run = Recorder()
     run.malloc(1)
     notes = replay(run.trace(), settings=parse_settings(text)).trace.notes
     assert [(note.level, words in note.text) for note in notes if note.code == "settings_not_modelled"] == [

@@ -19,8 +19,8 @@ from memviz.analysis.timeline import timeline
 from memviz.errors import UsageError
 from memviz.trace.model import Trace
 from tests.allocator.driver import Driver, GiB, MiB
-from tests.allocator.programs import SETTINGS, programs, take
-from tests.allocator.recording import Recorder
+from tests.allocator.programs import SETTINGS, played, programs, take
+from tests.allocator.recording import Recorder, cached, ran_out
 from tests.allocator.test_replay import actions
 from tests.replays import replay
 from tests.traces import alloc, block, free, segment, trace_of
@@ -39,10 +39,7 @@ def test_reserved_bytes_follow_the_recorded_events(growing):
 
 @given(st.sampled_from(SETTINGS), st.sampled_from(["", "expandable_segments:True", "max_split_size_mb:24"]), programs)
 def test_a_replay_is_a_sound_trace_with_the_same_live_bytes(recorded_with, text, program):
-    run, live = Recorder(recorded_with, card=4000 * MiB), []
-    for step in program:
-        run.line += 1
-        take(run, live, step)
+    run = played(Recorder(recorded_with, card=4000 * MiB), program)
     if run.events:
         ours = replay(run.trace(), settings=parse_settings(text)).trace.devices[0]
         assert not matched(ours).faults
@@ -52,10 +49,7 @@ def test_a_replay_is_a_sound_trace_with_the_same_live_bytes(recorded_with, text,
 @pytest.fixture
 def growing() -> Recorder:
     """Sizes that grow step by step, each freed before the next: three segments, or one that expands."""
-    run = Recorder()
-    for size in (100, 101, 102, 103):
-        run.cached(size * MiB)
-    return run
+    return cached(100, 101, 102, 103)
 
 
 def test_expanding_would_have_reserved_less(growing):
@@ -102,10 +96,7 @@ def test_what_the_recorded_card_forced_is_not():
 
 
 def test_a_request_that_failed_is_asked_again():
-    run = Recorder(card=100 * MiB)
-    run.malloc(30 * MiB)
-    with pytest.raises(Exception, match="Tried to allocate"):
-        run.malloc(80 * MiB)
+    run = ran_out()
     run.malloc(10 * MiB)
     fits = replay(run.trace(), memory=200 * MiB)
     assert (fits.oom, fits.peak_requested_bytes) == (None, 110 * MiB)
@@ -179,9 +170,7 @@ def test_the_smallest_card_is_the_first_on_which_it_ends():
 
 @given(st.sampled_from(SETTINGS), st.sampled_from([None, 90 * MiB, 300 * MiB]), programs)
 def test_figures_alone_are_those_of_the_whole_replay(text, memory, program):
-    run, live = Recorder(card=4000 * MiB), []
-    for step in program:
-        take(run, live, step)
+    run = played(Recorder(card=4000 * MiB), program)
     if run.events:
         source, wanted = Replayer(run.trace()), replace(parse_settings(text), per_process_memory_fraction=1.0)
         card = None if memory is None else CardMemory(memory, 0)
@@ -206,9 +195,7 @@ def test_a_tally_counts_bytes_as_the_whole_statistics_do(text, program):
 
 
 def test_the_answer_says_on_which_card_it_fits_and_how_much_of_the_peak_is_unused():
-    run = Recorder()
-    run.cached(5 * GiB)
-    run.cached(6 * GiB)
+    run = cached(5 * 1024, 6 * 1024)
     found = Replayer(run.trace()).what_if()
     assert (found.smallest_card, found.replayed.unused_at_peak_bytes) == (CardMemory(8 * GiB), 5 * GiB)
     assert found.replayed.fragmentation == pytest.approx(5 / 11)
@@ -219,7 +206,6 @@ def test_the_answer_says_on_which_card_it_fits_and_how_much_of_the_peak_is_unuse
     assert Replayer(run.trace()).what_if(card=CardMemory(2 * GiB)).smallest_card == CardMemory(8 * GiB)
 
 
-MiB = 1 << 20
 CONTEXT = CudaContext("a card", 100 * MiB, 300 * MiB)
 
 
@@ -228,14 +214,6 @@ def held(*mebibytes: int) -> Trace:
     run = Recorder()
     for size in mebibytes:
         run.malloc(size * MiB)
-    return run.trace()
-
-
-def one_after_another(*mebibytes: int) -> Trace:
-    """The cache of those before goes back where memory is short."""
-    run = Recorder()
-    for size in mebibytes:
-        run.cached(size * MiB)
     return run.trace()
 
 
@@ -264,7 +242,7 @@ def test_the_prediction_may_be_wrong_either_way() -> None:
 
 def test_what_gives_back_its_cache_is_replayed() -> None:
     """500 MiB are enough for it, though it would reserve 900 without a limit."""
-    trace = one_after_another(400, 500)
+    trace = cached(400, 500).trace()
     assert word(trace, 800, None) == word(trace, 800, 500) == word(trace, 800, 520) == "yes"
     assert word(trace, 798, None) == word(trace, 798, 498) == "close"
     assert word(trace, 598, None) == word(trace, 598, 298) == "no"

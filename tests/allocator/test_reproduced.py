@@ -14,8 +14,8 @@ from memviz.allocator.replayer import CardMemory, Replayer
 from memviz.trace.load import load_trace
 from memviz.trace.model import Action
 from tests.allocator.driver import MiB
-from tests.allocator.programs import programs, take
-from tests.allocator.recording import Recorder
+from tests.allocator.programs import played, programs
+from tests.allocator.recording import Recorder, ran_out
 from tests.house.repository import ROOT
 from tests.real import real_files, requires_real
 
@@ -58,10 +58,7 @@ def test_every_reason_names_the_event_and_the_memory() -> None:
 
 
 def test_a_recording_that_ran_out_is_as_recorded_up_to_there() -> None:
-    run = Recorder(card=100 * MiB)
-    run.malloc(30 * MiB)
-    with pytest.raises(Exception, match="Tried to allocate"):
-        run.malloc(80 * MiB)
+    run = ran_out()
     run.malloc(10 * MiB)
     trace = run.trace()
     assert Replayer(trace).what_if(card=CardMemory(100 * MiB, 0)).divergence == ""
@@ -76,10 +73,7 @@ def test_the_sample_that_runs_out_is_as_recorded_in_its_own_memory() -> None:
 @given(st.sampled_from(["", "expandable_segments:True", "max_split_size_mb:24"]), st.integers(40, 200), programs)
 def test_what_is_called_as_recorded_has_the_recorded_history(text: str, mebibytes: int, program: list) -> None:
     """The replayed history has the same actions and sizes in the same order."""
-    run, live = Recorder(text, card=mebibytes * MiB), []
-    for step in program:
-        run.line += 1
-        take(run, live, step)
+    run = played(Recorder(text, card=mebibytes * MiB), program)
     if not run.events:
         return
     for memory in (None, mebibytes * MiB, 2 * mebibytes * MiB):

@@ -9,16 +9,8 @@ from memviz.allocator.search import SettingsTrial, search, settings_to_try
 from memviz.allocator.settings import parse_settings
 from memviz.ui.what_if.verdict import ranked_rows
 from tests.allocator.driver import GiB, MiB
-from tests.allocator.recording import Recorder
+from tests.allocator.recording import Recorder, cached
 from tests.traces import alloc, block, event, frame, free, read, segment, snapshot
-
-
-def recorded(*mebibytes: int, settings: str = "") -> Recorder:
-    """Record blocks of these sizes, each freed before the next."""
-    run = Recorder(settings)
-    for size in mebibytes:
-        run.cached(size * MiB)
-    return run
 
 
 def texts(run: Recorder, **more: tuple[int, int]) -> list[str]:
@@ -26,13 +18,13 @@ def texts(run: Recorder, **more: tuple[int, int]) -> list[str]:
 
 
 def test_a_limit_to_splitting_that_no_block_reaches_is_not_tried():
-    assert [text for text in texts(recorded(40)) if "split" in text] == ["max_split_size_mb:21"]
-    splits = [text for text in texts(recorded(200)) if "split" in text]
+    assert [text for text in texts(cached(40)) if "split" in text] == ["max_split_size_mb:21"]
+    splits = [text for text in texts(cached(200)) if "split" in text]
     assert splits == ["max_split_size_mb:21", "max_split_size_mb:64", "max_split_size_mb:128"]
 
 
 def test_nor_is_what_the_release_does_not_know():
-    run = recorded(40)
+    run = cached(40)
     assert not any("large_segment_size_mb" in text for text in texts(run, release=(2, 10)))
     assert texts(run, release=(2, 0)) == [
         "",
@@ -43,15 +35,15 @@ def test_nor_is_what_the_release_does_not_know():
 
 
 def test_the_recorded_settings_are_always_tried_and_so_are_the_ways_back():
-    found = texts(recorded(40, settings="expandable_segments:True,max_split_size_mb:512"), release=(2, 0))
+    found = texts(cached(40, settings="expandable_segments:True,max_split_size_mb:512"), release=(2, 0))
     assert "expandable_segments:True,max_split_size_mb:512" in found
-    found = texts(recorded(40, settings="expandable_segments:True,max_split_size_mb:512"))
+    found = texts(cached(40, settings="expandable_segments:True,max_split_size_mb:512"))
     assert {"expandable_segments:True", "max_split_size_mb:512"} <= set(found)
 
 
 def test_settings_that_somebody_asked_for_are_ranked_with_them():
     mine = parse_settings("roundup_power2_divisions:16")
-    assert mine in [each.settings for each in search(Replayer(recorded(40).trace()), also=mine).tried]
+    assert mine in [each.settings for each in search(Replayer(cached(40).trace()), also=mine).tried]
 
 
 def tried(found: object, text: str) -> SettingsTrial:
@@ -59,7 +51,7 @@ def tried(found: object, text: str) -> SettingsTrial:
 
 
 def test_the_simplest_of_nearly_the_best_is_advised():
-    run = recorded(4500, 4582)
+    run = cached(4500, 4582)
     found = search(Replayer(run.trace()))
     assert (found.best.text, found.best.peak_reserved_bytes) == (
         "expandable_segments:True,large_segment_size_mb:12",
@@ -70,7 +62,7 @@ def test_the_simplest_of_nearly_the_best_is_advised():
 
 def test_progress_covers_all_of_it_and_may_end_it():
     seen: list[float] = []
-    source = Replayer(recorded(100, 130).trace())
+    source = Replayer(cached(100, 130).trace())
     search(source, CardMemory(200 * MiB, 0), progress=lambda done, total: seen.append(done / total))
     assert seen == sorted(seen)
     assert 0 <= seen[0] <= seen[-1] < 1

@@ -135,11 +135,6 @@ def test_a_reserve_is_a_share_of_the_card_or_gibibytes_and_never_more_than_the_d
     assert parse_settings("expandable_segments_reserve:much").reserve_bytes(card) == 90 << 30
 
 
-@pytest.mark.parametrize("unlimited", [-1, 2**64 - 1])
-def test_a_snapshots_unlimited_split_size_has_two_spellings(unlimited):
-    assert settings_from_snapshot({"max_split_size": unlimited}) == Settings()
-
-
 def test_a_snapshots_values_win_and_its_text_fills_the_rest():
     recorded = {
         "PYTORCH_CUDA_ALLOC_CONF": "large_segment_size_mb:32,max_split_size_mb:64,expandable_segments:False",

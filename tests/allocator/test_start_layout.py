@@ -70,13 +70,8 @@ def test_only_while_the_block_lived():
 
 def test_where_an_allocation_did_not_go_tells_that_less_was_free():
     """7 MiB would fit best into the gap of 7.5 MiB, had it been free; it went to 20 MiB."""
-    blocks = [block(A + 12.5 * MiB, 7.5 * MiB)]
-    ends = [
-        segment(A, 20 * MiB, [{**each, "address": int(each["address"]), "size": int(each["size"])} for each in blocks]),
-        segment(B, 20 * MiB, [block(B, 7 * MiB)]),
-    ]
-    for each in ends[0]["blocks"]:
-        each.update(address=int(each["address"]), size=int(each["size"]), requested_size=int(each["requested_size"]))
+    late = block(A + 25 * MiB // 2, 15 * MiB // 2)
+    ends = [segment(A, 20 * MiB, [late]), segment(B, 20 * MiB, [block(B, 7 * MiB)])]
     result = replay(trace_of([alloc(B, 7 * MiB), free(A, 5 * MiB)], ends))
     assert result.exact
 

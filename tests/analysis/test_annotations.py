@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,42 +38,39 @@ def brief(trace: Trace) -> list[tuple]:
     return list(zip(names, *(column.tolist() for column in columns), strict=True))
 
 
-def test_an_interval_holds_the_events_between_its_start_and_its_end():
-    trace = annotated_trace([("a", "START", 15), ("a", "END", 30)], [10, 20, 30, 40])
-    assert brief(trace) == [("a", 1, 2, 0, False, 7)]
-
-
-def test_an_end_closes_the_latest_start_of_its_name():
-    rows = [
-        ("a", "START", 10),
-        ("a", "START", 20),
-        ("b", "START", 20),
-        ("a", "END", 20),
-        ("b", "END", 30),
-        ("a", "END", 40),
-    ]
-    assert brief(annotated_trace(rows, [10, 20, 30, 40])) == [
-        ("a", 0, 3, 0, False, 15),
-        ("a", 1, 1, 1, False, 3),
-        ("b", 1, 2, 2, False, 7),
-    ]
-
-
-def test_a_start_without_its_end_lasts_to_the_end_of_the_trace():
-    trace = annotated_trace([("a", "START", 20)], [10, 20, 30])
-    assert brief(trace) == [("a", 1, 2, 0, True, 7)]
-
-
-def test_an_end_without_its_start_is_counted_and_left_out():
-    rows = [("a", "END", 5), ("a", "START", 10), ("a", "END", 15), ("a", "END", 16)]
-    trace = annotated_trace(rows, [10, 20])
-    assert brief(trace) == [("a", 0, 0, 0, False, 1)]
-    assert annotated(trace.devices[0]).unmatched_ends == 2
-
-
-def test_an_interval_without_events_peaks_at_what_was_live():
-    trace = annotated_trace([("a", "START", 12), ("a", "END", 15), ("b", "START", 99)], [10, 20])
-    assert brief(trace) == [("a", 1, 0, 0, False, 1), ("b", 2, 1, 0, True, 3)]
+@pytest.mark.parametrize(
+    ("rows", "times", "found", "unmatched"),
+    [
+        ([("a", "START", 15), ("a", "END", 30)], [10, 20, 30, 40], [("a", 1, 2, 0, False, 7)], 0),
+        (
+            [("a", "START", 10), *((name, "START", 20) for name in "ab"), ("a", "END", 20), ("b", "END", 30)]
+            + [("a", "END", 40)],
+            [10, 20, 30, 40],
+            [("a", 0, 3, 0, False, 15), ("a", 1, 1, 1, False, 3), ("b", 1, 2, 2, False, 7)],
+            0,
+        ),
+        ([("a", "START", 20)], [10, 20, 30], [("a", 1, 2, 0, True, 7)], 0),
+        (
+            [("a", "END", 5), ("a", "START", 10), ("a", "END", 15), ("a", "END", 16)],
+            [10, 20],
+            [("a", 0, 0, 0, False, 1)],
+            2,
+        ),
+        (
+            [("a", "START", 12), ("a", "END", 15), ("b", "START", 99)],
+            [10, 20],
+            [("a", 1, 0, 0, False, 1), ("b", 2, 1, 0, True, 3)],
+            0,
+        ),
+    ],
+    ids=[
+        *("the events between", "an end closes the latest start of its name", "no end", "ends without a start"),
+        "without events it peaks at what was live",
+    ],
+)
+def test_an_interval_holds_the_events_between_its_start_and_its_end(rows, times, found, unmatched):
+    trace = annotated_trace(rows, times)
+    assert (brief(trace), annotated(trace.devices[0]).unmatched_ends) == (found, unmatched)
 
 
 def test_what_was_live_at_the_start_counts_for_the_peak():
@@ -145,13 +143,8 @@ def test_an_event_belongs_to_the_latest_interval_around_it(rows):
 
 
 def test_the_profilers_steps_are_steps():
-    rows = [
-        ("ProfilerStep#3", "START", 10),
-        ("ProfilerStep#3", "END", 20),
-        ("ProfilerStep#4", "START", 21),
-        ("x", "START", 25),
-    ]
-    trace = annotated_trace(rows, [10, 20, 30])
+    rows = [("ProfilerStep#3", "START", 10), ("ProfilerStep#3", "END", 20), ("ProfilerStep#4", "START", 21)]
+    trace = annotated_trace([*rows, ("x", "START", 25)], [10, 20, 30])
     assert steps(trace, trace.devices[0]) == (
         StepRange("ProfilerStep#3", 0, 1),
         StepRange("ProfilerStep#4", 2, 2, is_open=True),

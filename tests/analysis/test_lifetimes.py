@@ -30,87 +30,61 @@ def only_device(trace: Trace) -> DeviceTrace:
     return trace.devices[0]
 
 
-def spans(*events, segments=None):
-    """(start, free requested, end, bytes) of each row."""
-    rows = lifetimes(only_device(trace_of(list(events), segments)))
-    return list(
-        zip(*(column.tolist() for column in (rows.start, rows.free_requested, rows.end, rows.size)), strict=True)
-    )
+FREED_ALL = [segment(0, 1024, [])]
+HELD = [segment(0x100, 512, [block(0x100, 512, 500)])]
 
 
-def faults(*events, segments=None) -> Faults:
-    return matched(only_device(trace_of(list(events), segments))).faults
-
-
-def test_a_free_ends_when_it_is_complete():
-    assert spans(alloc(1, 10), free(1, 10)) == [(0, 1, 2, 10)]
-
-
-def test_what_is_never_freed_ends_after_the_last_event():
-    assert spans(alloc(1, 10), alloc(2, 20)) == [(0, 2, 2, 10), (1, 2, 2, 20)]
-
-
-def test_an_address_used_again_is_another_allocation():
-    assert spans(alloc(1, 10), free(1, 10), alloc(1, 30), free(1, 30)) == [(0, 1, 2, 10), (3, 4, 5, 30)]
-
-
-def test_a_free_without_its_alloc_was_live_before_the_first_event():
-    assert spans(alloc(1, 10), free(7, 70)) == [(BEFORE, 1, 2, 70), (0, 3, 3, 10)]
-
-
-def test_a_block_without_any_event_was_live_before_the_first_and_is_at_the_end():
-    final = [segment(0x100, 512, [block(0x100, 512, 500)])]
-    assert spans(alloc(1, 10), free(1, 10), segments=final) == [(BEFORE, 3, 3, 500), (0, 1, 2, 10)]
-
-
-def test_another_stream_may_delay_the_end_of_a_free():
-    events = [alloc(1, 10), event("free_requested", 1, 10), alloc(2, 20), event("free_completed", 1, 10)]
-    assert spans(*events) == [(0, 1, 3, 10), (2, 4, 4, 20)]
-
-
-def test_a_free_asked_for_before_the_first_event_waits_from_the_beginning():
-    events = [event("free_completed", 1, 10), alloc(2, 20), event("free_requested", 2, 20)]
-    final = [segment(0, 512, [block(2, 100, 20, "active_pending_free")])]
-    assert spans(*events, segments=final) == [(BEFORE, BEFORE, 0, 10), (1, 2, 3, 20)]
-
-
-@pytest.mark.parametrize("state", ["active_pending_free", "active_awaiting_free"])
-def test_a_block_still_waiting_at_the_end_waits_from_the_beginning(state):
-    final = [segment(0x100, 512, [block(0x100, 512, 500, state)])]
-    assert spans(event("snapshot", 0, 0), segments=final) == [(BEFORE, BEFORE, 1, 500)]
-
-
-def test_without_free_requested_events_a_free_is_asked_for_when_it_is_complete():
-    assert spans(alloc(1, 10), event("free_completed", 1, 10)) == [(0, 1, 1, 10)]
-
-
-def test_without_free_completed_events_the_final_state_settles_a_free():
-    final = [segment(0, 1024, [])]
-    assert spans(alloc(1, 10), event("free_requested", 1, 10), segments=final) == [(0, 1, 1, 10)]
-    assert not faults(alloc(1, 10), event("free_requested", 1, 10), segments=final)
-
-
-def test_a_second_free_of_the_same_address_is_a_stray_one():
-    events = [alloc(1, 10), free(1, 10), free(1, 10)]
-    assert spans(*events) == [(0, 1, 2, 10)]
-    assert faults(*events) == Faults(stray_frees=1)
-
-
-def test_an_address_handed_out_twice_implies_a_free():
-    events = [alloc(1, 10), alloc(1, 20)]
-    assert spans(*events) == [(0, 1, 1, 10), (1, 2, 2, 20)]
-    assert faults(*events) == Faults(implied_frees=1)
-
-
-def test_an_implied_free_happened_when_it_was_asked_for():
-    events = [alloc(1, 10), event("free_requested", 1, 10), alloc(2, 5), alloc(1, 20)]
-    assert spans(*events) == [(0, 1, 1, 10), (2, 4, 4, 5), (3, 4, 4, 20)]
-
-
-def test_what_the_final_state_does_not_know_is_lost_and_stays_live():
-    final = [segment(0, 1024, [])]
-    assert spans(alloc(1, 10), segments=final) == [(0, 1, 1, 10)]
-    assert faults(alloc(1, 10), segments=final) == Faults(lost_blocks=1, lost_bytes=10)
+@pytest.mark.parametrize(
+    ("events", "segments", "spans", "faults"),
+    [
+        ([alloc(1, 10), free(1, 10)], [], [(0, 1, 2, 10)], {}),
+        ([alloc(1, 10), alloc(2, 20)], [], [(0, 2, 2, 10), (1, 2, 2, 20)], {}),
+        ([alloc(1, 10), free(1, 10), alloc(1, 30), free(1, 30)], [], [(0, 1, 2, 10), (3, 4, 5, 30)], {}),
+        ([alloc(1, 10), free(7, 70)], [], [(BEFORE, 1, 2, 70), (0, 3, 3, 10)], {}),
+        ([alloc(1, 10), free(1, 10)], HELD, [(BEFORE, 3, 3, 500), (0, 1, 2, 10)], {}),
+        (
+            [alloc(1, 10), event("free_requested", 1, 10), alloc(2, 20), event("free_completed", 1, 10)],
+            [],
+            [(0, 1, 3, 10), (2, 4, 4, 20)],
+            {},
+        ),
+        (
+            [event("free_completed", 1, 10), alloc(2, 20), event("free_requested", 2, 20)],
+            [segment(0, 512, [block(2, 100, 20, "active_pending_free")])],
+            [(BEFORE, BEFORE, 0, 10), (1, 2, 3, 20)],
+            {},
+        ),
+        *(
+            ([event("snapshot", 0, 0)], [segment(0x100, 512, [block(0x100, 512, 500, state)])], waits, {})
+            for state in ("active_pending_free", "active_awaiting_free")
+            for waits in [[(BEFORE, BEFORE, 1, 500)]]
+        ),
+        ([alloc(1, 10), event("free_completed", 1, 10)], [], [(0, 1, 1, 10)], {}),
+        ([alloc(1, 10), event("free_requested", 1, 10)], FREED_ALL, [(0, 1, 1, 10)], {}),
+        ([alloc(1, 10), free(1, 10), free(1, 10)], [], [(0, 1, 2, 10)], {"stray_frees": 1}),
+        ([alloc(1, 10), alloc(1, 20)], [], [(0, 1, 1, 10), (1, 2, 2, 20)], {"implied_frees": 1}),
+        (
+            [alloc(1, 10), event("free_requested", 1, 10), alloc(2, 5), alloc(1, 20)],
+            [],
+            [(0, 1, 1, 10), (2, 4, 4, 5), (3, 4, 4, 20)],
+            {"implied_frees": 1},
+        ),
+        ([alloc(1, 10)], FREED_ALL, [(0, 1, 1, 10)], {"lost_blocks": 1, "lost_bytes": 10}),
+        ([], HELD, [(BEFORE, 0, 0, 500)], {}),
+    ],
+    ids=[
+        *("a free ends when it is complete", "never freed", "an address used again", "freed without an alloc"),
+        *("a final block without events", "a free delayed by another stream", "requested before the first event"),
+        *("pending at the end", "awaiting at the end", "no free_requested events", "no free_completed events"),
+        *("a second free", "an address handed out twice", "an implied free that was requested", "lost", "no events"),
+    ],
+)
+def test_each_row_has_its_start_its_request_to_free_its_end_and_bytes(events, segments, spans, faults):
+    device = only_device(trace_of(events, segments))
+    rows = lifetimes(device)
+    columns = (rows.start, rows.free_requested, rows.end, rows.size)
+    assert list(zip(*(column.tolist() for column in columns), strict=True)) == spans
+    assert matched(device).faults == Faults(**faults)
 
 
 def test_an_allocation_takes_its_stack_from_the_final_block_where_its_event_has_none():
@@ -118,11 +92,6 @@ def test_an_allocation_takes_its_stack_from_the_final_block_where_its_event_has_
     trace = trace_of([alloc(1, 10)], [segment(0, 512, [block(1, 100, 10, frames=frames)])])
     rows = lifetimes(only_device(trace))
     assert (rows.stack.tolist(), rows.block.tolist()) == ([0], [1])
-
-
-def test_a_trace_without_events_has_its_blocks():
-    rows = lifetimes(only_device(trace_of([], [segment(0x100, 512, [block(0x100, 256, 200)])])))
-    assert (rows.start.tolist(), rows.end.tolist(), rows.size.tolist()) == ([BEFORE], [0], [200])
 
 
 def as_replayed(replay: Replay) -> list[tuple[int, ...]]:
@@ -176,11 +145,6 @@ def test_addresses_are_ordered_stably_however_far_apart(addresses):
 
 def device_of(*events) -> DeviceTrace:
     return trace_of(list(events)).devices[0]
-
-
-def test_a_block_is_live_from_its_alloc_until_its_free_is_complete():
-    device = device_of(alloc(1, 10), free(1, 10))
-    assert [len(live_rows(device, e)) for e in (-1, 0, 1, 2)] == [0, 1, 1, 0]
 
 
 @given(sound_traces())

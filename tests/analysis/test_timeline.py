@@ -20,22 +20,19 @@ def of(*events, segments=None) -> Timeline:
     return timeline(trace_of(list(events), segments).devices[0])
 
 
-def bytes_of(live: list[int], waiting: list[int], reserved: list[int]) -> Timeline:
-    return Timeline(*(np.array(each, dtype=np.int64) for each in (live, waiting, reserved)))
-
-
-def test_live_bytes_rise_with_an_alloc_and_fall_when_its_free_is_complete():
-    assert of(alloc(1, 10), free(1, 10)) == bytes_of([0, 10, 10, 0], [0, 0, 10, 0], [0, 0, 0, 0])
-
-
-def test_what_was_there_before_counts_from_the_beginning():
-    final = [segment(0, 512, [block(0x10, 100, 70)])]
-    assert of(free(0x20, 30), segments=final) == bytes_of([100, 100, 70], [0, 30, 0], [512, 512, 512])
-
-
-def test_a_block_waiting_at_the_end_is_live_and_waiting():
-    final = [segment(0, 512, [block(0x10, 100, 70, "active_pending_free")])]
-    assert of(alloc(0x20, 5), segments=final) == bytes_of([70, 75], [70, 70], [512, 512])
+@pytest.mark.parametrize(
+    ("events", "segments", "columns"),
+    [
+        ([alloc(1, 10), free(1, 10)], None, ([0, 10, 10, 0], [0, 0, 10, 0], [0, 0, 0, 0])),
+        ([free(0x20, 30)], [(100, 70)], ([100, 100, 70], [0, 30, 0], [512, 512, 512])),
+        ([alloc(0x20, 5)], [(100, 70, "active_pending_free")], ([70, 75], [70, 70], [512, 512])),
+        ([], [(256, 200)], ([200], [0], [512])),
+    ],
+    ids=["alloc and free", "live before the first event", "waiting at the end", "no events"],
+)
+def test_live_waiting_and_reserved_bytes_after_each_event(events, segments, columns):
+    final = segments and [segment(0, 512, [block(0x10, *segments[0])])]
+    assert of(*events, segments=final) == Timeline(*(np.array(each, dtype=np.int64) for each in columns))
 
 
 def test_reserved_bytes_are_counted_back_from_the_final_segments():
@@ -49,18 +46,12 @@ def test_reserved_bytes_are_never_less_than_nothing_without_final_segments():
     assert of(event("segment_alloc", 0, 100)).reserved.tolist() == [0, 100]
 
 
-def test_the_peak_is_the_first_event_at_the_most_live_bytes():
-    after = of(alloc(1, 10), free(1, 10), alloc(2, 10))
-    assert (after.peak_bytes, after.peak_event, after.start_bytes, after.end_bytes) == (10, 0, 0, 10)
-
-
-def test_a_peak_before_the_first_event_is_event_minus_one():
-    after = of(free(1, 10))
-    assert (after.peak_bytes, after.peak_event) == (10, -1)
-
-
-def test_a_trace_without_events_has_one_row():
-    assert of(segments=[segment(0, 512, [block(0, 256, 200)])]) == bytes_of([200], [0], [512])
+@pytest.mark.parametrize(
+    ("events", "found"), [([alloc(1, 10), free(1, 10), alloc(2, 10)], (10, 0, 0, 10)), ([free(1, 10)], (10, -1, 10, 0))]
+)
+def test_the_peak_is_the_first_event_at_the_most_live_bytes_or_before_all(events, found):
+    after = of(*events)
+    assert (after.peak_bytes, after.peak_event, after.start_bytes, after.end_bytes) == found
 
 
 def spans(device: DeviceTrace, start: str) -> list[int]:

@@ -240,33 +240,6 @@ def test_layers_of_several_classes_count_where_each_says_it_can_be_checkpointed(
     assert list(blocks(nn.ModuleList([One(), Block(), One()]))) == []
 
 
-# Refusals.
-
-
-@pytest.mark.parametrize(
-    ("knobs", "words"),
-    [
-        ({"every": -1}, "every is -1"),
-        ({"keep": "some"}, "one of nothing, attention, matmuls, both"),
-        ({"skip": "1,x"}, "skip has 'x'"),
-        ({"skip": "5-3"}, "skip has '5-3'"),
-        ({"function": print, "offload": True}, "leave keep and offload away"),
-    ],
-)
-def test_impossible_knobs_are_refused_at_once(knobs, words):
-    with pytest.raises(ValueError, match=words):
-        Checkpointing(**knobs)
-
-
-def test_what_does_not_fit_the_model_is_refused():
-    with pytest.raises(ValueError, match="Train, or leave it out"):
-        Checkpointing().check(Stack(), training=False)
-    with pytest.raises(ValueError, match="No blocks were found"):
-        Checkpointing().check(nn.Linear(2, 2), training=True)
-    with pytest.raises(ValueError, match="skip names block 7; this model has 5, numbered 0 to 4"):
-        Checkpointing(skip="7").check(Stack(), training=True)
-
-
 def test_a_model_that_checkpoints_by_itself_is_refused():
     case = ltx()
     case.model.enable_gradient_checkpointing()

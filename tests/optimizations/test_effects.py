@@ -155,8 +155,6 @@ PEAKS = [
     ("llama", LLAMA, "adamw", "optimizer_in_backward", {}, 0.9, 0.96),
     ("llama", LLAMA, "adamw-for-loop", "lora", {"rank": "8"}, 0.2, 0.33),
     ("llama", {**CACHE, "batch": "8"}, "none", "kv_cache", {"kind": "quantized"}, 0.5, 0.97),
-    ("flux", FLUX, "none", "weight_quantization", {}, 0.8, 0.9),
-    ("flux", FLUX, "none", "weight_quantization", {"bits": "4"}, 0.75, 0.85),
     ("flux", FLUX, "none", "weight_offload", {}, 0.8, 0.9),
 ]
 

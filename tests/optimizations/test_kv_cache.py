@@ -8,13 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from memviz.errors import UsageError
-from memviz.runner.plan import plan_of
-from memviz.runner.request import Request
 from optimizations.kv_cache import KvCache, cache_argument
-from tests.optimizations.tiny import cache_of, llama, ltx
+from tests.optimizations.tiny import cache_of, llama
 
 LAYERS, HEADS, HEAD, ROWS = 4, 2, 8, 2
 A_TOKEN = 2 * LAYERS * ROWS * HEADS * HEAD
@@ -117,31 +114,3 @@ def test_a_cache_that_is_brought_is_used_and_without_one_none_is_kept() -> None:
         other(TOKENS, use_cache=True)
     undo()
     assert type(cache_of(model(TOKENS, use_cache=True))).__name__ == "DynamicCache"
-
-
-@pytest.mark.parametrize("by", ["quanto", "hqq"])
-def test_a_library_that_is_missing_is_named_with_what_to_do(by: str) -> None:
-    with pytest.raises(ValueError, match=f"pip install (optimum-)?{by}, or take by=fp8"):
-        KvCache(by=by).check(made(), training=False)
-
-
-def mamba() -> Any:
-    """Return a model whose states have a fixed size, although transformers calls them a cache."""
-    from transformers import MambaConfig, MambaForCausalLM
-
-    return MambaForCausalLM(MambaConfig(vocab_size=64, hidden_size=16, num_hidden_layers=1))
-
-
-def test_what_keeps_no_cache_is_refused() -> None:
-    with pytest.raises(ValueError, match="No language model of transformers"):
-        KvCache().check(ltx().model, training=False)
-    with pytest.raises(ValueError, match="No language model of transformers"):
-        KvCache().check(nn.Linear(2, 2), training=False)
-    with pytest.raises(ValueError, match="No language model of transformers"):
-        KvCache().check(mamba(), training=False)
-    with pytest.raises(ValueError, match="keeps no cache"):
-        KvCache().check(made(), training=True)
-    with pytest.raises(UsageError, match="Set cache=true"):
-        plan_of(Request("llama", {"mode": "inference"}, (("kv_cache", {}),)))
-    with pytest.raises(ValueError, match="kind is 'paged'"):
-        KvCache("paged")

@@ -80,19 +80,6 @@ def test_tied_weights_are_counted_once():
     assert host_bytes(case.model) == sum(parameter.nbytes for parameter in case.model.parameters())
 
 
-def test_what_would_save_nothing_is_refused():
-    with pytest.raises(ValueError, match="Autograd keeps the weights"):
-        WeightOffload().check(stack().model, training=True)
-    with pytest.raises(ValueError, match="Of one piece there is no next one"):
-        WeightOffload("model", ahead=True)
-    with pytest.raises(ValueError, match="No blocks were found"):
-        WeightOffload().check(nn.Linear(2, 2), training=False)
-    model = stack().model
-    WeightOffload("leaf").apply(model)
-    with pytest.raises(ValueError, match="already"):
-        WeightOffload().check(model, training=False)
-
-
 @pytest.mark.parametrize("granularity", ["leaf", "block", "model"])
 @pytest.mark.parametrize("frozen", [False, True])
 def test_a_backward_pass_is_refused_and_a_forward_pass_is_not(granularity, frozen):

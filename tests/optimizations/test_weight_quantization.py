@@ -70,15 +70,11 @@ def test_without_what_was_kept_undo_gives_what_the_codes_stand_for():
     assert layer.weight.unique().numel() <= 15 * 64
 
 
-def test_the_rest_of_the_model_stays_as_it_is_and_trained_weights_are_refused():
+def test_the_rest_of_the_model_stays_as_it_is():
     case = llama()
-    with pytest.raises(ValueError, match="whole numbers take no gradient"):
-        WeightQuantization().check(case.model, training=True)
     WeightQuantization(only="mlp").apply(case.model)
     names = [name for name, each in case.model.named_modules() if isinstance(each, Quantized)]
     assert names == [f"model.layers.{n}.mlp.{which}_proj" for n in range(4) for which in ("gate", "up", "down")]
-    with pytest.raises(ValueError, match="already"):
-        WeightQuantization().check(case.model, training=False)
 
 
 @both
@@ -144,7 +140,7 @@ def test_float8_is_the_nearest_there_is_by_output_and_half_as_wide_as_bf16():
     torch.testing.assert_close(x.grad, packed.unpacked().sum(0).expand(2, 48))
 
 
-def test_float8_comes_back_to_the_bit_and_is_refused_where_there_is_none():
+def test_float8_is_undone_to_the_bit():
     case = flux()
     before = {name: each.detach().clone() for name, each in case.model.named_parameters()}
     with torch.no_grad():
@@ -155,23 +151,6 @@ def test_float8_comes_back_to_the_bit_and_is_refused_where_there_is_none():
         assert torch.equal(case.loss(case.model), plain)
     assert 0 < (near - plain).abs() < 0.1 * plain.abs()
     assert all(torch.equal(each, before[name]) for name, each in case.model.named_parameters())
-    for knobs in ({"bits": 4}, {"by": "torchao"}):
-        with pytest.raises(ValueError, match="take bits=8 and by=torch"):
-            WeightQuantization(codes="float8", **knobs)
-    with pytest.raises(ValueError, match="codes is 'nf4'; it is one of whole, float8"):
-        WeightQuantization(codes="nf4")
-
-
-def test_a_library_that_is_not_there_is_named_with_what_to_do(monkeypatch):
-    monkeypatch.setitem(sys.modules, "torchao.quantization", None)
-    case = llama()
-    before = list(case.model.parameters())
-    for refuse in (lambda way: way.check(case.model, training=False), lambda way: way.apply(case.model)):
-        with pytest.raises(ValueError, match="by=torchao needs a library that is not installed: pip install torchao"):
-            refuse(WeightQuantization(by="torchao"))
-    assert all(one is other for one, other in zip(case.model.parameters(), before, strict=True))
-    with pytest.raises(ValueError, match="by is 'quanto'; it is one of torch, torchao"):
-        WeightQuantization(by="quanto")
 
 
 @pytest.mark.parametrize("leaves", [True, False])

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from memviz.runner.measure.accelerator import Accelerator
+from memviz.runner.record.memory_history import RecordedHistory
 from tests.simulated_allocator import Allocator
 from tests.traces import block, segment
 
@@ -176,6 +177,12 @@ class FakeGpu:
             "reserved": sum(each.size for each in blocks if each.state != "unmapped"),
             "requested": sum(each.requested for each in blocks if each.state == "live"),
         }
+
+
+def started(gpu: FakeGpu, **more: Any) -> RecordedHistory:
+    history = RecordedHistory(gpu.accelerator, **more)
+    history.start()
+    return history
 
 
 class TorchsGpu(FakeGpu):

@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memviz.analysis.actions.proposals import checkpoint
-from memviz.analysis.findings.finding import Facts
 from memviz.analysis.purpose.categories import categories
 from memviz.analysis.purpose.phases import phase_spans
 from memviz.analysis.purpose.reasons import Certainty
@@ -19,16 +17,13 @@ from memviz.trace.memviz_labels import CERTAINTIES, text_of
 from memviz.trace.model import Trace
 from memviz.trace.strip import strip_paths
 from memviz.trace.write import snapshot_dict, write_pickle
-from tests.analysis.actions.test_checkpoint import network
+from tests.analysis.actions.test_checkpoint import checkpointed, network
 from tests.replays import replay
 from tests.traces import read
 
 
 def estimate() -> Trace:
-    trace = network()
-    made = checkpoint(Facts(trace, trace.devices[0]))
-    assert made is not None and made.trace is not None
-    return replay(made.trace).trace
+    return replay(checkpointed(network())).trace
 
 
 def test_an_estimate_that_is_written_and_read_means_what_it_meant(tmp_path: Path) -> None:

@@ -50,6 +50,12 @@ def described(trace: Trace) -> list[list[tuple[Any, ...]]]:
     return [_events(trace, device.events, stack_of) for device in trace.devices]
 
 
+def reads_alike(raw: bytes) -> tuple[Trace, Trace]:
+    with_runs, without = both(raw)
+    assert described(with_runs) == described(without)
+    return with_runs, without
+
+
 def described_end(trace: Trace) -> list[list[tuple[Any, ...]]]:
     """The same of every block and annotation."""
     stack_of = cache(partial(_stack, trace))
@@ -158,8 +164,7 @@ def python_dumps(value: Any) -> bytes:
 @pytest.mark.parametrize("write", [*(partial(pickle.dumps, protocol=number) for number in range(6)), python_dumps])
 @given(history=histories())
 def test_runs_give_what_reading_one_by_one_gives(history: list[dict[str, Any]], write: Callable[[Any], bytes]) -> None:
-    with_runs, without = both(write(snapshot(history)))
-    assert described(with_runs) == described(without)
+    reads_alike(write(snapshot(history)))
 
 
 @given(history=histories())
@@ -167,8 +172,7 @@ def test_the_pickler_inside_pytorch_gives_the_same(history: list[dict[str, Any]]
     small = [each for each in history if each.get("addr", 0) < 2**63]
     raw = cpp_dumps(snapshot(small))
     assert pickle.loads(raw) == snapshot(small)
-    with_runs, without = both(raw)
-    assert described(with_runs) == described(without)
+    reads_alike(raw)
 
 
 @st.composite
@@ -214,9 +218,8 @@ def _annotation(rnd: random.Random, anew: bool, numbers: list[int]) -> dict[str,
 def test_rows_of_blocks_and_annotations_are_what_reading_one_by_one_gives(
     end: dict[str, Any], write: Callable[[Any], bytes]
 ) -> None:
-    with_runs, without = both(write(end))
+    with_runs, without = reads_alike(write(end))
     assert described_end(with_runs) == described_end(without)
-    assert described(with_runs) == described(without)
     assert with_runs.notes == without.notes
 
 
@@ -269,8 +272,7 @@ def test_rows_of_which_some_leave_out_their_frames_are_runs(write: Callable[[Any
     raw = write(snapshot(without_frames_of_frees(plain_history(5_000))))
     # The first 256 objects are numbered in one byte.
     assert sum(run_lengths(raw)) > 4_500
-    with_runs, without = both(raw)
-    assert described(with_runs) == described(without)
+    reads_alike(raw)
 
 
 def test_rows_of_which_some_have_frames_of_their_forward_pass_are_runs() -> None:
@@ -279,8 +281,7 @@ def test_rows_of_which_some_have_frames_of_their_forward_pass_are_runs() -> None
         event["forward_frames"] = FORWARD[0]
     raw = pickle.dumps(snapshot(history))
     assert sum(run_lengths(raw)) > 4_900
-    with_runs, without = both(raw)
-    assert described(with_runs) == described(without)
+    reads_alike(raw)
 
 
 @pytest.mark.parametrize("value", [7, "a thread's name"])
@@ -346,8 +347,7 @@ def test_stacks_of_a_run_can_be_named_by_a_block_after_it() -> None:
     }
     segment = {"address": 0, "total_size": 512, "device": 0, "stream": 0, "blocks": [block]}
     raw = pickle.dumps({"device_traces": [events], "segments": [segment]})
-    with_runs, without = both(raw)
-    assert described(with_runs) == described(without)
+    with_runs, _ = reads_alike(raw)
     assert with_runs.devices[0].blocks.stack[0] == with_runs.devices[0].events.stack[150]
 
 
@@ -364,15 +364,13 @@ def test_the_memo_of_an_explicit_pickle_cannot_be_made_to_explode() -> None:
 @requires_real
 @pytest.mark.parametrize("path", real_files(), ids=lambda path: path.stem)
 def test_real_files_give_the_same_with_and_without_runs(path: Path) -> None:
-    with_runs, without = both(path.read_bytes())
-    assert described(with_runs) == described(without)
+    with_runs, without = reads_alike(path.read_bytes())
     assert described_end(with_runs) == described_end(without)
 
 
 def test_an_address_of_an_event_that_found_no_memory_is_no_free_memory() -> None:
     rows = [{"action": "oom" if i % 3 else "alloc", "addr": 512 * i, "size": 512, "stream": 0} for i in range(60)]
-    fast, slow = both(pickle.dumps(snapshot(rows)))
-    assert described(fast) == described(slow)
+    reads_alike(pickle.dumps(snapshot(rows)))
 
 
 # -- lists of references, as bytes of a pickle

@@ -72,11 +72,8 @@ CYCLE.append(CYCLE)
 @pytest.mark.parametrize(
     ("root", "reason"),
     [
-        (5, "holds an int, not a memory snapshot"),
-        ({}, "an empty dict"),
         ({"state_dict": 1, 7: 2}, "a dict with the keys '<int>', 'state_dict'"),
         ([[]], "holds a list"),
-        ({"segments": [], "device_traces": [[]]}, "an empty one: no segments and no events"),
         ({"segments": {}}, "'segments' is a dict, not a list"),
         ({"segments": [5]}, "A segment or annotation is an int, not a dict"),
         ({"segments": [], "device_traces": 5}, "'device_traces' is an int, not a list"),

@@ -53,6 +53,12 @@ def network_events(steps: int = 1) -> list[Any]:
     return events
 
 
+def checkpointed(trace: Trace) -> Trace:
+    made = checkpoint(Facts(trace, trace.devices[0]))
+    assert made is not None and made.trace is not None
+    return made.trace
+
+
 def test_layers_are_seen_with_what_they_keep_and_hand_on():
     trace = network()
     (step,) = layered_steps(Facts(trace, trace.devices[0]))
@@ -66,15 +72,14 @@ def test_layers_are_seen_with_what_they_keep_and_hand_on():
 def test_a_checkpointed_layer_keeps_what_it_hands_on_and_makes_the_rest_again():
     trace = network()
     before = timeline(trace.devices[0])
-    made = checkpoint(Facts(trace, trace.devices[0]))
-    assert made is not None and made.trace is not None
-    assert made.name == "checkpoint 4 layers"
-    after = timeline(made.trace.devices[0])
+    proposed, made = checkpoint(Facts(trace, trace.devices[0])), checkpointed(trace)
+    assert proposed is not None and proposed.name == "checkpoint 4 layers"
+    after = timeline(made.devices[0])
     # All layers and the logits, against what all hand on and what the last one makes.
     assert before.peak_bytes == (50 + LAYERS * 58 + 20 + 1) * MiB
     assert after.peak_bytes == (50 + LAYERS * 8 + 50) * MiB
     # In the backward: its own 3 MiB, the recomputed layer, and the outputs of the layers before it.
-    backward = np.flatnonzero(made.trace.devices[0].events.address == SCRATCH)[3::3]
+    backward = np.flatnonzero(made.devices[0].events.address == SCRATCH)[3::3]
     live = after.live[backward + 1]
     assert live.tolist() == [(50 + layer * 8 + 50 + 3) * MiB for layer in reversed(range(LAYERS))]
     # Nothing is lost on the way.
@@ -94,9 +99,8 @@ def test_what_a_function_holds_ends_with_it_and_what_it_hands_on_with_the_layer(
         for place, size in ((3, 1), (2, 8), (1, 40), (0, 10)):
             events += free(address(layer, place), size * MiB)
     trace = trace_of(events)
-    made = checkpoint(Facts(trace, trace.devices[0]))
-    assert made is not None and made.trace is not None
-    changed = made.trace.devices[0]
+    made = checkpointed(trace)
+    changed = made.devices[0]
     rows = lifetimes(changed)
     first = [changed.events.address.tolist().index(address(0, place)) for place in range(4)]
     ends = {int(rows.address[row]): int(rows.end[row]) for row in range(1, 5)}
@@ -107,9 +111,8 @@ def test_what_a_function_holds_ends_with_it_and_what_it_hands_on_with_the_layer(
 
 def test_every_step_is_checkpointed():
     trace = network(steps=3)
-    made = checkpoint(Facts(trace, trace.devices[0]))
-    assert made is not None and made.trace is not None
-    sizes = [int(size) for size in timeline(made.trace.devices[0]).live]
+    made = checkpointed(trace)
+    sizes = [int(size) for size in timeline(made.devices[0]).live]
     peak = (50 + LAYERS * 8 + 50) * MiB
     # Until the first free is complete.
     assert sizes.count(peak) == 2 * 3
@@ -118,10 +121,8 @@ def test_every_step_is_checkpointed():
 def test_where_the_trace_ends_in_the_forward_nothing_is_made_again():
     # After a whole step, the second forward and nothing of its backward.
     cut = network(steps=2, upto=(len(network(steps=2).devices[0].events) + 1) // 2 + 6 * LAYERS)
-    made = checkpoint(Facts(cut, cut.devices[0]))
     assert timeline(cut.devices[0]).end_bytes == (50 + LAYERS * 58) * MiB
-    assert made is not None and made.trace is not None
-    assert timeline(made.trace.devices[0]).end_bytes == (50 + LAYERS * 8) * MiB
+    assert timeline(checkpointed(cut).devices[0]).end_bytes == (50 + LAYERS * 8) * MiB
 
 
 def test_forwards_alone_keep_nothing_for_a_backward():
@@ -139,11 +140,10 @@ def test_a_network_without_equal_layers_cannot_be_checkpointed():
 
 def test_events_of_an_edit_are_in_order():
     trace = network(steps=2)
-    made = checkpoint(Facts(trace, trace.devices[0]))
-    assert made is not None and made.trace is not None
-    rows = lifetimes(made.trace.devices[0])
+    made = checkpointed(trace)
+    rows = lifetimes(made.devices[0])
     assert (rows.end > rows.start).all()
-    assert np.all(timeline(made.trace.devices[0]).live >= 0)
+    assert np.all(timeline(made.devices[0]).live >= 0)
 
 
 def holding(sizes_of_layers: list[list[int]], stacks: list[list[dict[str, Any]]]) -> LayersHolding | None:

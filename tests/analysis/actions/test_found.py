@@ -12,7 +12,7 @@ import pytest
 
 from memviz.allocator.replayer import Replayer
 from memviz.analysis.actions.edit import Again, Edit, apply_edit
-from memviz.analysis.actions.proposals import ActionKind, Proposal, autocast, checkpoint, kinds_of, proposal
+from memviz.analysis.actions.proposals import ActionKind, Proposal, autocast, kinds_of, proposal
 from memviz.analysis.findings.finding import Facts
 from memviz.analysis.findings.ranking import findings
 from memviz.analysis.lifetimes import lifetimes
@@ -21,7 +21,7 @@ from memviz.analysis.purpose.phases import phase_spans, phases
 from memviz.analysis.purpose.reasons import Certainty, Reason
 from memviz.trace.load import load_trace
 from memviz.trace.model import Action, Category, DeviceTrace, Labels, Phase, Trace
-from tests.analysis.actions.test_checkpoint import LAYERS, SCRATCH, MiB, address, network, network_events
+from tests.analysis.actions.test_checkpoint import LAYERS, SCRATCH, MiB, address, checkpointed, network, network_events
 from tests.analysis.findings.steps import GRADIENT, Loop
 from tests.analysis.training import BACKWARD, CALL, CALL_BACKWARD, ENGINE, MAIN, NATIVE, NODE, python_only
 from tests.real import real_files
@@ -109,7 +109,7 @@ def made_again(trace: Trace, made: Trace) -> np.ndarray:
 
 def test_what_is_made_again_is_what_it_was_and_belongs_to_the_backward():
     trace = network()
-    made = checkpoint(Facts(trace, trace.devices[0])).trace
+    made = checkpointed(trace)
     device, again = made.devices[0], made_again(trace, made)
     said = categories(made, device)
     assert names(made, device) == ["forward of step 1", "backward of step 1"]
@@ -132,7 +132,7 @@ def silent(events: list[Any]) -> list[Any]:
 
 def test_what_autograd_makes_without_a_stack_stays_in_the_backward():
     trace = trace_of(silent(network_events()))
-    made = checkpoint(Facts(trace, trace.devices[0])).trace
+    made = checkpointed(trace)
     device = made.devices[0]
     assert names(made, device) == ["forward of step 1", "backward of step 1"]
     kept = np.isin(lifetimes(device).address, lifetimes(trace.devices[0]).address)
@@ -151,7 +151,7 @@ def test_what_follows_a_hook_without_a_stack_follows_nothing_that_is_made_again(
     events = silent(network_events())
     events.insert(free_of_third_output(events), alloc(HOOK, MiB, frames=[frame("hook", "/p/train.py", 70), MAIN]))
     trace = trace_of(events)
-    made = checkpoint(Facts(trace, trace.devices[0])).trace
+    made = checkpointed(trace)
     device, before = made.devices[0], trace.devices[0]
     assert (phases(trace, before)[lifetimes(before).stack < 0] == Phase.UNKNOWN).any()
     kept = np.isin(lifetimes(device).address, lifetimes(before).address)
@@ -172,7 +172,7 @@ def test_what_was_refused_without_a_stack_and_is_served_belongs_to_the_backward_
     events = silent(network_events())
     events.insert(free_of_third_output(events) + 2, event("oom", 0, 7 * MiB))
     trace = trace_of(events)
-    made = checkpoint(Facts(trace, trace.devices[0])).trace
+    made = checkpointed(trace)
     after = replay(made, memory=1 << 40).trace
     (served,) = np.flatnonzero(lifetimes(after.devices[0]).size == 7 * MiB)
     assert phases(after, after.devices[0])[served] == Phase.BACKWARD
@@ -187,7 +187,7 @@ def test_what_is_probable_stays_probable_and_what_was_stated_is_not_stated_of_a_
     category = np.where(is_wide & (device.events.action == Action.ALLOC), Category.ACTIVATION, 0).astype(np.uint8)
     labels = Labels(category, np.zeros(count, np.int32), np.full(count, Phase.FORWARD, np.uint8))
     told = replace(trace, devices=(replace(device, event_labels=labels),))
-    made = checkpoint(Facts(told, told.devices[0])).trace
+    made = checkpointed(told)
     after, again = made.devices[0], made_again(told, made)
     wide = np.flatnonzero(lifetimes(after).size == 40 * MiB)
     recorded, copies = np.setdiff1d(wide, again), np.intersect1d(wide, again)
@@ -230,6 +230,6 @@ def test_copies_of_weights_are_autocast_copies_of_the_forward():
 
 def test_who_estimates_checkpoints_is_not_told_to_checkpoint():
     (trace,) = (load_trace(path) for path in SAMPLES if path.name == "training.pickle.gz")
-    made = checkpoint(Facts(trace, trace.devices[0])).trace
+    made = checkpointed(trace)
     remedies = [finding.remedy for finding in findings(made, made.devices[0])]
     assert not any("heckpoint layers" in remedy for remedy in remedies)

@@ -44,8 +44,7 @@ def test_activations_can_be_checkpointed_or_halved():
 
 
 def test_what_was_there_before_the_recording_cannot_be_halved():
-    late = Loop()
-    late.events = []
+    late = Loop(has_weight=False)
     late.end(1, 10).forward().backward().step().without_gradient().whole()
     trace = late.trace()
     (finding,) = of_kind(trace, FindingKind.ACTIVATIONS)

@@ -18,9 +18,10 @@ Stack = list[dict[str, Any]]
 class Loop:
     """A weight of 100 MiB, and steps that each keep 40 MiB from forward to backward."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_weight: bool = True) -> None:
         self.events: list[Any] = []
-        self.make(WEIGHT, 100, BUILD)
+        if has_weight:
+            self.make(WEIGHT, 100, BUILD)
 
     def make(self, address: int, mib: int, stack: Stack, **more: Any) -> Loop:
         self.events.append(alloc(address, mib * MiB, frames=stack, **more))

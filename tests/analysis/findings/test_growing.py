@@ -72,8 +72,7 @@ def test_what_takes_the_place_of_what_was_there_before_the_recording_does_not_gr
 
 def test_a_step_that_ended_before_the_first_event_is_no_moment_between_steps():
     """The recording begins in the middle of the next one."""
-    loop = Loop()
-    loop.events = []
+    loop = Loop(has_weight=False)
     for step in range(2):
         loop.make(KEPT + 2 * step, 5, LOSS, time_us=20 + 100 * step).make(
             1 + KEPT + 2 * step, 1, STEP, time_us=90 + 100 * step

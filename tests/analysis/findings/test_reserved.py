@@ -13,8 +13,7 @@ COPY = 900
 
 def _spike(steps: int, spike_mib: int) -> Loop:
     """Weights are read twice over before the first step; and what that took serves the steps."""
-    loop = Loop()
-    loop.events = []
+    loop = Loop(has_weight=False)
     loop.ask("segment_alloc", 1, 100).make(1, 100, BUILD).ask("segment_alloc", COPY * MiB, spike_mib)
     loop.make(COPY * MiB, spike_mib, MOVE).end(COPY * MiB, spike_mib)
     for _ in range(steps):
@@ -41,8 +40,7 @@ def test_a_spike_at_the_end_and_steps_of_one_height_are_no_finding():
 
 def _pinned(pin_lives: bool) -> Loop:
     """A large segment is left with one small block while another large one is taken."""
-    loop = Loop()
-    loop.events = []
+    loop = Loop(has_weight=False)
     loop.ask("segment_alloc", 0, 100).make(0, 10, LOSS).make(10 * MiB, 90, FORWARD).end(10 * MiB, 90)
     if not pin_lives:
         loop.end(0, 10)
@@ -60,8 +58,7 @@ def test_a_block_that_pins_a_segment_is_told_with_its_line():
 
 
 def test_the_sizes_of_several_pins_are_told_as_their_sum():
-    loop = Loop()
-    loop.events = []
+    loop = Loop(has_weight=False)
     for place in (0, 200):
         loop.ask("segment_alloc", place * MiB, 100).make(place * MiB, 10, LOSS)
         loop.make((place + 10) * MiB, 90, FORWARD)
@@ -83,8 +80,7 @@ def test_private_pools_are_told_by_what_they_reserve_and_hold():
         segment(0, 100 * MiB, [block(0, 100 * MiB)]),
         segment(200 * MiB, 50 * MiB, [block(200 * MiB, 20 * MiB)], segment_pool_id=(0, 1)),
     ]
-    events = Loop()
-    events.events = []
+    events = Loop(has_weight=False)
     events.make(0, 100, BUILD).make(200 * MiB, 20, FORWARD)
     (finding,) = of_kind(events.trace(final), FindingKind.PRIVATE_POOLS)
     assert finding.bytes == 50 * MiB
@@ -94,8 +90,7 @@ def test_private_pools_are_told_by_what_they_reserve_and_hold():
 
 
 def _waiting(waits: bool) -> Loop:
-    loop = Loop()
-    loop.events = []
+    loop = Loop(has_weight=False)
     loop.make(1, 50, LOSS, time_us=1).ask("free_requested", 1, 50, time_us=2)
     if not waits:
         loop.ask("free_completed", 1, 50, time_us=3)
@@ -120,8 +115,7 @@ def test_frees_that_complete_at_once_wait_for_nothing():
 
 def test_frees_that_complete_at_once_are_no_part_of_what_waits():
     """A free is requested and completed in two events; in between it looks like a waiting free."""
-    loop = Loop()
-    loop.events = []
+    loop = Loop(has_weight=False)
     loop.make(1, 50, LOSS).make(2, 800, LOSS).ask("free_requested", 1, 50)
     loop.end(2, 800).ask("free_completed", 1, 50)
     (finding,) = of_kind(loop.trace(), FindingKind.WAITING_FREES)
@@ -130,8 +124,7 @@ def test_frees_that_complete_at_once_are_no_part_of_what_waits():
 
 
 def test_a_free_that_waits_at_the_end_says_for_how_long():
-    loop = Loop()
-    loop.events = []
+    loop = Loop(has_weight=False)
     loop.make(1, 50, LOSS).ask("free_requested", 1, 50)
     (finding,) = of_kind(loop.trace(), FindingKind.WAITING_FREES)
     assert "waited for another stream, still at the end: up to" in finding.sentence

@@ -15,8 +15,7 @@ SIZES = (64, 30, 10, 30, 10)
 
 
 def _weights(*stacks: list[dict], sizes: tuple[int, ...] = SIZES) -> Loop:
-    loop = Loop()
-    loop.events = []
+    loop = Loop(has_weight=False)
     for number, stack in enumerate(stacks):
         for place, size in enumerate(sizes):
             loop.make(1000 * (number + 1) + place, size, stack)

@@ -56,22 +56,6 @@ def test_a_step_ends_with_its_optimizer_step():
     ]
 
 
-def test_micro_batches_belong_to_one_step():
-    events = Recording().alloc(1, t.FORWARD).alloc(2, t.BACKWARD).alloc(3, t.FORWARD).alloc(4, t.BACKWARD)
-    assert [name for name, _, _ in named(events.alloc(5, t.STEP))] == [
-        "forward of step 1",
-        "backward of step 1",
-        "forward of step 1",
-        "backward of step 1",
-        "optimizer step of step 1",
-    ]
-
-
-def test_without_an_optimizer_each_backward_ends_a_step():
-    events = Recording().alloc(1, t.FORWARD).alloc(2, t.BACKWARD).alloc(3, t.FORWARD).alloc(4, t.BACKWARD)
-    assert [name for name, _, _ in named(events)][2:] == ["forward of step 2", "backward of step 2"]
-
-
 def test_an_optimizer_that_allocates_nothing_is_known_by_torchs_note():
     rows = [
         {"name": "Optimizer.step#SGD.step", "stage": stage, "device": 0, "time_us": at}
@@ -86,23 +70,33 @@ def test_an_optimizer_that_allocates_nothing_is_known_by_torchs_note():
     ]
 
 
-def test_a_hook_within_a_backward_is_no_forward():
-    events = Recording().alloc(1, t.FORWARD)
-    for place in range(2, 6):
-        events.alloc(place, t.BACKWARD)
-    events.alloc(6, t.FORWARD)
-    for place in range(7, 11):
-        events.alloc(place, t.BACKWARD)
-    assert [name for name, _, _ in named(events)] == ["forward of step 1", "backward of step 1"]
-
-
 def test_forwards_alone_are_numbered():
     events = Recording().alloc(1, t.FORWARD).alloc(2, t.LOSS).alloc(3, t.FORWARD)
     assert named(events) == [("forward 1", 0, 1), ("forward 2", 2, 2)]
 
 
-def test_nothing_is_said_where_no_stack_says_it():
-    assert named(Recording().alloc(1, t.LOSS).alloc(2, None)) == []
+STACKS = {"F": t.FORWARD, "B": t.BACKWARD, "S": t.STEP, "L": t.LOSS, "-": None}
+STEP_1, STEP_2 = ([f"{kind} of step {number}" for kind in ("forward", "backward")] for number in (1, 2))
+
+
+@pytest.mark.parametrize(
+    ("stacks", "names"),
+    [
+        ("FBFBS", [*STEP_1, *STEP_1, "optimizer step of step 1"]),
+        ("FBFB", [*STEP_1, *STEP_2]),
+        ("FBBBBFBBBB", STEP_1),
+        ("L-", []),
+    ],
+    ids=[
+        *("micro-batches belong to one step", "without an optimizer each backward ends a step"),
+        *("a hook within a backward is no forward", "nothing is said where no stack says it"),
+    ],
+)
+def test_phases_follow_the_order_of_the_stacks(stacks, names):
+    events = Recording()
+    for address, each in enumerate(stacks, 1):
+        events.alloc(address, STACKS[each])
+    assert [name for name, _, _ in named(events)] == names
 
 
 @requires_real

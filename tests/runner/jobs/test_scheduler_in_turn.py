@@ -99,13 +99,12 @@ def test_an_order_that_is_not_polled_ends_and_the_next_goes_on(monkeypatch: pyte
         assert scheduler._jobs[never_seen.id].status.is_over
 
 
-def test_what_is_known_is_not_run_again_and_an_order_of_it_is_over_at_once() -> None:
-    with contextlib.closing(Scheduler(timeout=PATIENCE_SECONDS)) as scheduler:
-        done = over(scheduler, scheduler.submit([DONE], ["a"])).variants[0]
-        begun = scheduler.submit([DONE, DONE], ["again", "new"], known=[done, None])
-        assert (begun.variants[0].label, begun.variants[0].run, begun.variants[0].state) == ("again", done.run, "done")
-        assert over(scheduler, begun).variants[1].run is not None
-        assert scheduler.submit([DONE], ["again"], known=[done]).is_over
+def test_what_is_known_is_not_run_again_and_an_order_of_it_is_over_at_once(scheduler: Scheduler) -> None:
+    done = over(scheduler, scheduler.submit([DONE], ["a"])).variants[0]
+    begun = scheduler.submit([DONE, DONE], ["again", "new"], known=[done, None])
+    assert (begun.variants[0].label, begun.variants[0].run, begun.variants[0].state) == ("again", done.run, "done")
+    assert over(scheduler, begun).variants[1].run is not None
+    assert scheduler.submit([DONE], ["again"], known=[done]).is_over
 
 
 def test_what_runs_when_its_order_is_left_may_end_and_what_waits_is_not_begun(tmp_path: Path) -> None:

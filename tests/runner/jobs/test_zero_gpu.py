@@ -226,34 +226,16 @@ def double(number: int) -> int:
     return 2 * number
 
 
-def spaces(lent: list[Any]) -> ModuleType:
-    def gpu(duration: Any) -> Any:
-        def decorate(function: Any) -> Any:
-            def lend(*arguments: Any) -> Any:
-                lent.append(duration)
-                return function(*arguments)
-
-            return lend
-
-        return decorate
-
-    module = ModuleType("spaces")
-    module.GPU = gpu  # type: ignore[attr-defined]
-    return module
-
-
 def test_on_such_a_space_the_gpu_is_lent_for_so_many_seconds(monkeypatch):
-    lent: list[Any] = []
-    monkeypatch.setitem(sys.modules, "spaces", spaces(lent))
+    made = Space()
+    monkeypatch.setitem(sys.modules, "spaces", made.module())
     assert on_gpu(double, seconds=90, environment={"SPACES_ZERO_GPU": "true"})(4) == 8
-    assert lent == [90]
+    assert made.durations == [90]
 
 
 def test_elsewhere_the_package_is_not_even_looked_for(monkeypatch):
-    lent: list[Any] = []
-    monkeypatch.setitem(sys.modules, "spaces", spaces(lent))
+    monkeypatch.setitem(sys.modules, "spaces", Package(AssertionError("it was looked for")))
     assert on_gpu(double, environment={}) is double
-    assert lent == []
 
 
 class Package(ModuleType):

@@ -214,6 +214,9 @@ def test_a_model_in_a_variable_of_its_own_file_is_let_go(tmp_path, monkeypatch):
 
 FAILS_LATER = """
 import builtins
+class Speechless(Exception):
+    def __str__(self):
+        raise KeyError("no words")
 class Fails(Model):
     def forward(self, input):
         builtins.steps_of_test += 1
@@ -226,39 +229,22 @@ def tiny():
 
 
 @pytest.mark.parametrize(
-    "error", ["RuntimeError('no more')", "torch.OutOfMemoryError('no more')", "KeyError('no more')"]
+    ("error", "words"),
+    [
+        *((f"{kind}('no more')", "no more") for kind in ("RuntimeError", "torch.OutOfMemoryError", "KeyError")),
+        # An error that cannot say what it is.
+        ("Speechless", "Speechless."),
+    ],
 )
-def test_a_failure_of_the_timing_loses_no_peak_and_no_trace(tmp_path, monkeypatch, error):
+def test_a_failure_of_the_timing_loses_no_peak_and_no_trace(tmp_path, monkeypatch, error, words):
     monkeypatch.setattr("builtins.steps_of_test", 0, raising=False)
     plain = run(FailingGpu(), plan(tmp_path))
     done = run(FailingGpu(), plan(tmp_path, OWN + FAILS_LATER.format(error=error)))
     assert done.run.seconds is None
     assert "Its seconds could not be measured: " in done.run.notes[-1]
-    assert "no more" in done.run.notes[-1]
+    assert words in done.run.notes[-1]
     assert done.run.peak_allocated_bytes == plain.run.peak_allocated_bytes
     assert done.trace.event_count == plain.trace.event_count
-
-
-SPEECHLESS = """
-import builtins
-class Speechless(Exception):
-    def __str__(self):
-        raise KeyError("no words")
-class Fails(Model):
-    def forward(self, input):
-        builtins.steps_of_test += 1
-        if builtins.steps_of_test > 1:
-            raise Speechless
-        return self.first(input)
-def tiny():
-    return Fails(), {"input": torch.ones(8, 64)}
-"""
-
-
-def test_an_error_that_cannot_say_what_it_is_loses_no_measurement(tmp_path, monkeypatch):
-    monkeypatch.setattr("builtins.steps_of_test", 0, raising=False)
-    done = run(FailingGpu(), plan(tmp_path, OWN + SPEECHLESS))
-    assert done.run.notes[-1] == "Its seconds could not be measured: Speechless."
 
 
 def test_a_model_that_exits_is_interrupted_with_what_was_live_and_costs_a_timed_run_its_seconds_alone(
@@ -402,26 +388,18 @@ def test_notes_of_the_environment_and_of_the_recording_itself(tmp_path, monkeypa
     assert any("settings max_split_size_mb:20, which this run did not choose" in note for note in notes)
 
 
-@pytest.mark.parametrize(("recorded", "is_off"), [({"expandable_segments": False}, True), ({}, True)])
-def test_expandable_segments_that_are_off_are_not_called_on(tmp_path, recorded, is_off):
+@pytest.mark.parametrize(
+    ("recorded", "is_off"), [({"expandable_segments": False}, True), ({}, True), ({"expandable_segments": True}, False)]
+)
+def test_expandable_segments_are_called_off_where_they_are(tmp_path, recorded, is_off):
     asked = plan(tmp_path)
     chosen = replace(asked.request, optimizations=(("allocator_settings", {}),))
     gpu = FailingGpu()
     plain = gpu.gpu._snapshot
     gpu.gpu._snapshot = lambda: {**plain(), "allocator_settings": recorded}  # type: ignore[method-assign]
     done = run(gpu, plan_of(chosen))
-    assert done.run.label.endswith("(off on this platform)") is is_off
+    assert done.run.label.endswith("(off on this platform)") is ("off" in done.run.label) is is_off
     assert any("were asked for and are off" in note for note in done.run.notes) is is_off
-
-
-def test_expandable_segments_that_are_on_are_called_so(tmp_path):
-    chosen = replace(plan(tmp_path).request, optimizations=(("allocator_settings", {}),))
-    gpu = FailingGpu()
-    plain = gpu.gpu._snapshot
-    gpu.gpu._snapshot = lambda: {**plain(), "allocator_settings": {"expandable_segments": True}}  # type: ignore[method-assign]
-    done = run(gpu, plan_of(chosen))
-    assert "off" not in done.run.label
-    assert not any("are off" in note for note in done.run.notes)
 
 
 WARNS = """

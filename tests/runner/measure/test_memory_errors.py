@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from memviz.runner.measure.accelerator import is_out_of_memory
 from memviz.runner.measure.cuda_device import CudaDevice
-from memviz.runner.record.memory_history import RecordedHistory
-from tests.runner.fake_gpu import FakeGpu, OutOfMemoryError, TorchsGpu
+from tests.runner.fake_gpu import FakeGpu, OutOfMemoryError, TorchsGpu, started
 from tests.runner.torch_storages import watching_torch
 
 LIBRARIES = [
@@ -131,12 +130,6 @@ def test_a_model_that_goes_on_within_its_own_handler_is_not_dumped_again_and_aga
         with device.phase("forward"):
             model(torch.ones(8, 4))
         assert taken == []
-
-
-def started(gpu: FakeGpu) -> RecordedHistory:
-    history = RecordedHistory(gpu.accelerator)
-    history.start()
-    return history
 
 
 def test_the_gpu_that_ran_out_counts_and_not_that_of_the_thread():

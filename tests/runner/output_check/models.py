@@ -148,13 +148,6 @@ def nothing(_model: nn.Module) -> Callable[[], None]:
     return lambda: None
 
 
-def with_forward(forward: Callable[[FeedForward, Tensor], Tensor]) -> Callable[[nn.Module], Callable[[], None]]:
-    """An optimization that gives every feed-forward this one. Nothing undoes it."""
-
-    def apply(model: nn.Module) -> Callable[[], None]:
-        for module in model.modules():
-            if isinstance(module, FeedForward):
-                module.forward = MethodType(forward, module)
-        return lambda: None
-
-    return apply
+def with_forward(forward: Callable[[FeedForward, Tensor], Tensor]) -> Apply:
+    """An optimization that gives every feed-forward this one."""
+    return giving(FeedForward, forward)

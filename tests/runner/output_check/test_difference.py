@@ -242,15 +242,7 @@ def test_absmax_has_a_scale_the_largest_of_the_reference():
     assert difference(zero, ours).relative_absmax == math.inf
 
 
-TYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
-each_type = pytest.mark.parametrize("dtype", TYPES, ids=str)
-
-
-@each_type
-def test_a_number_and_the_next_are_one_apart(dtype):
-    one = torch.ones(1).to(dtype)
-    next_one = torch.tensor([1 + torch.finfo(dtype).eps], dtype=torch.float64).to(dtype)
-    assert ulps_between(one, next_one).tolist() == [1]
+each_type = pytest.mark.parametrize("dtype", FLOATS, ids=str)
 
 
 @each_type
@@ -277,12 +269,6 @@ def test_both_zeros_are_the_same_number(dtype):
 def test_the_two_ends_of_float64_are_as_far_apart_as_can_be_counted():
     ends = torch.tensor([torch.finfo(torch.float64).max], dtype=torch.float64)
     assert ulps_between(ends, -ends).tolist() == [2**63 - 1]
-
-
-@given(st.floats(width=32, allow_nan=False), st.floats(width=32, allow_nan=False))
-def test_distance_is_the_same_from_both_sides(one, other):
-    first, second = torch.tensor([one]), torch.tensor([other])
-    assert ulps_between(first, second).tolist() == ulps_between(second, first).tolist()
 
 
 def test_whole_numbers_and_different_types_are_not_counted():

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import MethodType
 
 import pytest
 import torch
@@ -287,38 +286,6 @@ def test_where_the_same_random_numbers_are_drawn_they_are_compared():
     assert found(seeded_anew).notes == (
         "Compared with dropout as a factor of 1 - p: a change may draw other random numbers and be right.",
     )
-
-
-class Attention(nn.Module):
-    def __init__(self, p: float) -> None:
-        super().__init__()
-        self.into, self.p = nn.Linear(32, 96), p
-
-    def forward(self, x: Tensor) -> Tensor:
-        query, key, value = self.into(x).unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4)
-        drops = self.p if self.training else 0.0
-        return F.scaled_dot_product_attention(query, key, value, None, drops).transpose(1, 2).flatten(2)
-
-
-def by_hand(module: Attention, x: Tensor, p: float) -> Tensor:
-    query, key, value = module.into(x).unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4)
-    weights = torch.softmax(query @ key.transpose(-1, -2) * 8**-0.5, dim=-1)
-    return (torch.dropout(weights, p, module.training) @ value).transpose(1, 2).flatten(2)
-
-
-@pytest.mark.parametrize(("p", "ok"), [(0.1, True), (0.025, False), (0.0, False)])
-def test_dropout_within_attention_counts_whoever_computes_it(p, ok):
-    def apply(model: nn.Module) -> Undo:
-        for layer in model.layers:
-            layer.forward = MethodType(lambda module, x: by_hand(module, x, p), layer)
-        return lambda: None
-
-    def build() -> nn.Module:
-        torch.manual_seed(0)
-        return Stack([Attention(0.1) for _ in range(2)])
-
-    verdict = compare_outputs(build, tokens(), apply, training=True, claim="rounding", steps=2).verdict
-    assert verdict.ok is ok
 
 
 def test_a_dropout_that_nobody_sees_is_turned_off_by_its_name():

@@ -74,7 +74,7 @@ def test_a_wrong_attention_is_no_rounding(wrong):
     assert compared(WRONG_ATTENTION[wrong], "rounding").verdict.ok is False
 
 
-@pytest.mark.parametrize(("factor", "ok"), [(1.0, True), (0.5, False), (0.0, False)])
+@pytest.mark.parametrize(("factor", "ok"), [(1.0, True), (0.5, False), (0.25, False), (0.0, False)])
 def test_attention_with_another_dropout_is_told_from_one_by_hand(factor, ok):
     assert compared(attention(p=lambda p: factor * p), "rounding", p=P).verdict.ok is ok
 

@@ -10,7 +10,7 @@ import torch
 
 from memviz.errors import UsageError
 from memviz.runner.record.memory_history import FEWEST_EVENTS, MOST_EVENTS, RecordedHistory, is_recording, ring_size
-from tests.runner.fake_gpu import FakeGpu, OutOfMemoryError
+from tests.runner.fake_gpu import FakeGpu, OutOfMemoryError, started
 
 RELEASES = ["2.0", "2.1", "2.13", "xpu"]
 
@@ -23,8 +23,7 @@ def actions(snapshot: dict[str, Any]) -> list[str]:
 def test_records_from_start_to_stop_and_leaves_nothing_behind(release):
     gpu = FakeGpu(release=release)
     gpu.malloc(1000)
-    history = RecordedHistory(gpu.accelerator)
-    history.start()
+    history = started(gpu)
     gpu.malloc(2000)
     taken = history.take()
     history.stop()
@@ -39,8 +38,7 @@ def test_what_an_earlier_recording_left_is_not_in_this_one(release):
     gpu = FakeGpu(release=release)
     gpu.switch(True)
     gpu.malloc(1000)
-    history = RecordedHistory(gpu.accelerator)
-    history.start()
+    history = started(gpu)
     assert actions(history.take().snapshot) == []
     history.stop()
 
@@ -49,8 +47,7 @@ def test_what_an_earlier_recording_left_is_not_in_this_one(release):
 @pytest.mark.parametrize(("stacks", "has_frames"), [("python", True), ("all", True), ("none", False)])
 def test_stacks_as_asked_for(release, stacks, has_frames):
     gpu = FakeGpu(release=release)
-    history = RecordedHistory(gpu.accelerator, stacks=stacks)
-    history.start()
+    history = started(gpu, stacks=stacks)
     gpu.malloc(1000)
     [*_, event] = history.take().snapshot["device_traces"][0]
     history.stop()
@@ -72,8 +69,7 @@ def test_the_installed_torch_takes_what_is_asked_of_it(kind):
 
     checked.__signature__ = signature  # type: ignore[attr-defined]
     gpu._record_memory_history = checked
-    history = RecordedHistory(gpu.accelerator, stacks="all", max_entries=2)
-    history.start()
+    history = started(gpu, stacks="all", max_entries=2)
     for size in (1000, 2000, 3000):
         gpu.malloc(size)
     assert [each["size"] for each in history.take().snapshot["device_traces"][0]] == [2000, 3000]
@@ -83,8 +79,7 @@ def test_the_installed_torch_takes_what_is_asked_of_it(kind):
 
 def test_a_second_recording_is_refused_and_the_first_goes_on():
     gpu = FakeGpu()
-    history = RecordedHistory(gpu.accelerator)
-    history.start()
+    history = started(gpu)
     with pytest.raises(UsageError, match="on already"):
         RecordedHistory(gpu.accelerator).start()
     gpu.malloc(1000)
@@ -103,8 +98,7 @@ def test_it_is_off_where_switching_it_on_failed():
 
 def test_a_device_that_has_failed_does_not_keep_it_from_ending():
     gpu = FakeGpu()
-    history = RecordedHistory(gpu.accelerator)
-    history.start()
+    history = started(gpu)
 
     def failed(**_: Any) -> None:
         raise RuntimeError("CUDA error: device-side assert triggered")
@@ -116,8 +110,7 @@ def test_a_device_that_has_failed_does_not_keep_it_from_ending():
 
 def test_the_ring_keeps_the_last_events_and_says_that_it_was_full():
     gpu = FakeGpu()
-    history = RecordedHistory(gpu.accelerator, max_entries=3)
-    history.start()
+    history = started(gpu, max_entries=3)
     gpu.malloc(1000)
     assert history.lost(history.take()) == 0
     for size in (2000, 3000, 4000):
@@ -145,32 +138,9 @@ def test_the_ring_fits_this_machine():
     assert FEWEST_EVENTS <= ring_size() <= MOST_EVENTS
 
 
-def test_running_out_of_memory_is_kept_as_it_was():
-    gpu = FakeGpu(limit=10_000)
-    history = RecordedHistory(gpu.accelerator)
-    history.start()
-    held = gpu.malloc(8000)
-    with pytest.raises(OutOfMemoryError):
-        gpu.malloc(4000)
-    gpu.free(held)
-    taken = history.take_last()
-    history.stop()
-    assert actions(taken.snapshot) == ["segment_alloc", "alloc", "oom"]
-    assert sum(with_size["allocated_size"] for with_size in _with_sizes(taken.snapshot)) == 8192
-
-
-def _with_sizes(snapshot: dict[str, Any]) -> list[dict[str, int]]:
-    live = [
-        sum(each["size"] for each in segment["blocks"] if each["state"] == "active_allocated")
-        for segment in snapshot["segments"]
-    ]
-    return [{"allocated_size": each} for each in live]
-
-
 def test_a_program_that_goes_on_after_running_out_is_not_taken_back_to_it():
     gpu = FakeGpu(limit=10_000)
-    history = RecordedHistory(gpu.accelerator)
-    history.start()
+    history = started(gpu)
     with pytest.raises(OutOfMemoryError):
         gpu.malloc(40_000)
     gpu.malloc(4000)
@@ -194,20 +164,9 @@ def test_a_recording_that_is_over_hears_no_more_of_running_out():
     assert len(gpu.observers) == 1
 
 
-def test_a_fault_in_the_recording_does_not_take_the_place_of_the_programs_error():
-    gpu = FakeGpu(limit=10_000)
-    history = RecordedHistory(gpu.accelerator)
-    history.start()
-    history.when_out_of_memory = lambda _: 1 // 0
-    with pytest.raises(OutOfMemoryError):
-        gpu.malloc(40_000)
-    history.stop()
-
-
 def test_counts_fit_the_snapshot_while_another_thread_allocates():
     gpu = FakeGpu()
-    history = RecordedHistory(gpu.accelerator)
-    history.start()
+    history = started(gpu)
     once = iter([1000])
     gpu.before_snapshot = lambda: [gpu.malloc(size) for size in once] and None
     taken = history.take()

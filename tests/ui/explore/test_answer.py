@@ -128,7 +128,7 @@ def test_a_download_is_the_whole_table(trace):
     device = trace.devices[0]
     assert full_table(trace, device, asked) == breakdown(trace, device, live_rows(device, 1), "line")
     device = trace.devices[0]
-    assert full_table(trace, device, {"what": "never"}).groups == never_freed(trace, device)
+    assert full_table(trace, device, {"what": "never"}).groups == group_rows(trace, device, never_freed_rows(device))
 
 
 def test_by_count_boxes_and_rows_weigh_their_allocations(trace):

@@ -1,0 +1,206 @@
+"""Refusals of every optimization: of its own knobs, of models that it cannot change, and of plans that have no use."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from memviz.errors import UsageError
+from memviz.runner.plan import plan_of
+from memviz.runner.request import Request
+from optimizations import Optimization
+from optimizations.activation_offload import ActivationOffload
+from optimizations.allocator_settings import AllocatorSettings
+from optimizations.checkpointing import Checkpointing
+from optimizations.chunked_cross_entropy import ChunkedCrossEntropy
+from optimizations.chunked_feed_forward import ChunkedFeedForward
+from optimizations.eight_bit_states import EightBitStates
+from optimizations.flat_gradients import FlatGradients
+from optimizations.gradient_accumulation import GradientAccumulation
+from optimizations.kv_cache import KvCache
+from optimizations.layerwise_casting import LayerwiseCasting
+from optimizations.lora import Lora
+from optimizations.optimizer_in_backward import OptimizerInBackward
+from optimizations.split_feed_forward import SplitFeedForward
+from optimizations.vae_slicing import VaeSlicing
+from optimizations.vae_tiling import VaeTiling
+from optimizations.weight_offload import WeightOffload
+from optimizations.weight_quantization import WeightQuantization
+from tests.optimizations.tiny import Case, Stack, autoencoder, llama, ltx, stack
+from tests.optimizations.whole import Whole
+
+
+@pytest.mark.parametrize(
+    ("kind", "knobs", "words"),
+    [
+        (ActivationOffload, {"least_mib": -1.0}, "the least is 0"),
+        (ActivationOffload, {"most_gib": -0.5}, "the least is 0"),
+        *(
+            (AllocatorSettings, {"conf": conf}, "write name:value")
+            for conf in ("", "  ", "expandable_segments", "expandable_segments=True", "a:1,,b", "a:[1,2")
+        ),
+        (Checkpointing, {"every": -1}, "every is -1"),
+        (Checkpointing, {"keep": "some"}, "one of nothing, attention, matmuls, both"),
+        (Checkpointing, {"skip": "1,x"}, "skip has 'x'"),
+        (Checkpointing, {"skip": "5-3"}, "skip has '5-3'"),
+        (Checkpointing, {"function": print, "offload": True}, "leave keep and offload away"),
+        (ChunkedCrossEntropy, {"accum_dtype": "fp8"}, "accum_dtype is 'fp8'; it is one of weight, float32"),
+        (ChunkedCrossEntropy, {"by": "apple"}, "by is 'apple'; it is one of torch, liger"),
+        (ChunkedCrossEntropy, {"tokens": 64, "by": "liger"}, "Liger decides by itself: leave tokens out, or take by="),
+        (EightBitStates, {"by": "apex"}, "by is 'apex'; it is one of torch, bitsandbytes"),
+        (FlatGradients, {"how": "cat"}, "one of flat, list_then_cat, plain"),
+        (FlatGradients, {"micro_batches": 0}, "at least 1"),
+        (GradientAccumulation, {"pieces": 1}, "at least 2"),
+        (KvCache, {"kind": "paged"}, "kind is 'paged'"),
+        (LayerwiseCasting, {"storage": "int8"}, "'int8'; it is one of float8_e4m3fn, float8_e5m2, bf16, fp16"),
+        (LayerwiseCasting, {"compute": "float8_e4m3fn"}, "compute cannot be"),
+        (LayerwiseCasting, {"granularity": "row"}, "granularity cannot be 'row'; it is one of leaf, block, model"),
+        (LayerwiseCasting, {"skip": "norm,("}, r"'\(' in skip is not a regular expression"),
+        (LayerwiseCasting, {"storage": "fp16", "compute": "bf16"}, "bfloat16 save nothing when stored in fp16"),
+        (LayerwiseCasting, {"storage": "bf16", "compute": "bf16"}, "save nothing"),
+        (LayerwiseCasting, {"granularity": "model", "ahead": True}, "there is no next one to cast ahead: choose"),
+        (Lora, {"by": "unsloth"}, "by is 'unsloth'; it is one of torch, peft"),
+        (SplitFeedForward, {"splits": 0}, "cannot be cut into 0 slices"),
+        (SplitFeedForward, {"only": "("}, "is not a regular expression"),
+        (WeightOffload, {"granularity": "model", "ahead": True}, "Of one piece there is no next one"),
+        (WeightQuantization, {"by": "quanto"}, "by is 'quanto'; it is one of torch, torchao"),
+        (WeightQuantization, {"codes": "float8", "bits": 4}, "take bits=8 and by=torch"),
+        (WeightQuantization, {"codes": "float8", "by": "torchao"}, "take bits=8 and by=torch"),
+        (WeightQuantization, {"codes": "nf4"}, "codes is 'nf4'; it is one of whole, float8"),
+    ],
+)
+def test_impossible_knobs_are_refused_at_once(kind: Any, knobs: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        kind(**knobs)
+
+
+def linear(**more: Any) -> nn.Module:
+    return nn.Linear(2, 2, **more)
+
+
+def frozen() -> nn.Module:
+    return linear().requires_grad_(False)
+
+
+def mamba() -> nn.Module:
+    """Return a model whose states have a fixed size, although transformers calls them a cache."""
+    from transformers import MambaConfig, MambaForCausalLM
+
+    return MambaForCausalLM(MambaConfig(vocab_size=64, hidden_size=16, num_hidden_layers=1))
+
+
+def gemma() -> nn.Module:
+    """Return a model that changes its logits before its loss."""
+    from transformers import Gemma2Config, Gemma2ForCausalLM
+
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "vocab_size": 32, "head_dim": 8}
+    return Gemma2ForCausalLM(Gemma2Config(**sizes, num_attention_heads=2, num_key_value_heads=1))
+
+
+CHECKS: list[tuple[Optimization, Callable[[], Any], str, str]] = [
+    (ActivationOffload(), Stack, "inference", "keeps nothing for backward"),
+    (Checkpointing(), Stack, "inference", "Train, or leave it out"),
+    (Checkpointing(), linear, "training", "No blocks were found"),
+    (Checkpointing(skip="7"), Stack, "training", "skip names block 7; this model has 5, numbered 0 to 4"),
+    (Checkpointing(implementation="library"), Whole, "training", "Whole has no gradient checkpointing itself"),
+    (ChunkedCrossEntropy(), gemma, "training", "final_logit_softcapping"),
+    (ChunkedCrossEntropy(), Stack, "training", "No language model"),
+    (ChunkedCrossEntropy(), llama, "inference", "has no loss"),
+    (ChunkedFeedForward(), Stack, "training", "No feed-forward was recognised"),
+    (ChunkedFeedForward(only="mlp"), Whole, "inference", "there are blocks.0.ff, blocks.1.ff"),
+    (EightBitStates(least=1), Stack, "inference", "no optimizer"),
+    (FlatGradients(), Stack, "inference", "Inference has no gradients"),
+    (FlatGradients(), frozen, "training", "No parameter of this model is trained"),
+    (FlatGradients(), lambda: linear(dtype=torch.float64), "training", "weight is torch.float64"),
+    (FlatGradients(), lambda: nn.Sequential(linear(), linear(device="meta")), "training", "on cpu, meta"),
+    (FlatGradients(), lambda: nn.Embedding(2, 2, sparse=True), "training", "sparse=False"),
+    *((KvCache(), make, "inference", "No language model of transformers") for make in (ltx, linear, mamba)),
+    (KvCache(), llama, "training", "keeps no cache"),
+    (Lora(only="nothing"), llama, "training", "in the blocks there are: model.layers.0.self_attn.q_proj"),
+    (OptimizerInBackward(), Stack, "inference", "no optimizer"),
+    (OptimizerInBackward(), frozen, "training", "No weight of this model is trained"),
+    *((kind(), llama, "inference", "No autoencoder of diffusers") for kind in (VaeSlicing, VaeTiling)),
+    *((kind(), autoencoder, "training", "all activations wait for backward") for kind in (VaeSlicing, VaeTiling)),
+    (WeightOffload(), Stack, "training", "Autograd keeps the weights"),
+    (WeightOffload(), linear, "inference", "No blocks were found"),
+    (WeightQuantization(), llama, "training", "whole numbers take no gradient"),
+]
+
+
+@pytest.mark.parametrize(("change", "make", "mode", "words"), CHECKS)
+def test_what_does_not_fit_the_model_is_refused(change: Any, make: Callable[[], Any], mode: str, words: str) -> None:
+    made = make()
+    with pytest.raises(ValueError, match=words):
+        change.check(made.model if isinstance(made, Case) else made, training=mode == "training")
+
+
+@pytest.mark.parametrize(
+    ("change", "make", "words"),
+    [
+        (ActivationOffload(), stack, "already"),
+        (FlatGradients(), stack, "undo that first"),
+        (Lora(), llama, "adapters already"),
+        (WeightOffload("leaf"), stack, "already"),
+        (WeightQuantization(only="mlp"), llama, "already"),
+    ],
+)
+def test_applying_twice_is_refused(change: Any, make: Callable[[], Any], words: str) -> None:
+    model = make().model
+    change.apply(model)
+    with pytest.raises(ValueError, match=words):
+        change.apply(model)
+
+
+@pytest.mark.parametrize(
+    ("change", "module", "words"),
+    [
+        (
+            ChunkedCrossEntropy(by="liger"),
+            "liger_kernel.transformers",
+            "^by=liger needs libraries.*pip install liger",
+        ),
+        (EightBitStates(by="bitsandbytes"), "bitsandbytes", "by=bitsandbytes needs a library.*: pip install bits"),
+        (KvCache(by="hqq"), "hqq", "pip install hqq, or take by=fp8"),
+        (KvCache(by="quanto"), "optimum", "pip install optimum-quanto, or take by=fp8"),
+        (LayerwiseCasting(implementation="library"), "diffusers.hooks", "needs diffusers"),
+        (Lora(by="peft"), "peft", "by=peft needs a library that is not installed: pip install peft"),
+        (WeightOffload(implementation="library"), "diffusers.hooks", "needs diffusers"),
+        (WeightQuantization(by="torchao"), "torchao.quantization", "by=torchao needs a library.*: pip install torchao"),
+    ],
+    ids=lambda each: each if isinstance(each, str) else "",
+)
+def test_a_library_that_is_not_there_is_named_with_what_to_do_and_the_model_stays(
+    monkeypatch: pytest.MonkeyPatch, change: Any, module: str, words: str
+) -> None:
+    for name in (module.partition(".")[0], module) if module.startswith("liger") else (module,):
+        monkeypatch.setitem(sys.modules, name, None)
+    model = llama().model
+    before = list(model.parameters())
+    training = change.needs == "training"
+    for refuse in (lambda: change.check(model, training=training), lambda: change.apply(model)):
+        with pytest.raises(ValueError, match=words):
+            refuse()
+    assert all(one is other and one.requires_grad for one, other in zip(model.parameters(), before, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("workload", "settings", "name", "words"),
+    [
+        ("llama", {"mode": "inference"}, "kv_cache", "Set cache=true"),
+        ("llama", {}, "optimizer_in_backward", "add one, as in --optimizer adamw"),
+        ("llama", {}, "gradient_accumulation", "this one is 1. Set batch=2"),
+        ("flux", {"batch": "2"}, "gradient_accumulation", "training only"),
+        ("vae", {"mode": "training"}, "vae_slicing", "inference only"),
+        ("vae", {"mode": "training"}, "vae_tiling", "inference only"),
+    ],
+)
+def test_a_plan_without_use_for_it_says_what_to_set(
+    workload: str, settings: dict[str, str], name: str, words: str
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        plan_of(Request(workload, settings, ((name, {}),)))
