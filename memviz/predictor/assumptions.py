@@ -566,6 +566,9 @@ class UnknownNumber(float):
         return self.default != 0
 
     def _as_integer(self) -> int:
+        """Return a number with a fraction as 1; a whole one may be a length, which nothing stands in for."""
+        if self.whole and self.default is None:
+            raise decision_needed(self.asked, "a size, an index or a whole number")
         self._decide()
         return int(self._value)
 

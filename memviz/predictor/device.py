@@ -190,11 +190,11 @@ class PredictedDevice:
             children=self.children if self._as_process else None,
         )
         if self._reads_environment:
-            begin = recorder.ledger.first_used
+            begin, at_start = recorder.ledger.first_used, settings_from_environment(os.environ)
 
             def first_used() -> None:
                 settings = settings_from_environment(os.environ)
-                if settings != self.settings:
+                if settings != at_start:
                     self.change_settings(settings)
                 if begin is not None:
                     begin()

@@ -136,8 +136,8 @@ def test_what_cannot_go_on_is_stopped_with_the_line_and_how_to_state_it(tmp_path
     figures = said(done)
     assert figures["exit_status"] == 3 and figures["fits"] is None
     stopped = figures["stopped"]
-    assert (stopped["where"], stopped["assume"]) == ("train.py:2", "--assume train.py:2=VALUE")
-    assert "drawn at random" in stopped["what"]
+    assert (stopped["where"], stopped["assume"]) == ("train.py:3", "--assume train.py:2=VALUE")
+    assert stopped["what"].startswith("a size, an index or a whole number")
     assert not any("caught a refusal" in note for note in figures["notes"])
     assert "Traceback" not in done.stderr and "stopped at" in done.stderr
 
@@ -190,7 +190,7 @@ def test_where_no_value_helps_none_is_asked_for(tmp_path: Path) -> None:
     done = predict(tmp_path, body)
     assert done.returncode == 3 and said(done)["stopped"]["assume"] == ""
     assert "--assume" not in done.stderr and "No value helps" in done.stderr
-    body = "import torch\nx = torch.rand(9, 9, device='cuda')\n[1, 2][int((x @ x).mean().item())]\n"
+    body = "import torch\nx = torch.rand(9, 9, device='cuda')\n[1, 2][int((x @ x).sum().long().item())]\n"
     done = predict(tmp_path, body)
     assert done.returncode == 3 and "counts as 1 where it decides" not in done.stderr
     assert any("cannot be a size or an index" in each["what"] for each in said(done)["assumed"])
