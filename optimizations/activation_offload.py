@@ -130,7 +130,7 @@ class _Mover:
             return saved
         size = saved.numel() * saved.element_size()
         is_small = size < max(self.knobs.least_mib * _MIB, 1)
-        if is_small or (saved.device.type == "cpu" and not self.knobs.from_host) or _storage_of(saved) in self.stays:
+        if is_small or (_is_on_host(saved) and not self.knobs.from_host) or _storage_of(saved) in self.stays:
             return saved
         copied = self._copies_of(saved)
         layout = int(saved.storage_offset()), tuple(saved.shape), saved.stride(), saved.dtype, saved._version
@@ -202,6 +202,10 @@ def _to_device(packed: Tensor | _HostCopy) -> Tensor:
 
 def _block(size: int) -> int:
     return 1 << (size - 1).bit_length()
+
+
+def _is_on_host(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu"
 
 
 def _storage_of(tensor: Tensor) -> int:

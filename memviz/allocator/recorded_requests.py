@@ -19,7 +19,7 @@ from memviz.allocator.blocks import DEFAULT_POOL, Platform, PoolId, address_spac
 from memviz.allocator.settings import Settings, settings_of
 from memviz.allocator.start_layout import StartLayout, address_spaces, start_layout
 from memviz.errors import UsageError
-from memviz.trace.distinct import is_among
+from memviz.trace.intern import is_among
 from memviz.trace.model import (
     NO_STACK,
     Action,

@@ -15,7 +15,7 @@ from memviz.analysis.cache import cached
 from memviz.analysis.lifetimes import clock, has_times_or_counts
 from memviz.analysis.sums import max_of_ranges
 from memviz.analysis.timeline import timeline
-from memviz.trace.distinct import distinct, is_among
+from memviz.trace.intern import distinct, is_among
 from memviz.trace.model import Bools, Columns, DeviceTrace, Ints4, Ints8, Stage, Trace
 
 NO_INTERVAL = -1

@@ -14,7 +14,7 @@ import numpy as np
 from memviz.analysis.lifetimes import BEFORE, delayed_frees, lifetimes, matched
 from memviz.analysis.segments import TileKind, fragmentation_at, fragmentation_of, segments_at
 from memviz.analysis.timeline import has_reserved, timeline
-from memviz.trace.distinct import distinct, is_among
+from memviz.trace.intern import distinct, is_among
 from memviz.trace.model import NO_STACK, Action, Bools, DeviceTrace, Note, Trace, driver_free
 from memviz.trace.profile import is_profiled
 from memviz.trace.rounding import LARGE_SEGMENT

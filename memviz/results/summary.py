@@ -27,7 +27,7 @@ from memviz.results.headline import (
 )
 from memviz.results.result import Result, Table, TableRow, area, named_fields
 from memviz.text import Html, joined, tag
-from memviz.trace.distinct import distinct
+from memviz.trace.intern import distinct
 from memviz.trace.model import DeviceTrace, Note, Trace
 from memviz.units import bytes_text, count_text, counted, percent_text
 

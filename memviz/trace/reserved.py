@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from memviz.trace.distinct import distinct, is_among
+from memviz.trace.intern import distinct, is_among
 from memviz.trace.model import NO_STACK, Action, Bools, DeviceTrace, Ints8, Segments
 from memviz.trace.rounding import SMALL_SEGMENT
 

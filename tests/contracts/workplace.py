@@ -58,7 +58,7 @@ for step in range(3):
     optimizer.zero_grad()
 print("trained")
 """
-ASKS = "import torch\nif torch.randn(3, device='cuda').sum() > 2:\n    print('more')\n"
+ASKS = "import torch\nfor _ in range(torch.randn(3, device='cuda').long().sum()):\n    print('more')\n"
 
 
 class Workplace:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memviz.trace.distinct import distinct, first_of_each, is_among
+from memviz.trace.intern import distinct, first_of_each, is_among
 from memviz.trace.unpickle.rows import translated
 
 

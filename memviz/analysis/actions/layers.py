@@ -10,7 +10,7 @@ from memviz.analysis.findings.finding import Facts
 from memviz.analysis.purpose.activity import Activity
 from memviz.analysis.purpose.phases import PhaseSpan
 from memviz.analysis.sums import sum_by
-from memviz.trace.distinct import distinct, is_among
+from memviz.trace.intern import distinct, is_among
 from memviz.trace.model import Category, Ints8
 from memviz.units import count_text
 

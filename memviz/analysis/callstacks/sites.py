@@ -9,7 +9,7 @@ from enum import IntEnum, StrEnum
 import numpy as np
 
 from memviz.analysis.cache import cached
-from memviz.trace.distinct import distinct
+from memviz.trace.intern import distinct
 from memviz.trace.model import Bools, Bytes1, Ints4, Ints8, Stacks, Trace
 
 # Classification of stack frames: user code, a library, torch, or machinery below Python.

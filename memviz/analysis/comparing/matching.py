@@ -30,7 +30,7 @@ from memviz.analysis.groups import group_codes
 from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.purpose.phases import label_of_rows
 from memviz.errors import UsageError
-from memviz.trace.distinct import distinct
+from memviz.trace.intern import distinct
 from memviz.trace.model import DeviceTrace, Ints8, Trace
 
 Pair = tuple[Trace, DeviceTrace]

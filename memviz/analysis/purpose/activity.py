@@ -22,7 +22,7 @@ from memviz.analysis.callstacks.sites import (
     only_places,
     path_of,
 )
-from memviz.trace.distinct import distinct, is_among
+from memviz.trace.intern import distinct, is_among
 from memviz.trace.model import NO_STACK, Bools, Bytes1, Ints4, Ints8, Stacks, Trace
 
 # Activity of a program when a stack was taken: building a model, a forward, a backward, an optimizer step.

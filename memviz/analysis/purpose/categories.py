@@ -22,7 +22,7 @@ from memviz.analysis.purpose.phases import inherited_purposes, label_of_rows
 from memviz.analysis.purpose.reasons import Certainty, Reason
 from memviz.analysis.purpose.rules import LAST_RULES, RULES, Rule
 from memviz.analysis.sums import sum_by
-from memviz.trace.distinct import distinct, is_among
+from memviz.trace.intern import distinct, is_among
 from memviz.trace.model import (
     EMPTY_TEXT,
     NO_STACK,

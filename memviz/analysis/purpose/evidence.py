@@ -19,7 +19,7 @@ from memviz.analysis.lifetimes import BEFORE, Lifetimes, lifetimes
 from memviz.analysis.purpose.activity import Activity, call_over, freed_outside_call, stack_signs
 from memviz.analysis.purpose.phases import Passes, activity_of_allocs, activity_of_rows, forward_passes
 from memviz.analysis.sums import sum_by
-from memviz.trace.distinct import distinct, is_among
+from memviz.trace.intern import distinct, is_among
 from memviz.trace.model import DEFAULT_POOL, NO_STACK, Action, Bools, Bytes1, Category, DeviceTrace, Ints4, Ints8, Trace
 from memviz.trace.rounding import CUBLAS_WORKSPACE_BYTES, HOPPER_WORKSPACE_BYTES
 

@@ -16,7 +16,7 @@ from memviz.analysis.callstacks.sites import path_of
 from memviz.analysis.health import history
 from memviz.analysis.lifetimes import Lifetimes, lifetimes
 from memviz.analysis.purpose.activity import Activity, python_stacks, stack_signs
-from memviz.trace.distinct import is_among
+from memviz.trace.intern import is_among
 from memviz.trace.model import (
     NO_STACK,
     Action,

@@ -22,8 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memviz.errors import TraceError
-from memviz.trace.distinct import distinct, first_of_each
-from memviz.trace.intern import MOST_FRAMES, Interner, StackNumber
+from memviz.trace.intern import MOST_FRAMES, Interner, StackNumber, distinct, first_of_each
 from memviz.trace.model import NO_STACK, Bools, Columns, Events, Ints4, Ints8
 from memviz.trace.unpickle.rows import (
     BEGUN_LIST,
