@@ -189,6 +189,7 @@ def follow_files(patches: Patches, host: Host, assumptions: Assumptions, devices
     patches.callback(files.remove_placeholders)
     for name in ("rename", "replace"):
         patches.replace(os, name, files.renaming(getattr(os, name)))
+    patches.replace(os, "mkdir", files.noting_folders(os.mkdir))
 
 
 class SavedFiles:
@@ -208,6 +209,8 @@ class SavedFiles:
         self._of_card: set[int] = set()
         """Storages of saved tensors that were on the card."""
         self._placeholders: set[str] = set()
+        self._folders: list[str] = []
+        """Folders that the program made."""
 
     def saved(self, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
         if self._keep(obj, f):
@@ -270,10 +273,23 @@ class SavedFiles:
         self._placeholders.add(path)
 
     def remove_placeholders(self) -> None:
+        """Remove them, and folders that this run made for them: a later run would look for a checkpoint there."""
         for path in self._placeholders:
             if is_safetensors_placeholder(path) or placeholder_number(path) is not None:
                 with suppress(OSError):
                     os.remove(path)
+        for folder in reversed(self._folders):
+            if any(path.startswith(folder + os.sep) for path in self._placeholders):
+                with suppress(OSError):
+                    os.rmdir(folder)
+
+    def noting_folders(self, mkdir: Any) -> Any:
+        def made(path: Any, *args: Any, **kwargs: Any) -> None:
+            mkdir(path, *args, **kwargs)
+            if not kwargs.get("dir_fd") and isinstance(path, str | bytes | os.PathLike):
+                self._folders.append(os.path.abspath(os.fsdecode(path)))
+
+        return made
 
     def renaming(self, rename: Any) -> Any:
         """Follow placeholders that the program renames."""
@@ -288,8 +304,12 @@ class SavedFiles:
                     # A file of values, from another run, is not lost for one that has none.
                     return os.remove(old)
             rename(src, dst)
-            inside = {path for path in self._placeholders if path == old or path.startswith(old + os.sep)}
-            self._placeholders = (self._placeholders - inside) | {new + path[len(old) :] for path in inside}
+
+            def moved(path: str) -> str:
+                return new + path[len(old) :] if path == old or path.startswith(old + os.sep) else path
+
+            self._placeholders = set(map(moved, self._placeholders))
+            self._folders = list(map(moved, self._folders))
 
         return renamed
 

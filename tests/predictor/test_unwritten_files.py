@@ -36,6 +36,20 @@ def test_a_checkpoint_of_an_earlier_run_is_not_lost(tmp_path: Path) -> None:
     assert path.read_bytes() == before and not (tmp_path / "new").exists()
 
 
+def test_folders_that_were_made_for_checkpoints_go_with_them(tmp_path: Path) -> None:
+    with PredictedDevice(A100):
+        os.makedirs(tmp_path / "runs" / "tmp-1")
+        torch.save(torch.rand(3, device="cuda"), tmp_path / "runs" / "tmp-1" / "model.pt")
+        os.rename(tmp_path / "runs" / "tmp-1", tmp_path / "runs" / "1")
+        (tmp_path / "logs").mkdir()
+        (tmp_path / "kept").mkdir()
+        (tmp_path / "kept" / "log.txt").write_text("loss")
+        torch.save(torch.rand(3, device="cuda"), tmp_path / "kept" / "model.pt")
+        assert torch.load(tmp_path / "runs" / "1" / "model.pt").shape == (3,)
+    left = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*"))
+    assert left == ["kept", "kept/log.txt", "logs"]
+
+
 def test_what_is_saved_in_memory_is_loaded_from_there() -> None:
     with PredictedDevice(A100):
         memory = io.BytesIO()
