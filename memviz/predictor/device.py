@@ -201,7 +201,7 @@ class PredictedDevice:
 
             recorder.ledger.first_used = first_used
         self.children.follow(patches)
-        follow_compile(patches, assumptions)
+        follow_compile(patches, recorder)
         follow_torchscript(patches, assumptions)
         patches.enter_context(jagged_attention_on(self.card))
         follow_group(patches, recorder, self.rank, self.layout, order)

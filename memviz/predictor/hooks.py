@@ -50,6 +50,7 @@ _NOT_COMPILED = (
     "torch.compile is not predicted: what it would compile ran as it stands, operator by operator. Compiled code keeps "
     "less between its operators, so this peak is that of the model without it."
 )
+_BLOCKS_ALONE = "A compiled create_block_mask is predicted with the blocks alone, as its code keeps no dense mask."
 _COMPILED = "OptimizedModule"
 """Class of a compiled module, by name because its import takes seconds."""
 _STEP = "optimizer step"
@@ -191,8 +192,9 @@ _EXPORT_TRACES = (
 _INTERPRETS = "its code runs in TorchScript's interpreter, which knows no pretended device"
 
 
-def follow_compile(patches: Patches, assumptions: Assumptions) -> None:
+def follow_compile(patches: Patches, recorder: AllocationRecorder) -> None:
     """Run code uncompiled where torch.compile would compile it, and note that."""
+    assumptions = recorder.assumptions
 
     def compile(model: Any = None, **kwargs: Any) -> Any:
         if model is None:
@@ -201,6 +203,8 @@ def follow_compile(patches: Patches, assumptions: Assumptions) -> None:
         if path.startswith("torch.nn.attention.flex_attention.flex_attention"):
             # Predicted as its compiled kernels take memory; uncompiled it compiles a function of its own.
             return model
+        if path == "torch.nn.attention.flex_attention.create_block_mask":
+            return partial(_block_mask, recorder, model)
         graphs = (_NO_GRAPHS,) if kwargs.get("mode") in ("reduce-overhead", "max-autotune") else ()
         return assumptions.when_called(model, _NOT_COMPILED, *graphs)
 
@@ -213,6 +217,20 @@ def follow_compile(patches: Patches, assumptions: Assumptions) -> None:
     patches.replace(torch.compiler, "cudagraph_mark_step_begin", lambda: None)
     if "torch._dynamo" in sys.modules:
         patches.enter_context(torch.compiler.set_stance("force_eager"))
+
+
+def _block_mask(recorder: AllocationRecorder, create: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Return a mask of blocks as compiled code makes it: the dense mask is never in memory."""
+    recorder.assumptions.say(_BLOCKS_ALONE)
+    recorder.making_nowhere = True
+    try:
+        mask = create(*args, **kwargs)
+    finally:
+        recorder.making_nowhere = False
+    for name, value in vars(mask).items():
+        if isinstance(value, Tensor):
+            setattr(mask, name, torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cuda"))
+    return mask
 
 
 def _run_once(func: Callable[..., Any], inputs: Any, kwargs: dict[str, Any] | None = None) -> None:

@@ -164,6 +164,18 @@ def test_math_keeps_scores_of_every_pair_in_fp32() -> None:
     assert [operator for operator, size in attended(SDPBackend.MATH, attn_mask=mask) if size == pairs] == scores
 
 
+def test_a_compiled_mask_of_blocks_keeps_no_dense_mask() -> None:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    with PredictedDevice(A100) as device:
+        held = device.allocated_bytes
+        mask = torch.compile(create_block_mask)(lambda b, h, q, k: q >= k, 2, 1, 1024, 1024, device="cuda")
+        taken = sum(-(-value.nbytes // 512) * 512 for value in vars(mask).values() if isinstance(value, torch.Tensor))
+        assert mask.kv_indices.shape == (2, 1, 8, 8) and mask.kv_indices.is_cuda
+        assert device.allocated_bytes - held == device.peak_allocated_bytes - held == taken < 1024 * 1024
+        assert any("create_block_mask" in each for each in device.unseen())
+
+
 def test_flex_attention_keeps_a_number_a_row_and_gives_what_its_function_learns_a_gradient() -> None:
     from torch.nn.attention.flex_attention import flex_attention
 
