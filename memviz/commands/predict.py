@@ -74,7 +74,7 @@ _RARELY_A_SCRIPTS = ("--card", "--assume", "--settings", "--with", "--torch", "-
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.usage = "python -m memviz predict [options] (SCRIPT | -m MODULE) [ARGUMENT ...]"
+    parser.usage = "python -m memviz predict [options] (SCRIPT | NOTEBOOK.ipynb | -m MODULE) [ARGUMENT ...]"
     parser.epilog = _MORE
     parser.add_argument("--card", help="by a part of its name; its memory is the limit then (default: no limit)")
     add_memory(parser)
@@ -200,8 +200,7 @@ def _print(done: ScriptPrediction, output: Path | None) -> None:
             print_line(f"  {estimate.expected_error.sentence}")
         if sentence := unproven_sentence(estimate.unproven):
             print_line(f"- {sentence}")
-    for command, times in estimate.commands.items():
-        print_line(f"- not predicted: `{command}`{f' ({count_text(times)} times)' if times > 1 else ''}")
+    _print_parts(done)
     for sentence in sentences_of(estimate.assumed):
         print_line(f"- assumed: {sentence}")
     if caught := caught_refusal():
@@ -210,6 +209,17 @@ def _print(done: ScriptPrediction, output: Path | None) -> None:
         print_line(f"error: {done.unused_sentence}")
     if output is not None:
         print_line(f"the snapshot is in {output}; look at it with python -m memviz open {output}")
+
+
+def _print_parts(done: ScriptPrediction) -> None:
+    """Print the cells of a notebook, and what did not run or was not followed."""
+    for cell in done.cells:
+        live, left = bytes_text(cell.peak_requested_bytes), bytes_text(cell.end_requested_bytes)
+        print_line(f"  cell {cell.number:<5} live {live} at the highest moment, {left} at its end")
+    if done.skipped:
+        print_line(f"- not run, as only Jupyter can: {', '.join(f'`{line}`' for line in done.skipped)}")
+    for command, times in done.estimate.commands.items():
+        print_line(f"- not predicted: `{command}`{f' ({count_text(times)} times)' if times > 1 else ''}")
 
 
 def _print_children(done: ScriptPrediction) -> None:

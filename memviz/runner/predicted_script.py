@@ -20,9 +20,10 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 from weakref import WeakKeyDictionary, WeakSet
 
+import numpy as np
 from torch import nn
 from torch._C import _nn
 
@@ -46,12 +47,14 @@ from memviz.predictor.device import PredictedDevice
 from memviz.predictor.estimate import Estimate, estimate_of
 from memviz.predictor.group.ranks import GroupRank, rank_of_environment
 from memviz.predictor.hooks import FOLLOWED_CHILDREN
+from memviz.predictor.ledger import live_changes
 from memviz.predictor.position import is_installed, is_of_python
 from memviz.runner.knobs import parse_name_and_knobs
 from memviz.runner.plan import changes_on_host, converts, label_of, optimization_of
 from memviz.runner.record.recording import free_path
 from memviz.runner.record.script import Script
 from memviz.runner.request import release_of
+from memviz.trace.model import Trace
 from memviz.trace.write import replacing, write_pickle
 from memviz.units import bytes_text
 from optimizations import OPTIMIZATIONS, Optimization, apply_all, check_together
@@ -572,6 +575,23 @@ class ScriptOrder:
         return texts[0] if self.settings is None and texts else self.settings
 
 
+class CellPeak(NamedTuple):
+    """Requested bytes: the highest while a cell of a notebook ran, and those that were live at its end."""
+
+    number: int
+    peak_requested_bytes: int
+    end_requested_bytes: int
+
+
+def cell_peaks(trace: Trace, ends: Sequence[int]) -> tuple[CellPeak, ...]:
+    """`ends` are the numbers of events after each cell."""
+    events = trace.devices[0].events
+    live = np.append(0, np.cumsum(live_changes(events.action, events.size)))
+    begins = (0, *ends[:-1])
+    windows = (live[begin : end + 1] for begin, end in zip(begins, ends, strict=True))
+    return tuple(CellPeak(number, int(part.max()), int(part[-1])) for number, part in enumerate(windows, 1))
+
+
 @dataclass(frozen=True)
 class ScriptPrediction:
     exit_status: int
@@ -586,6 +606,10 @@ class ScriptPrediction:
     """Names the unused answers, and the lines that read a value."""
     children: Children = field(default_factory=Children)
     """Processes that the program started."""
+    cells: tuple[CellPeak, ...] = ()
+    """Of a notebook, as far as it ran."""
+    skipped: tuple[str, ...] = ()
+    """Commands of Jupyter, which did not run."""
 
     @property
     def not_known(self) -> str:
@@ -663,7 +687,8 @@ def predict_script(
         changes.following(),
         OptimizerSteps(order.steps, lambda count: tell(f"{count} steps" if count > 1 else "1 step")) as steps,
     ):
-        status, stopped = _run(script, at_exit)
+        ledger, ends = device.recorder.ledger, list[int]()
+        status, stopped = _run(script, at_exit, lambda: ends.append(len(ledger.history)))
         if os.getpid() != process:
             # A fork of the program, at its end.
             sys.stdout.flush()
@@ -678,7 +703,8 @@ def predict_script(
             write_pickle(trace, file)
     assumed = device.recorder.assumptions
     unused = assumed.unused, assumed.unused_sentence
-    done = ScriptPrediction(status, estimate, stopped, changes.applied, *unused, children)
+    cells = cell_peaks(trace, ends) if script.is_notebook else ()
+    done = ScriptPrediction(status, estimate, stopped, changes.applied, *unused, children, cells, script.skipped)
     if status or not (done.not_known or done.unused_assume):
         return done
     return replace(done, exit_status=UNUSED if done.unused_assume else NOT_KNOWN)
@@ -715,9 +741,9 @@ def predict_child(mark: Path) -> None:
     atexit.register(finish)
 
 
-def _run(script: Script, at_exit: ExitFunctions) -> tuple[int, Stopped | None]:
+def _run(script: Script, at_exit: ExitFunctions, ended: Callable[[], None]) -> tuple[int, Stopped | None]:
     try:
-        script.run_to_its_end()
+        script.run_to_its_end(ended)
         status = 0
     except SystemExit as error:
         status = _status_of(error)
@@ -780,6 +806,8 @@ def script_json(done: ScriptPrediction, output: Path | None = None) -> dict[str,
         "out_of_memory": estimate.out_of_memory,
         "steps": estimate.steps,
         "by_category": estimate.by_category(),
+        "cells": [cell._asdict() for cell in done.cells],
+        "skipped": list(done.skipped),
         "processes": dict(estimate.commands),
         "children": [{"command": child.command, **child.figures} for child in done.children],
         "windows": [asdict(window) for window in estimate.windows],

@@ -301,6 +301,43 @@ def test_without_a_card_the_verdict_is_a_list_of_common_ones(tmp_path: Path) -> 
     assert (named["fits"], named["fit"], named["cards"]) == (False, "no", None)
 
 
+CELLS = [
+    "%matplotlib inline\n!pip install torch\nimport torch",
+    "%%time\nweights = torch.zeros(1 << 20, dtype=torch.uint8, device='cuda')\nweights.shape",
+    'text = """\n% no command\n"""\nfiles = !ls\nfor _ in (1, 2):\n    more = torch.zeros_like(weights)\n    %timeit 1',
+    "%%bash\necho no",
+    "del more\ntorch.cuda.memory_allocated() >> 20",
+    "weights[:10];",
+]
+COUNTS = "list(range(torch.randn(3, device='cuda').long().sum()))"
+
+
+def test_a_notebook_is_predicted_cell_by_cell(tmp_path: Path) -> None:
+    def notebook(*more: str) -> Path:
+        cells = [{"cell_type": "code", "source": text.splitlines(keepends=True)} for text in (*CELLS, *more)]
+        path = tmp_path / "train.ipynb"
+        path.write_text(json.dumps({"cells": [{"cell_type": "markdown", "source": "# Title"}, *cells], "nbformat": 4}))
+        return path
+
+    done = predict_in("--json", notebook(), folder=tmp_path)
+    figures = said(done)
+    assert done.returncode == 0 and done.stdout.splitlines()[:-1] == ["torch.Size([1048576])", "1"]
+    live = [(cell["peak_requested_bytes"] >> 20, cell["end_requested_bytes"] >> 20) for cell in figures["cells"]]
+    assert live == [(0, 0), (1, 1), (3, 2), (2, 2), (2, 1), (1, 1)]
+    assert figures["skipped"] == [
+        *("%matplotlib inline", "!pip install torch", "%%time", "files = !ls", "%timeit 1", "%%bash"),
+    ]
+    failed = predict_in("--json", notebook("x = 1\nweights[3] / (x - 1)\n1 / 0"), folder=tmp_path)
+    assert failed.returncode == 1 and 'train.ipynb[7]", line 3' in failed.stderr and "1 / 0" in failed.stderr
+    assert len(said(failed)["cells"]) == 7
+    stopped = predict_in("--json", notebook(COUNTS), folder=tmp_path)
+    assert said(stopped)["stopped"]["assume"] == "--assume train.ipynb[7]:1=VALUE"
+    told = predict_in("--json", "--assume", "train.ipynb[7]:1=3", notebook(COUNTS), folder=tmp_path)
+    assert told.stdout.splitlines()[-2] == "[0, 1, 2]"
+    (tmp_path / "train.ipynb").write_text("{}")
+    assert predict_in("train.ipynb", folder=tmp_path).returncode == 2
+
+
 CHILD = "import torch; torch.ones(1 << 20, dtype=torch.uint8, device='cuda')"
 SPAWNED = """\
 import os, torch, torch.distributed as dist, torch.multiprocessing as mp

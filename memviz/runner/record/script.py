@@ -6,18 +6,23 @@ error is shown with its own frames only.
 
 from __future__ import annotations
 
+import ast
 import builtins
 import importlib.util
 import io
+import json
+import linecache
 import os
+import re
 import sys
 import threading
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
-from typing import Any
+from typing import Any, cast
 
 from memviz.errors import UsageError
 
@@ -28,32 +33,44 @@ _RELAYS = tuple(os.path.join("torch", name) for name in ("_ops.py", "overrides.p
 
 @dataclass(frozen=True)
 class Script:
-    code: CodeType
+    codes: tuple[CodeType, ...]
+    """One, or the cells of a notebook."""
     arguments: tuple[str, ...]
     """`sys.argv`, the script first."""
     folder: str
     """First on `sys.path`."""
     attributes: dict[str, Any] = field(default_factory=dict)
     """Attributes of the module `__main__`."""
+    skipped: tuple[str, ...] = ()
+    """Commands of Jupyter in a notebook, which do not run."""
+
+    @property
+    def is_notebook(self) -> bool:
+        return self.arguments[0].endswith(NOTEBOOK)
 
     @property
     def name(self) -> str:
         return os.path.basename(self.arguments[0])
 
-    def run(self) -> None:
+    def run(self, ended: Callable[[], None] = lambda: None) -> None:
+        """`ended` is called after each cell of a notebook."""
         module = ModuleType("__main__")
         module.__dict__.update({"__builtins__": builtins, **self.attributes})
         sys.argv[:] = self.arguments
         if not sys.flags.safe_path:
             sys.path[0] = self.folder
         sys.modules["__main__"] = module
-        exec(self.code, module.__dict__)
+        for code in self.codes:
+            try:
+                exec(code, module.__dict__)
+            finally:
+                ended()
 
-    def run_to_its_end(self) -> None:
+    def run_to_its_end(self, ended: Callable[[], None] = lambda: None) -> None:
         """Python waits for threads that are no daemons before a program is over, and so is this."""
         process = os.getpid()
         try:
-            self.run()
+            self.run(ended)
         except SystemExit:
             _wait_for_threads(process)
             raise
@@ -62,10 +79,12 @@ class Script:
     def show(self, error: BaseException) -> None:
         """Print an uncaught error as Python does, without frames before the program or of ours within it."""
         first = error.__traceback__
-        while first is not None and first.tb_frame.f_code is not self.code:
+        while first is not None and first.tb_frame.f_code not in self.codes:
             first = first.tb_next
         stripped = error.with_traceback(_without_own_frames(first or error.__traceback__))
-        sys.excepthook(type(stripped), stripped, stripped.__traceback__)
+        # Python's own hook reads the lines of files alone.
+        show = traceback.print_exception if self.is_notebook else sys.excepthook
+        show(type(stripped), stripped, stripped.__traceback__)
 
 
 def _without_own_frames(at: TracebackType | None) -> TracebackType | None:
@@ -109,11 +128,86 @@ def load_script(path: str, arguments: Sequence[str]) -> Script:
         "__package__": None,
         "__cached__": None,
     }
+    folder = str(Path(path).resolve().parent)
+    if path.endswith(NOTEBOOK):
+        cells = notebook_cells(source, path_in_full)
+        skipped = tuple(line for cell in cells for line in cell.skipped)
+        names = {"__name__": "__main__", "In": [], "Out": {}}
+        return Script(tuple(cell.code for cell in cells), (path, *arguments), folder, names, skipped)
     try:
         code = compile(source, path_in_full, "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
         raise UsageError(f"{path_in_full} is not Python: {error}.") from None
-    return Script(code, (path, *arguments), str(Path(path).resolve().parent), attributes)
+    return Script((code,), (path, *arguments), folder, attributes)
+
+
+NOTEBOOK = ".ipynb"
+_COMMAND = re.compile(r"\s*(?:[\w.,\s\[\]]+=\s*)?[%!]|\s*\?|.*\?\s*$")
+"""A line that IPython runs: a magic, a command of the shell, or a question."""
+_RUNS_ITS_CELL = ("%%time", "%%timeit", "%%capture", "%%prun")
+
+
+@dataclass(frozen=True)
+class Cell:
+    code: CodeType
+    skipped: tuple[str, ...]
+
+
+def notebook_cells(source: bytes, path: str) -> list[Cell]:
+    """Return the cells of code; line 4 of the third is `train.ipynb[3]:4`."""
+    try:
+        cells = json.loads(source)["cells"]
+        texts = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    except (ValueError, LookupError, TypeError) as error:
+        raise UsageError(f"{path} is no notebook of version 4 ({type(error).__name__}: {error}).") from None
+    return [_cell(text, f"{path}[{number}]", number) for number, text in enumerate(texts, 1)]
+
+
+def _cell(text: str, name: str, number: int) -> Cell:
+    """Compile a cell without what only IPython can run; its last value is shown and kept, as IPython keeps it."""
+    lines, skipped = text.splitlines(), list[str]()
+    if text.startswith("%%") and not text.startswith(_RUNS_ITS_CELL):
+        skipped, lines = lines[:1], []
+    # A line like a command may stand in a text or in parentheses: only where Python cannot read it, it is one.
+    while (tree := _parsed(lines, name)) is None:
+        at = _first_wrong(lines)
+        line = lines[at]
+        skipped.append(line)
+        assigned = line.split("%")[0].split("!")[0].partition("=")[0].strip()
+        indent = line[: len(line) - len(line.lstrip())]
+        lines[at] = f"{indent}{f'{assigned} = []' if assigned else 'pass'}"
+    linecache.cache[name] = (len(text), None, [f"{line}\n" for line in text.splitlines()], name)
+    last = tree.body[-1] if tree.body else None
+    if isinstance(last, ast.Expr):
+        show = ast.parse(f"Out[{number}] = _ = 0\nprint(repr(_)) if _ is not None else None").body
+        keep = cast("ast.Assign", show[0])
+        keep.value = last.value
+        for statement in show:
+            for node in ast.walk(statement):
+                if node is not last.value and hasattr(node, "lineno"):
+                    ast.copy_location(node, last)
+        tree.body[-1:] = show if not text.rstrip().endswith(";") else show[:1]
+    return Cell(compile(tree, name, "exec", dont_inherit=True), tuple(line.strip() for line in skipped))
+
+
+def _parsed(lines: list[str], name: str) -> ast.Module | None:
+    """Return the syntax tree; None where it is wrong at a command."""
+    try:
+        return ast.parse("\n".join(lines), name)
+    except (SyntaxError, ValueError) as error:
+        if _COMMAND.match(lines[_first_wrong(lines)]):
+            return None
+        raise UsageError(f"{name} is not Python: {error}.") from None
+
+
+def _first_wrong(lines: list[str]) -> int:
+    try:
+        ast.parse("\n".join(lines))
+    except SyntaxError as error:
+        return min(max((error.lineno or 1) - 1, 0), len(lines) - 1)
+    except ValueError:
+        pass
+    return 0
 
 
 def load_module(name: str, arguments: Sequence[str]) -> Script:
@@ -132,7 +226,7 @@ def load_module(name: str, arguments: Sequence[str]) -> Script:
         "__package__": spec.parent,
         "__cached__": spec.cached,
     }
-    return Script(code, (path, *arguments), os.getcwd(), attributes)
+    return Script((code,), (path, *arguments), os.getcwd(), attributes)
 
 
 def _spec_of(name: str) -> ModuleSpec | None:
