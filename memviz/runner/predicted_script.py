@@ -607,7 +607,7 @@ class ScriptPrediction:
     children: Children = field(default_factory=Children)
     """Processes that the program started."""
     cells: tuple[CellPeak, ...] = ()
-    """Of a notebook, as far as it ran."""
+    """Peaks of the cells of a notebook, as far as it ran."""
     skipped: tuple[str, ...] = ()
     """Commands of Jupyter, which did not run."""
 
