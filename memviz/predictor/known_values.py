@@ -181,6 +181,17 @@ class KnownValues:
                 if tensor.is_meta:
                     self.forget(tensor)
 
+    def written_in_place(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        """Update values where the result of a functional operator is its first argument, as backward adds and fills."""
+        if not self._entries or not isinstance(out, Tensor) or not args or args[0] not in self._entries:
+            return
+        if _storage_key(out) != _storage_key(args[0]):
+            return
+        values = self.reads(func, args, kwargs) if _is_small(out) and self.all_known(args, kwargs) else None
+        self.forget(out)
+        if values is not None and fills_its_storage(out):
+            self.put(out, values)
+
     def all_known(self, args: Any, kwargs: Any) -> bool:
         return all(map(self.is_known, tensors_of((args, kwargs))))
 

@@ -152,6 +152,8 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if treatment.instead is not None:
             out = treatment.instead(func, args, kwargs)
             if out is not NotImplemented:
+                if not treatment.writes:
+                    self.recorder.host.known.written_in_place(func, args, kwargs, out)
                 return out
         if treatment.looks is not None:
             out = self.looks.answer(func, treatment, args, kwargs)
@@ -167,6 +169,8 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _result(self, func: Any, treatment: Treatment, args: Any, kwargs: Any, shapes: ShapeKey | None) -> Any:
         out = NotImplemented if treatment.shape is None else treatment.shape(func, args, kwargs)
         if out is not NotImplemented:
+            if not treatment.writes:
+                self.recorder.host.known.written_in_place(func, args, kwargs, out)
             return out
         if treatment.results is None or shapes is None:
             return self._run(func, args, kwargs)

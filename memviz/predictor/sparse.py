@@ -123,6 +123,8 @@ class Sparse:
         if indices.size(1) and not second.is_coalesced():
             rows = prod(first.shape[: second.sparse_dim()])
             first.view(rows, -1).index_add_(0, _flat(indices), values.reshape(indices.size(1), -1), alpha=alpha)
+        # One kernel adds coalesced values, which no operator here does.
+        self._recorder.host.forget_values(first)
         return first
 
     def _added(self, first: Tensor, second: Any, *, alpha: Any = 1) -> Any:
@@ -182,6 +184,7 @@ class Sparse:
         if not dense.t().is_contiguous() and dense.stride(1) != 1:
             dense.contiguous()
         del begins, columns, turned
+        self._recorder.host.forget_values(out)
         return out
 
 

@@ -193,3 +193,37 @@ def test_orthogonal_weights_are_drawn_on_the_host(shape: tuple[int, int]) -> Non
         weight = torch.nn.init.orthogonal_(torch.empty(shape))
     short = weight if shape[0] <= shape[1] else weight.t()
     torch.testing.assert_close(short @ short.t(), torch.eye(len(short)))
+
+
+READS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "index": lambda h, at: h[at],
+    "gather": lambda h, at: h.gather(0, at[:, None].expand(-1, 4)),
+    "index_select": lambda h, at: h.index_select(0, at),
+    "embedding": lambda h, at: torch.nn.functional.embedding(at, h),
+    "slice": lambda h, at: h[1:3],
+    "select": lambda h, at: h[2],
+    "diagonal": lambda h, at: h.diagonal(),
+    "unfold": lambda h, at: h.unfold(0, 2, 1),
+    "two paths": lambda h, at: h[at].sum() + (h * 3).sum(),
+    "sparse": lambda h, at: torch.sparse.mm(
+        torch.sparse_coo_tensor(at.repeat(2, 1), at.float(), (6, 6), check_invariants=False), h
+    ),
+}
+
+
+@pytest.mark.parametrize("way", READS)
+def test_a_gradient_has_its_own_values_or_none(way: str) -> None:
+    def gradient(device: str, up: Callable[[Tensor], Tensor]) -> Tensor:
+        h = torch.full((6, 4), 2.0, device=device, requires_grad=True)
+        out = READS[way](h, torch.tensor([0, 0, 3], device=device))
+        out.backward(up(out))
+        assert h.grad is not None
+        return h.grad
+
+    with PredictedDevice(A100) as device:
+        known = device.recorder.host.known
+        found = gradient("cuda", torch.ones_like)
+        values = known.of(found)
+        assert values is None or torch.equal(values, gradient("cpu", torch.ones_like))
+        unknown = gradient("cuda", lambda out: torch.rand(99, *out.shape, device="cuda").sum(0))
+        assert unknown not in known
