@@ -38,7 +38,6 @@ _HOW_MANY = "VALUE is how many there are."
 _REMEDIES = {
     "bincount": f"{_HOW_MANY} Or give it minlength: values are taken to lie below.",
     "repeat_interleave": f"{_HOW_MANY} Or give it output_size, and its shape is known.",
-    **dict.fromkeys(("_unique2", "unique_consecutive", "unique_dim", "unique_dim_consecutive"), _HOW_MANY),
 }
 _NAMES = {
     "_local_scalar_dense": "a decision, an index or a number taken from a tensor",

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn import Parameter
+from torch.nn.parameter import UninitializedParameter
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -479,6 +480,9 @@ class ModelMove:
                 for name, parameter in module._parameters.items():
                     if parameter is not None:
                         placed = module._parameters[name] = self._placed(parameter)
+                        if isinstance(placed, UninitializedParameter):
+                            # It has no memory, and takes no hooks, before the module is first called.
+                            continue
                         recorder.position.own(placed, path)
                         recorder.watch(placed)
                 for name, buffer in module._buffers.items():

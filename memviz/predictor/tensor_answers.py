@@ -408,18 +408,22 @@ def _nested(shape: Any, numbers: Iterator[Any]) -> Any:
 
 
 def result_of_unknown_length(func: Any, args: Any, kwargs: Any, assumptions: Assumptions) -> Any:
-    """Return results as tensors without data, or NotImplemented without a stated length or minlength."""
+    """Return results as tensors without data, or NotImplemented where their length is not stated and has no bound."""
     make = _SHAPES_OF_LENGTH.get(func)
     if make is None:
         return NotImplemented
     arguments = {**dict(zip((one.name for one in func._schema.arguments), args, strict=False)), **kwargs}
     length = assumptions.stated_answer()
     if length is NOT_STATED:
-        least = arguments.get("minlength", 0)
-        if not least:
+        if make is _unique:
+            tensor, dim = arguments["self"], arguments.get("dim")
+            assumptions.state("values that are not computed are taken to be all different")
+            length = tensor.numel() if dim is None else tensor.size(dim)
+        elif arguments.get("minlength", 0):
+            assumptions.state("values that are not computed are taken to be below minlength where they are counted")
+            length = arguments["minlength"]
+        else:
             return NotImplemented
-        assumptions.state("values that are not computed are taken to be below minlength where they are counted")
-        length = least
     if type(length) is not int or length < 0:
         raise UsageError(f"--assume takes a whole number here, of what the result has; not {length!r}.")
     return make(length, **arguments)

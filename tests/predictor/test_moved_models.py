@@ -66,3 +66,13 @@ def test_a_tensor_is_laid_out_on_its_way() -> None:
         assert torch.zeros(2, 3, 4, 4).cuda(memory_format=LAST).is_contiguous(memory_format=LAST)
         assert torch.zeros(2, 3, 4, 4).contiguous(memory_format=LAST).cuda().is_contiguous(memory_format=LAST)
         assert torch.zeros(2, 3, 4, 4).cuda().is_contiguous()
+
+
+def test_a_lazy_layer_gets_its_weights_where_it_was_moved() -> None:
+    with PredictedDevice(A100) as device:
+        model = nn.Sequential(nn.LazyConv2d(8, 3), nn.LazyBatchNorm2d(), nn.Flatten(), nn.LazyLinear(4)).to("cuda")
+        # The number of batches that the norm has seen.
+        assert device.allocated_bytes == 512
+        model(torch.zeros(2, 3, 8, 8, device="cuda")).sum().backward()
+        assert all(weight.is_cuda and weight.grad is not None for weight in model.parameters())
+        assert model[3].weight.shape == (4, 8 * 6 * 6)

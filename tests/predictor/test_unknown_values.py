@@ -36,8 +36,6 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "a count is an index": lambda: [1, 2][there(dtype=WHOLE).item()],
     "an index": lambda: [1, 2][there(dtype=WHOLE)],
     "range": lambda: range(there(dtype=WHOLE)),
-    "unique": lambda: there(3).unique(),
-    "unique on the host": lambda: there(3).cpu().unique(),
     "bincount": lambda: torch.bincount(there(3, dtype=WHOLE)),
     "repeat_interleave": lambda: there(3).repeat_interleave(there(3, dtype=WHOLE)),
     "one_hot": lambda: functional.one_hot(there(3, dtype=WHOLE)),
@@ -91,6 +89,7 @@ def test_a_number_may_be_shown_and_added_up_and_that_is_stated(where: str) -> No
 DECIDES = "a number that is not computed decides here, as if it were 1.0"
 WHOLE_SLICE = "a slice up to a number that is not computed is taken whole"
 FIRST = "taken to be the first"
+DIFFERENT = "values that are not computed are taken to be all different"
 FINITE = "numbers that nobody computes are taken to be finite"
 EVERYWHERE = "a mask that is not computed is taken to be true everywhere"
 TRUE = "a condition that is not computed is taken to be True"
@@ -130,6 +129,8 @@ NATURAL: dict[str, tuple[Callable[[], Any], Any, str]] = {
     "the best": (lambda: int(there(2, 5).topk(2).indices[0, 1]), 0, FIRST),
     "the place in a tensor": (lambda: torch.arange(3, 6)[there(3).argmax().cpu()].item(), 3, FIRST),
     "a row of the best": (lambda: there(3, 4)[there(3).argmax()].shape, (4,), FIRST),
+    "unique": (lambda: [tuple(one.shape) for one in there(3).unique(return_counts=True)], [(3,), (3,)], DIFFERENT),
+    "unique rows on the host": (lambda: there(3, 2).cpu().unique(dim=0).shape, (3, 2), DIFFERENT),
     "any": (lambda: bool((there(3) > 0.5).any()), True, TRUE),
     "any, as an item": (lambda: (there(3) > 0.5).any().item(), True, TRUE),
     "a comparison of the host": (lambda: bool(there().cpu() < 3), True, TRUE),
