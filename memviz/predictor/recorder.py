@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn import Parameter
-from torch.nn.parameter import UninitializedParameter
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -486,7 +486,9 @@ class ModelMove:
                         recorder.position.own(placed, path)
                         recorder.watch(placed)
                 for name, buffer in module._buffers.items():
-                    if buffer is not None and not _is_there(recorder, buffer):
+                    if isinstance(buffer, UninitializedBuffer):
+                        module._buffers[name] = self._convert(buffer)
+                    elif buffer is not None and not _is_there(recorder, buffer):
                         with without_functions():
                             module._buffers[name] = _copied(buffer, self._wanted)
         finally:
