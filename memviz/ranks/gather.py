@@ -264,9 +264,7 @@ def _our_code(client: Any) -> Iterator[None]:
     name = f"memviz-{digest}"
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{name}.zip"
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
-            for file, content in files:
-                packed.writestr(file, content)
+        _pack(path, files)
         try:
             client.register_plugin(UploadFile(str(path)), name=name)
         except Exception as error:
@@ -277,6 +275,12 @@ def _our_code(client: Any) -> Iterator[None]:
     finally:
         with suppress(Exception):
             client.unregister_worker_plugin(name)
+
+
+def _pack(path: Path, files: Sequence[tuple[str, bytes]]) -> None:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
+        for name, content in files:
+            packed.writestr(name, content)
 
 
 def _installed(parts: Sequence[str], digest: str) -> bool:
