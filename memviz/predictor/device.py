@@ -106,14 +106,12 @@ class PredictedDevice:
         self.rank = rank
         self.platform = platform
         self._as_process = as_process
-        self._reads_environment = as_process and settings is None
+        self._from_environment = settings_from_environment(os.environ) if as_process and settings is None else None
         self.layout = Layout()
         """Process groups of the program, as seen from this rank."""
         major, minor = str(torch.__version__).split(".")[:2]
         self.release = (int(major), int(minor)) if release is None else release
-        if self._reads_environment:
-            settings = settings_from_environment(os.environ)
-        self.settings = Settings() if settings is None else settings
+        self.settings = settings or self._from_environment or Settings()
         self.torch_device = CUDA_0
         self._interner = Interner()
         memory = CardMemory(card.memory_bytes, overhead_on(card.name))
@@ -189,8 +187,8 @@ class PredictedDevice:
             operators=operators,
             children=self.children if self._as_process else None,
         )
-        if self._reads_environment:
-            begin, at_start = recorder.ledger.first_used, settings_from_environment(os.environ)
+        if (at_start := self._from_environment) is not None:
+            begin = recorder.ledger.first_used
 
             def first_used() -> None:
                 settings = settings_from_environment(os.environ)

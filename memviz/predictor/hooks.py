@@ -40,6 +40,7 @@ from memviz.predictor.cuda.machine import on_card
 from memviz.predictor.position import NO_TASK, ProgramPosition, frames
 from memviz.predictor.recorder import AllocationRecorder
 from memviz.predictor.repetition import BlockRepeater
+from memviz.predictor.saved_files import path_of
 from memviz.predictor.shapes import tensors_among
 from memviz.trace.model import Stage
 
@@ -238,20 +239,16 @@ def _run_once(func: Callable[..., Any], inputs: Any, kwargs: dict[str, Any] | No
     func(*args, **(kwargs or {}))
 
 
-def _key_of(file: Any) -> Any:
-    return os.path.abspath(os.fsdecode(file)) if isinstance(file, str | os.PathLike) else id(file)
-
-
 def _script_files(assumptions: Assumptions) -> tuple[Any, Any]:
     """Return what stands in for `torch.jit.save` and `torch.jit.load`."""
     load, saved = torch.jit.load, dict[Any, Any]()
 
     def save(obj: Any, f: Any, *_: Any, **__: Any) -> None:
         assumptions.say(_NOT_WRITTEN)
-        saved[_key_of(f)] = obj
+        saved[path_of(f) or id(f)] = obj
 
     def loaded(f: Any, map_location: Any = None, **kwargs: Any) -> Any:
-        if (kept := saved.get(_key_of(f))) is not None:
+        if (kept := saved.get(path_of(f) or id(f))) is not None:
             return kept
         if "cuda" in str(map_location):
             raise not_predicted("torch.jit.load", _INTERPRETS)
@@ -415,8 +412,12 @@ class ChildProcesses:
             self._count(text)
 
     def _count(self, command: str) -> None:
-        text = " ".join(command.split())
-        self.commands[text if len(text) <= _LONGEST_COMMAND else f"{text[:_LONGEST_COMMAND]}..."] += 1
+        self.commands[short_command(command)] += 1
+
+
+def short_command(command: str) -> str:
+    text = " ".join(command.split())
+    return text if len(text) <= _LONGEST_COMMAND else f"{text[:_LONGEST_COMMAND]}..."
 
 
 _followed: list[ChildProcesses] = []

@@ -46,7 +46,7 @@ from memviz.predictor.cuda.machine import on_card
 from memviz.predictor.device import PredictedDevice
 from memviz.predictor.estimate import Estimate, estimate_of
 from memviz.predictor.group.ranks import GroupRank, rank_of_environment
-from memviz.predictor.hooks import FOLLOWED_CHILDREN
+from memviz.predictor.hooks import FOLLOWED_CHILDREN, short_command
 from memviz.predictor.ledger import live_changes
 from memviz.predictor.position import is_installed, is_of_python
 from memviz.runner.knobs import parse_name_and_knobs
@@ -410,7 +410,6 @@ _ONLY_OWN = "which are not predicted: predict the script that they run, with --w
 _START = Path(__file__).parent / "child_start"
 _SERVANTS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 """Processes that multiprocessing starts for itself."""
-_LONGEST_COMMAND = 100
 
 
 @dataclass(frozen=True)
@@ -494,8 +493,7 @@ def command_text(argv: list[str]) -> str:
     """Return a command as people know it, without the path of Python."""
     if any("multiprocessing.spawn" in word for word in argv):
         return "a process of multiprocessing"
-    text = " ".join(" ".join((Path(argv[0]).name, *argv[1:])).split()) if argv else "python"
-    return text if len(text) <= _LONGEST_COMMAND else f"{text[:_LONGEST_COMMAND]}..."
+    return short_command(" ".join((Path(argv[0]).name, *argv[1:]))) if argv else "python"
 
 
 @contextmanager

@@ -396,7 +396,7 @@ def test_processes_on_one_card_must_fit_it_together(tmp_path: Path) -> None:
 
 
 UNKNOWN = {
-    "no Python of ours": "import os, sys\nos.system(sys.executable + ' -V > log.txt')\n",
+    "a Python that runs no program": "import os, sys\nos.system(sys.executable + ' -V > log.txt')\n",
     "isolated": f"import subprocess, sys\nsubprocess.run([sys.executable, '-I', '-c', {CHILD!r}], stderr=-3)\n",
     "killed": (
         "import subprocess, sys\n"

@@ -114,7 +114,7 @@ SCRIPTS: dict[str, tuple[str, int, dict[str, list[int]], str]] = {
         {"run.oom": [], "run": [30 * MiB]},
         "",
     ),
-    "runs out of memory in a library that tells nobody": (
+    "runs out of memory in a library that hides it": (
         "GPU.malloc(1000)\nraise RuntimeError('CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`')\n",
         1,
         {"run": [1000]},

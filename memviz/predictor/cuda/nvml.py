@@ -211,7 +211,7 @@ def _table(state: dict[str, Any]) -> Iterator[str]:
     yield line
 
 
-def main(state: dict[str, Any], arguments: list[str], write: Callable[[str], Any]) -> int:
+def main(state: dict[str, Any], arguments: list[str], write: Callable[[str], Any]) -> None:
     options = dict(argument.lstrip("-").partition("=")[::2] for argument in arguments)
     queries = [name for name in options if name.startswith("query-")]
     if queries:
@@ -223,9 +223,8 @@ def main(state: dict[str, Any], arguments: list[str], write: Callable[[str], Any
             write(f"GPU {index}: {state['name']} (UUID: {state['uuid']})\n")
     else:
         write("\n".join(_table(state)) + "\n")
-    return 0
 
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1]).parent
-    sys.exit(main(json.loads((folder / "state.json").read_text()), sys.argv[2:], sys.stdout.write))
+    main(json.loads((folder / "state.json").read_text()), sys.argv[2:], sys.stdout.write)

@@ -1,6 +1,6 @@
 """Measurements of the configurations that a search chose, on the GPUs of this machine or of Dask workers.
 
-A GPU measures one configuration at a time, since two would share its memory and speed, whoever else uses the same
+A GPU measures one configuration at a time, since two would share its memory and speed, also if others use the same
 cluster. Dask workers predict, too. A prediction does not depend on the machine, so answers are cached here like local
 ones; workers with other versions of memviz or a library are refused.
 """

@@ -169,9 +169,8 @@ def _cell(text: str, name: str, number: int) -> Cell:
     if text.startswith("%%") and not text.startswith(_RUNS_ITS_CELL):
         skipped, lines = lines[:1], []
     # A line like a command may stand in a text or in parentheses: only where Python cannot read it, it is one.
-    while (tree := _parsed(lines, name)) is None:
-        at = _first_wrong(lines)
-        line = lines[at]
+    while isinstance(tree := _parsed(lines, name), int):
+        at, line = tree, lines[tree]
         skipped.append(line)
         assigned = line.split("%")[0].split("!")[0].partition("=")[0].strip()
         indent = line[: len(line) - len(line.lstrip())]
@@ -190,24 +189,16 @@ def _cell(text: str, name: str, number: int) -> Cell:
     return Cell(compile(tree, name, "exec", dont_inherit=True), tuple(line.strip() for line in skipped))
 
 
-def _parsed(lines: list[str], name: str) -> ast.Module | None:
-    """Return the syntax tree; None where it is wrong at a command."""
+def _parsed(lines: list[str], name: str) -> ast.Module | int:
+    """Return the syntax tree, or the place of the first command, which Python cannot read."""
     try:
         return ast.parse("\n".join(lines), name)
     except (SyntaxError, ValueError) as error:
-        if _COMMAND.match(lines[_first_wrong(lines)]):
-            return None
+        line = getattr(error, "lineno", None) or 1
+        at = min(max(line - 1, 0), len(lines) - 1)
+        if _COMMAND.match(lines[at]):
+            return at
         raise UsageError(f"{name} is not Python: {error}.") from None
-
-
-def _first_wrong(lines: list[str]) -> int:
-    try:
-        ast.parse("\n".join(lines))
-    except SyntaxError as error:
-        return min(max((error.lineno or 1) - 1, 0), len(lines) - 1)
-    except ValueError:
-        pass
-    return 0
 
 
 def load_module(name: str, arguments: Sequence[str]) -> Script:
