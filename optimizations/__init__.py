@@ -62,7 +62,8 @@ class Optimization(Protocol):
 
     @property
     def claim(self) -> Literal["bitwise", "rounding", "training", "lossy"]:
-        """Equality of outputs; `training` is up to rounding for the same weights, which train differently."""
+        """Equality of outputs. `training`: up to rounding for the same weights, trained with other arithmetic.
+        `lossy`: outputs differ, or other weights are trained, as with LoRA."""
 
     @property
     def environment(self) -> Mapping[str, str]:
@@ -95,26 +96,23 @@ OPTIMIZATIONS: tuple[type[Optimization], ...] = (
     OptimizerInBackward,
     EightBitStates,
 )
-OFFERED_FIRST: tuple[type[Optimization], ...] = (
-    Checkpointing,
-    GradientAccumulation,
-    ChunkedCrossEntropy,
-    SplitFeedForward,
-    ChunkedFeedForward,
-    ActivationOffload,
-    OptimizerInBackward,
-    EightBitStates,
-    WeightOffload,
-    KvCache,
-    VaeTiling,
-    VaeSlicing,
-    Lora,
-    LayerwiseCasting,
-    WeightQuantization,
-    FlatGradients,
-    AttentionBackend,
-)
-"""Wherever people choose, in this order; what is not named here comes after them."""
+GROUPS: Mapping[str, tuple[type[Optimization], ...]] = {
+    "Activations": (
+        Checkpointing,
+        ActivationOffload,
+        SplitFeedForward,
+        ChunkedFeedForward,
+        AttentionBackend,
+        VaeTiling,
+        VaeSlicing,
+        KvCache,
+    ),
+    "Loss, batch": (ChunkedCrossEntropy, GradientAccumulation),
+    "Weights": (Lora, WeightQuantization, LayerwiseCasting, WeightOffload),
+    "Optimizer, gradients": (EightBitStates, OptimizerInBackward, FlatGradients),
+    "Allocator": (AllocatorSettings,),
+}
+"""Optimizations by what they save, in the order in which a form shows them. Each is in one group."""
 _PLACES = {optimization.name: place for place, optimization in enumerate(OPTIMIZATIONS)}
 
 

@@ -16,11 +16,13 @@ from memviz.runner.knobs import described
 from memviz.runner.workloads import WORKLOADS
 from memviz.runner.workloads.own import program_rows
 from memviz.runner.workloads.transformers_model import ConfiguredModel
-from optimizations import OFFERED_FIRST, OPTIMIZATIONS
+from optimizations import GROUPS, OPTIMIZATIONS
 
 
 def listing(programs: Sequence[str] = ()) -> dict[str, Any]:
     """Return workloads, optimizations and cards; the functions of the owner's `programs` come before the presets."""
+    shown = [(kind, group) for group, kinds in GROUPS.items() for kind in kinds]
+    groups = {kind: (place, group) for place, (kind, group) in enumerate(shown)}
     return {
         "workloads": [
             *(row for file in programs for row in program_rows(file)),
@@ -34,7 +36,11 @@ def listing(programs: Sequence[str] = ()) -> dict[str, Any]:
                 "only_on": getattr(kind, "only_on", ""),
                 "claim": kind().claim,
                 "not_with": dict(kind.not_with),
-                "offered": OFFERED_FIRST.index(kind) if kind in OFFERED_FIRST else len(OFFERED_FIRST),
+                "needs_optimizer": getattr(kind, "needs_optimizer", False),
+                "needs_cache": getattr(kind, "needs_cache", False),
+                "group": groups[kind][1],
+                # The place in the form.
+                "offered": groups[kind][0],
             }
             for kind in OPTIMIZATIONS
         ],

@@ -1,7 +1,8 @@
 """Prices of optimizations: what each would change if it alone were switched, as predictions relative to a base.
 
 A page lists them without PyTorch in its own process: `price_requests` names the predictions, workers make them, and
-`price_of` compares two runs. Prices of the presets are in `prices.json`, made by `python -m memviz.runner.prices`.
+`price_of` compares two runs. Prices of the presets are in `prices.json`, made by `python -m memviz.runner.prices`:
+all of them, those of the named presets, or in every preset those of the named optimizations.
 """
 
 from __future__ import annotations
@@ -33,8 +34,6 @@ _INFERENCE = (
     *("vae_slicing", "chunked_feed_forward", "split_feed_forward", "attention_backend"),
 )
 """Allocator settings first, since a replay of the base answers at once; then what usually saves most."""
-NEEDS_OPTIMIZER = ("eight_bit_states", "optimizer_in_backward")
-_NEEDS_CACHE = ("kv_cache",)
 _NEEDS_FROZEN_WEIGHTS = ("layerwise_casting", "weight_quantization")
 _ONE_GPU_WORDS = "one GPU only"
 _REASONS = (
@@ -144,9 +143,9 @@ def _reason_by_mode(
     name, trains = row["name"], _trains(knobs)
     if reason := reason_by_model(row, workload, ["training" if trains else "inference"]):
         return reason
-    if name in NEEDS_OPTIMIZER and base.optimizer == "none":
+    if row["needs_optimizer"] and base.optimizer == "none":
         return "needs an optimizer"
-    if name in _NEEDS_CACHE and knobs.get("cache", "true") == "false":
+    if row["needs_cache"] and knobs.get("cache", "true") == "false":
         return "needs cache=true"
     has_adapters = knobs.get("mode") == "lora" or "lora" in dict(base.optimizations)
     if name in _NEEDS_FROZEN_WEIGHTS and trains and not has_adapters and workload["name"] != "own":
@@ -304,9 +303,22 @@ def _make(names: list[str]) -> None:
 
     rows, predict = listing(), predictor_here()
     presets = dict(_presets()) if names else {}
+    named = {row["name"] for row in rows["optimizations"]} & set(names)
+
+    def predict_named(request: Request) -> Run | str:
+        chosen = dict(request.optimizations)
+        return predict(request) if not chosen or named & chosen.keys() else "not asked for"
+
     for row in rows["workloads"]:
-        if row["name"] != "config.json" and (not names or row["name"] in names):
-            presets[row["name"]] = preset_entry(row, rows, predict)
+        name = row["name"]
+        if name == "config.json" or (names and not named and name not in names):
+            continue
+        is_whole = not named or name not in presets
+        entry = preset_entry(row, rows, predict if is_whole else predict_named)
+        if not is_whole:
+            stored = {price["name"]: price for price in presets[name]["prices"] if price["name"] not in named}
+            entry["prices"] = [stored.get(price["name"], price) for price in entry["prices"]]
+        presets[name] = entry
     # One line a preset, so that a change of one is seen as one.
     lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(entry)}" for name, entry in presets.items())
     text = f'{{"libraries": {json.dumps(_releases())}, "presets": {{\n{lines}\n}}}}\n'

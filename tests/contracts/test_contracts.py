@@ -34,7 +34,8 @@ def hold(case: Case, workplace: Workplace) -> None:
         pytest.skip(f"was predicted with {made_with}, and here are {releases()}")
     known = (GOLDEN / case.name).read_text(encoding="utf-8").splitlines()
     changes = list(unified_diff(known, case.text(workplace).splitlines(), "before", "now", n=2, lineterm=""))
-    assert not changes, "\n".join(["", *changes[:MOST_LINES]])
+    again = f"If this change is meant: python -m tests.contracts {case.name}"
+    assert not changes, "\n".join([again, *changes[:MOST_LINES]])
 
 
 @each(asks_page=False)

@@ -7,15 +7,18 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
-from itertools import permutations
+from itertools import pairwise, permutations
 from typing import get_type_hints
 
 import pytest
 from torch import nn
 
-from optimizations import OPTIMIZATIONS, apply_all, check_together
+from memviz.runner import prices
+from optimizations import GROUPS, OPTIMIZATIONS, apply_all, check_together
 from optimizations.checkpointing import Checkpointing
+from tests.house.printed_code import EFFECTS
 from tests.house.repository import ROOT
+from tests.runner.output_check.test_comparison import SPOILED
 
 each_class = pytest.mark.parametrize("kind", OPTIMIZATIONS, ids=lambda kind: kind.name)
 
@@ -38,32 +41,36 @@ class Noted:
 
 def test_the_order_is_fixed_whatever_order_they_are_given_in():
     names = [kind.name for kind in OPTIMIZATIONS]
-    assert names == [
-        "allocator_settings",
-        "attention_backend",
-        "lora",
-        "chunked_cross_entropy",
-        "split_feed_forward",
-        "chunked_feed_forward",
-        "vae_slicing",
-        "vae_tiling",
-        "kv_cache",
-        "weight_quantization",
-        "layerwise_casting",
-        "weight_offload",
-        "checkpointing",
-        "activation_offload",
-        "gradient_accumulation",
-        "flat_gradients",
-        "optimizer_in_backward",
-        "eight_bit_states",
-    ]
+    assert len(set(names)) == len(names)
+    phases = (
+        ("allocator_settings",),
+        ("lora", "split_feed_forward", "chunked_feed_forward", "vae_slicing", "vae_tiling"),
+        ("weight_quantization", "layerwise_casting"),
+        ("weight_offload", "checkpointing"),
+        ("flat_gradients", "optimizer_in_backward", "eight_bit_states"),
+    )
+    places = [[names.index(name) for name in phase] for phase in phases]
+    assert all(max(earlier) < min(later) for earlier, later in pairwise(places))
     for given in permutations(["users_own", "checkpointing", "attention_backend", "flat_gradients"]):
         notes: list[str] = []
         undo = apply_all(nn.Linear(1, 1), [Noted(name, notes) for name in given])
         undo()
         order = ["attention_backend", "checkpointing", "flat_gradients", "users_own"]
         assert notes == [*order, *(f"undo {name}" for name in reversed(order))]
+
+
+def test_each_has_a_row_in_every_table():
+    names = {kind.name for kind in OPTIMIZATIONS}
+    tables = {
+        "GROUPS of optimizations/__init__.py": {kind.name for kinds in GROUPS.values() for kind in kinds},
+        "EFFECTS of tests/house/printed_code.py": set(EFFECTS),
+        "SPOILED of tests/runner/output_check/test_comparison.py": set(SPOILED),
+        "the stored prices: python -m memviz.runner.prices NAME": {
+            price["name"] for price in prices._presets()["feed_forward"]["prices"]
+        },
+    }
+    assert {table: names ^ rows for table, rows in tables.items() if rows != names} == {}
+    assert sum(map(len, GROUPS.values())) == len(names)
 
 
 def test_a_refusal_half_way_undoes_what_was_applied():

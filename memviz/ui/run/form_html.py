@@ -136,23 +136,6 @@ _SET_BY_THE_WORKLOAD = ("micro_batches",)
 TERMS: Mapping[str, str] = json.loads(Path(__file__).with_name("terms.json").read_text(encoding="utf-8"))
 _LONGEST_CHIP = 32
 NO_DEVICE = "No CUDA device here: nothing can be measured."
-GROUPS: Mapping[str, Sequence[str]] = {
-    "Activations": (
-        "checkpointing",
-        "activation_offload",
-        "split_feed_forward",
-        "chunked_feed_forward",
-        "attention_backend",
-        "vae_tiling",
-        "vae_slicing",
-        "kv_cache",
-    ),
-    "Loss, batch": ("chunked_cross_entropy", "gradient_accumulation"),
-    "Weights": ("lora", "weight_quantization", "layerwise_casting", "weight_offload"),
-    "Optimizer, gradients": ("eight_bit_states", "optimizer_in_backward", "flat_gradients"),
-    "Allocator": ("allocator_settings",),
-}
-"""Optimizations by what they save. One that is in no group comes last."""
 
 
 @dataclass(frozen=True)
@@ -283,14 +266,13 @@ def _price_list(form: FormFields, listing: Mapping[str, Any], prices: PriceList)
         # What cannot be used comes last.
         order = sorted(rows, key=lambda name: 1 << 62 if (change := saved.get(name)) is None else change)
         return [head, *(_optimization(rows[name], form) for name in order), idle]
-    grouped = {name for names in GROUPS.values() for name in names}
-    groups = {**GROUPS, "Others": [name for name in rows if name not in grouped]}
-    parts = [head]
-    for title, names in groups.items():
-        members = [_optimization(rows[name], form) for name in names if name in rows]
-        if members:
-            parts.append(tag("fieldset", tag("legend", title), *members, class_="mv-price-group"))
-    return [*parts, idle]
+    groups: dict[str, list[Html]] = {}
+    for row in sorted(rows.values(), key=lambda row: int(row["offered"])):
+        groups.setdefault(row["group"], []).append(_optimization(row, form))
+    fieldsets = (
+        tag("fieldset", tag("legend", title), *members, class_="mv-price-group") for title, members in groups.items()
+    )
+    return [head, *fieldsets, idle]
 
 
 def config_field_html(text: str) -> Html:

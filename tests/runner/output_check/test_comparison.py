@@ -292,7 +292,7 @@ def spoil_gradients(add: Function) -> Function:
 
 
 VAES = ("AutoencoderKL", "AutoencoderKLLTXVideo", "AutoencoderKLWan")
-EFFECTS: dict[str, dict[str, Callable[[Function], Function]]] = {
+SPOILED: dict[str, dict[str, Callable[[Function], Function]]] = {
     "allocator_settings": {},
     "attention_backend": {"torch.nn.functional.scaled_dot_product_attention": spoil_other_kernels},
     "lora": {"optimizations.lora.Adapted.forward": spoil},
@@ -330,7 +330,7 @@ def results(check: Any) -> dict[str, Any]:
 def shows(check: Any, name: str, patch: pytest.MonkeyPatch) -> bool:
     """Return True if the results differ once the effect is spoiled."""
     plain = results(check)
-    for path, spoiling in EFFECTS[name].items():
+    for path, spoiling in SPOILED[name].items():
         patch.setattr(path, spoiling(resolve_name(path)))
     ours = results(check)
     patch.undo()

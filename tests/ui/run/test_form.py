@@ -53,7 +53,7 @@ def knob(name: str, default: Any, type: str = "int", choices: tuple[Any, ...] = 
 
 def optimization(name: str, *knobs: dict[str, Any], needs: str = "any", **not_with: str) -> dict[str, Any]:
     row = {"name": name, "title": name.capitalize(), "sentence": f"Does {name}.", "claim": "bitwise"}
-    return {**row, "needs": needs, "not_with": not_with, "offered": 0, "knobs": list(knobs)}
+    return {**row, "needs": needs, "not_with": not_with, "group": "Weights", "offered": 0, "knobs": list(knobs)}
 
 
 LISTING: dict[str, Any] = {
