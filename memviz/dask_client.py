@@ -26,7 +26,7 @@ def dask_client(address: str) -> Iterator[Any]:
     try:
         # A client would wait forever for a scheduler that is silent. A thread of its own has no event loop yet.
         with ThreadPoolExecutor(1) as own_thread:
-            own_thread.submit(asyncio.run, _greeted(address)).result()
+            own_thread.submit(asyncio.run, _check_reachable(address)).result()
         client = Client(address, timeout=_ANSWERS_WITHIN_SECONDS, set_as_default=False)
     except (OSError, ValueError, TimeoutError) as error:
         is_silent = isinstance(error, TimeoutError) and not str(error)
@@ -43,7 +43,7 @@ def dask_client(address: str) -> Iterator[Any]:
         client.close()
 
 
-async def _greeted(address: str) -> None:
+async def _check_reachable(address: str) -> None:
     from distributed.comm import connect
     from distributed.security import Security
 

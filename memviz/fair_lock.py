@@ -52,13 +52,13 @@ class FairLock:
     def wait(
         self, turn: Turn, tell: Callable[[int], None] | None = None, give_up: Callable[[], bool] | None = None
     ) -> bool:
-        self.stand_in(turn)
+        self.enqueue(turn)
         told = -1
         while give_up is None or not give_up():
             with self._changed:
-                if self._enters(turn):
+                if self._try_enter(turn):
                     return True
-                before = self._before(turn)
+                before = self._turns_before(turn)
                 if before == told or tell is None:
                     self._changed.wait(_ASKED_EVERY_SECONDS if give_up else None)
                     continue
@@ -66,16 +66,16 @@ class FairLock:
             told = before
         return False
 
-    def stand_in(self, turn: Turn) -> None:
-        """Queue the turn without waiting, for callers that poll `has_come`. A queued turn keeps its place."""
+    def enqueue(self, turn: Turn) -> None:
+        """Queue the turn without waiting, for callers that poll `try_enter`. A queued turn keeps its place."""
         with self._changed:
             waiting = self._ring.setdefault(turn.key, [])
             if turn not in waiting:
                 waiting.append(turn)
 
-    def has_come(self, turn: Turn) -> bool:
+    def try_enter(self, turn: Turn) -> bool:
         with self._changed:
-            return self._enters(turn)
+            return self._try_enter(turn)
 
     def is_used(self) -> bool:
         """Return True if any turn is held."""
@@ -98,7 +98,7 @@ class FairLock:
                 self._dequeue(turn)
             self._changed.notify_all()
 
-    def _enters(self, turn: Turn) -> bool:
+    def _try_enter(self, turn: Turn) -> bool:
         if len(self._inside) >= self._at_once or self._ring[self._in_order()[0]][0] is not turn:
             return False
         self._dequeue(turn)
@@ -112,7 +112,7 @@ class FairLock:
         under_way = Counter(turn.key for turn in self._inside)
         return sorted(self._ring, key=under_way.__getitem__)
 
-    def _before(self, turn: Turn) -> int:
+    def _turns_before(self, turn: Turn) -> int:
         """Count the turns before this one: held ones, its owner's earlier ones, and as many of each other owner."""
         mine, owners = self._ring[turn.key].index(turn), self._in_order()
         at = owners.index(turn.key)

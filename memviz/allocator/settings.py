@@ -71,7 +71,7 @@ _OTHER_SIZES = {"pinned_max_round_threshold_mb", "pinned_max_cached_size_mb"}
 
 
 class _Reader:
-    """Walks the tokens once; `at` stands on the token read last, as in PyTorch. Gives the fields of `Settings`."""
+    """Parser of the tokens, which returns the fields of `Settings`; `at` is the token read last, as in PyTorch."""
 
     def __init__(self, text: str, release: Release) -> None:
         self.tokens: list[str] = _TOKEN.findall(re.sub(r"\s+", "", text))
@@ -92,7 +92,7 @@ class _Reader:
         return self.values
 
     def _read_large_segment_size(self) -> None:
-        """First of all, because other keys are checked against it and default to it."""
+        """Read this key first: other keys are checked against it and default to it."""
         for place, token in enumerate(self.tokens):
             if token == "large_segment_size_mb" and self._exists(token):
                 self.at = place
@@ -230,7 +230,7 @@ class _Reader:
         return self._as_whole(self._next())
 
     def _as_whole(self, token: str) -> int:
-        """C++ reads digits as far as they go, and takes a negative number around the corner."""
+        """Parse as C++ does: leading digits only, and a negative number wraps around."""
         match = _WHOLE.match(token)
         function, largest = ("stoi", 2**31 - 1) if self.strict else ("stoull", 2**64 - 1)
         if not match:
@@ -256,15 +256,15 @@ def _is_power_of_two(number: int) -> bool:
 _RELEASE = re.compile(r"[0-9]{1,2}\.[0-9]{1,2}")
 
 
-def known_release(text: str, oldest: tuple[int, int], newest: tuple[int, int]) -> tuple[int, int]:
-    """'2.6' as (2, 6)."""
+def parse_release(text: str, oldest: tuple[int, int], newest: tuple[int, int]) -> tuple[int, int]:
+    """Parse '2.6' as (2, 6); UsageError outside of these releases."""
     if not _RELEASE.fullmatch(text):
         raise UsageError(f"{text!r} is not a release; write for example 2.8.")
     major, _, minor = text.partition(".")
     release = int(major), int(minor)
     if not oldest <= release <= newest:
         first, last = (".".join(map(str, one)) for one in (oldest, newest))
-        raise UsageError(f"No rules of torch {text} are known here; they are from {first} to {last}.")
+        raise UsageError(f"torch {text} is not supported: use a release from {first} to {last}.")
     return release
 
 
@@ -324,7 +324,7 @@ class Settings:
             ("expandable_segments_reserve", self.expandable_segments_reserve),
         ]
 
-    def reserve_bytes(self, card_bytes: int) -> int:
+    def expandable_address_space(self, card_bytes: int) -> int:
         """Address space of one expandable segment on a card of this size, before whole pages."""
         full = card_bytes + card_bytes // 8
         match = _RESERVE.fullmatch(self.expandable_segments_reserve)
@@ -344,13 +344,13 @@ def parse_settings(text: str, release: Release = NEWEST) -> Settings:
 
 
 def settings_from_environment(environment: Mapping[str, str]) -> Settings:
-    """Return the settings of the variable that the newest PyTorch would read: the oldest name wins."""
+    """Return the settings of the variable that the newest PyTorch reads: of several names the oldest."""
     names = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
     return parse_settings(next((environment[name] for name in names if name in environment), ""))
 
 
 def settings_from_snapshot(recorded: Mapping[str, Any]) -> Settings:
-    """`allocator_settings` of a snapshot: the values in force, and from the raw text what it leaves out."""
+    """Return a snapshot's `allocator_settings`; values that it leaves out are parsed from its raw text."""
     raw = recorded.get("PYTORCH_CUDA_ALLOC_CONF")
     try:
         settings = parse_settings(raw) if type(raw) is str else Settings()
@@ -422,7 +422,7 @@ def _divisions_text(slots: tuple[int, ...]) -> str:
 
 
 def settings_of(trace: Trace, device: DeviceTrace) -> tuple[Settings, bool]:
-    """And whether they are inferred: pages are mapped only for segments that expand, whatever the file calls them.
+    """Return the settings, and whether they are inferred: pages are mapped only for expandable segments.
 
     Releases before 2.3 write no settings at all, and `_set_allocator_settings` can change them while a program runs.
     """
@@ -433,7 +433,7 @@ def settings_of(trace: Trace, device: DeviceTrace) -> tuple[Settings, bool]:
 
 
 def _expands(device: DeviceTrace) -> bool:
-    """All that it takes from the device in this history, or where it takes nothing, all that it has."""
+    """Return whether all segments allocated in this history are expandable, or without such, all that are live."""
     action = device.events.action
     mapped, whole = bool((action == Action.SEGMENT_MAP).any()), bool((action == Action.SEGMENT_ALLOC).any())
     if mapped or whole:

@@ -10,7 +10,7 @@ from memviz.allocator.context import OVERHEAD_BYTES, UNKNOWN
 from memviz.allocator.replay_result import Replayed, allocation_count, exactness
 from memviz.allocator.replayer import CardMemory, WhatIf
 from memviz.allocator.search import Search
-from memviz.allocator.settings import NEWEST, OLDEST, environment_text, known_release, parse_settings
+from memviz.allocator.settings import NEWEST, OLDEST, environment_text, parse_release, parse_settings
 from memviz.analysis.devices import choose_device
 from memviz.commands.command import (
     Command,
@@ -137,7 +137,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--release",
-        type=option(partial(known_release, oldest=OLDEST, newest=NEWEST)),
+        type=option(partial(parse_release, oldest=OLDEST, newest=NEWEST)),
         default=NEWEST,
         metavar="2.N",
         help="of PyTorch, whose settings they are",

@@ -223,11 +223,11 @@ def follow_compile(patches: Patches, recorder: AllocationRecorder) -> None:
 def _block_mask(recorder: AllocationRecorder, create: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Return a mask of blocks as compiled code makes it: the dense mask is never in memory."""
     recorder.assumptions.say(_BLOCKS_ALONE)
-    recorder.making_nowhere = True
+    recorder.making_on_meta = True
     try:
         mask = create(*args, **kwargs)
     finally:
-        recorder.making_nowhere = False
+        recorder.making_on_meta = False
     for name, value in vars(mask).items():
         if isinstance(value, Tensor):
             setattr(mask, name, torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cuda"))

@@ -143,7 +143,7 @@ class AllocationRecorder:
         """Rule of the next allocation."""
         self.overrides: Mapping[Any, Instead] = {}
         """Results of operators that do not run here, such as those that send something to other ranks."""
-        self.making_nowhere = False
+        self.making_on_meta = False
         """True while the program makes tensors on `meta`."""
 
     def before_op(self, treatment: Treatment, args: Any) -> None:
@@ -156,7 +156,7 @@ class AllocationRecorder:
         if position.nodes_are_new():
             self._stack = self.stacks.here(treatment.name)
             position.assign_nodes(self._stack)
-        self.uses(argument for argument in args if type(argument) is Parameter)
+        self.label_used(argument for argument in args if type(argument) is Parameter)
 
     def after_op(self, treatment: Treatment, args: Any, kwargs: Any, out: Any, shapes: ShapeKey | None = None) -> None:
         """Record the memory and the work of an operator; `shapes` of its arguments allow to reuse the count of work."""
@@ -172,7 +172,7 @@ class AllocationRecorder:
             if treatment.name in COPIES:
                 self.totals.copied(out, args)
         takes_more = treatment.uses_cublas or treatment.temporaries is not None
-        if takes_more and self._is_here(args[0] if out is None else out):
+        if takes_more and self._is_on_card(args[0] if out is None else out):
             self._allocate_by_rule(treatment, args, kwargs, out)
         self._rule = NO_RULE
 
@@ -217,7 +217,7 @@ class AllocationRecorder:
     def resized(self, storage: torch.UntypedStorage, operator: str) -> None:
         allocation = self.ledger.allocation_of(storage)
         if allocation is None or allocation.requested != storage.nbytes():
-            stack = self._describe_next(operator, Category.UNKNOWN)
+            stack = self._label_next(operator, Category.UNKNOWN)
             self.ledger.replace(storage, stack)
 
     def module_called(self, module: nn.Module) -> None:
@@ -257,12 +257,12 @@ class AllocationRecorder:
         allocation = self.ledger.allocation_of(tensor.untyped_storage())
         return None if allocation is None else allocation.number
 
-    def uses(self, parameters: Iterable[Parameter]) -> None:
+    def label_used(self, parameters: Iterable[Parameter]) -> None:
         """Label weights that an operator uses."""
         for parameter in parameters:
-            self._uses(parameter)
+            self._label_used(parameter)
 
-    def _uses(self, parameter: Parameter) -> None:
+    def _label_used(self, parameter: Parameter) -> None:
         if parameter not in self._watched:
             self.watch(parameter)
         number = self._number_of(parameter)
@@ -284,7 +284,7 @@ class AllocationRecorder:
     def label_parameters(self) -> None:
         # Weights may have got other memory, such as one of another type.
         for parameter in list(self._watched):
-            self._uses(parameter)
+            self._label_used(parameter)
 
     def close(self) -> None:
         self.ledger.closed = True
@@ -295,7 +295,7 @@ class AllocationRecorder:
     def _allocate_result(
         self, tensor: torch.Tensor, treatment: Treatment, there: list[torch.Tensor], storages: set[int], kwargs: Any
     ) -> None:
-        """Allocate one result; `there` are the operator's arguments on the device, `known` their storages."""
+        """Allocate one result; `there` are the operator's arguments on the device, `storages` theirs."""
         if tensor.layout is not torch.strided:
             raise not_predicted(name_of_operator(treatment.name), OF_SPARSE)
         storage = tensor.untyped_storage()
@@ -305,24 +305,24 @@ class AllocationRecorder:
         if storage._cdata in storages:
             # A view under another name, of memory that is not on this device.
             return
-        if self._is_nowhere(there, kwargs):
+        if self._stays_on_meta(there, kwargs):
             self.host.on_meta.add(tensor)
             return
         # Outside of models inputs come from the host so; weights are labelled by `placed`.
         comes_in = treatment.name == "_to_copy" and not there and not self.position.modules
         self.dtypes.add(tensor.dtype)
-        ledger.take(storage, self._describe_next(treatment.name, Category.INPUT if comes_in else Category.UNKNOWN))
+        ledger.take(storage, self._label_next(treatment.name, Category.INPUT if comes_in else Category.UNKNOWN))
 
-    def _is_nowhere(self, args: list[torch.Tensor], kwargs: Any) -> bool:
+    def _stays_on_meta(self, args: list[torch.Tensor], kwargs: Any) -> bool:
         """Return whether a result is a `meta` tensor for the program too, by its device or by its arguments."""
-        if self.making_nowhere:
+        if self.making_on_meta:
             return True
         nowhere = self.host.on_meta
         if not len(nowhere) or not args or kwargs.get("device") is not None:
             return False
         return all(arg in nowhere for arg in args)
 
-    def _is_here(self, out: Any) -> bool:
+    def _is_on_card(self, out: Any) -> bool:
         nowhere = self.host.on_meta
         return is_on_device(out) and not (len(nowhere) and any(tensor in nowhere for tensor in tensors_of(out)))
 
@@ -347,7 +347,7 @@ class AllocationRecorder:
 
     def allocate(self, category: Category, size: int, operator: str, place: Place | None = None) -> LiveAllocation:
         """Allocate memory that belongs to no tensor."""
-        return self.ledger.malloc(size, self._describe_next(operator, category), place)
+        return self.ledger.malloc(size, self._label_next(operator, category), place)
 
     def allocate_temporary(self, size: int, operator: str) -> None:
         """Allocate and free temporary memory by the operator's rule."""
@@ -367,7 +367,7 @@ class AllocationRecorder:
         self.operators.add(COLLECTIVES)
         self.missing[NCCL_NUMBER] = (None, None)
 
-    def _describe_next(self, operator: str, category: Category) -> int:
+    def _label_next(self, operator: str, category: Category) -> int:
         """Label the next allocation and return its stack."""
         position, columns = self.position, self.columns
         module, forward_stack, node = position.module_stack_and_node()
@@ -468,10 +468,10 @@ class ModelMove:
         self._names = {id(module): path for path, module in model.named_modules()}
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor if _is_there(self._recorder, tensor) else self._convert(tensor)
+        return tensor if _is_allocated(self._recorder, tensor) else self._convert(tensor)
 
     def apply_to(self, module: nn.Module) -> None:
-        """Move what the module itself holds."""
+        """Move the module's own parameters and buffers."""
         recorder = self._recorder
         path = self._names.get(id(module), "")
         before, recorder.placed = recorder.placed, Category.PARAMETER
@@ -488,7 +488,7 @@ class ModelMove:
                 for name, buffer in module._buffers.items():
                     if isinstance(buffer, UninitializedBuffer):
                         module._buffers[name] = self._convert(buffer)
-                    elif buffer is not None and not _is_there(recorder, buffer):
+                    elif buffer is not None and not _is_allocated(recorder, buffer):
                         with without_functions():
                             module._buffers[name] = _copied(buffer, self._wanted)
         finally:
@@ -514,10 +514,10 @@ def _converts_itself(parameter: Parameter) -> bool:
 
 
 def _moved_parameter(recorder: AllocationRecorder, parameter: Parameter, wanted: MoveTo) -> Parameter:
-    if _is_there(recorder, parameter):
+    if _is_allocated(recorder, parameter):
         return parameter
     data, gradient = _copied(parameter, wanted), parameter.grad
-    if gradient is not None and not _is_there(recorder, gradient):
+    if gradient is not None and not _is_allocated(recorder, gradient):
         gradient = _copied(gradient, wanted)
     if parameter.is_meta and not _is_wrapper(parameter):
         parameter.data = data
@@ -555,13 +555,13 @@ def swap_data(tensor: Any, data: Any) -> bool:
         tensor.__dict__, new.__dict__ = new.__dict__, tensor.__dict__
     for name, registered in hooks.items():
         setattr(tensor, name, registered)
-    if gradient is not None and _on_one_side(gradient, tensor):
+    if gradient is not None and _move_gradient(gradient, tensor):
         tensor.grad = gradient
     return True
 
 
-def _on_one_side(gradient: Any, tensor: Any) -> bool:
-    """Move a gradient to the side of its weight; torch cannot hold one on another device."""
+def _move_gradient(gradient: Any, tensor: Any) -> bool:
+    """Move a gradient to its weight's device, as torch requires, and return whether it is there."""
     if gradient.is_meta == tensor.is_meta:
         return True
     with torch.no_grad():
@@ -581,5 +581,5 @@ def _is_wrapper(tensor: torch.Tensor) -> bool:
     return bool(is_traceable_wrapper_subclass(tensor))
 
 
-def _is_there(recorder: AllocationRecorder, tensor: torch.Tensor) -> bool:
+def _is_allocated(recorder: AllocationRecorder, tensor: torch.Tensor) -> bool:
     return tensor.is_meta and recorder.ledger.allocation_of(tensor.untyped_storage()) is not None

@@ -381,7 +381,7 @@ class BlockRepeater(_Repeater):
         paths = self._recorder.position.paths_from(recorded.path)
         with without_functions():
             parameters = list(module.parameters())
-            self._recorder.uses(parameters[place] for place in recorded.used)
+            self._recorder.label_used(parameters[place] for place in recorded.used)
 
         def allocate(event: int, number: int) -> LiveAllocation | None:
             columns, ledger = self._recorder.columns, self._ledger

@@ -1,4 +1,4 @@
-"""From places of snapshots to the summary of many ranks: files are read here, on workers of Dask, or out of a table.
+"""Summarize the snapshots of many ranks, read in local processes, on Dask workers or from a table.
 
 Many files are read at once, and a file that ends its process does not stop the others. Dask workers need only Python
 and numpy: the light parts of memviz, some 200 KB, are sent with the question unless the same version is installed
@@ -127,7 +127,7 @@ def _reduce(
 def _until_killed(
     submit: Submit, places: Iterator[Place], at_once: int, killed: type[Exception], suspects: list[Place]
 ) -> Iterator[Reduced]:
-    """Yield rows of all; or until a process has ended, with the files that it may have read then in `suspects`."""
+    """Yield rows until a process is killed; the files that it may have been reading are put into `suspects`."""
     running: dict[Future[Reduced], Place] = {}
 
     def hand_out(count: int) -> None:
@@ -178,7 +178,7 @@ def reduce_here(
 
 
 def _stop(pool: ProcessPoolExecutor) -> None:
-    """At once, also where the caller went away half way through a large file.
+    """End the processes at once, even in the middle of a large file.
 
     Not by SIGTERM: a copy of this process that has not begun yet may hear it as its parent would, and go on. It would
     wait for ever then, where one that ended had its turn at the queue.
@@ -193,13 +193,13 @@ def _stop(pool: ProcessPoolExecutor) -> None:
 
 
 def _context() -> multiprocessing.context.BaseContext:
-    """A copy of this process where that is safe: it has all imports done. A process with threads is not copied."""
+    """Fork where that is safe, which saves the imports; spawn if this process has threads."""
     can_fork = sys.platform == "linux" and threading.active_count() == 1 and "torch" not in sys.modules
     return multiprocessing.get_context("fork" if can_fork else "spawn")
 
 
 def _begin() -> None:
-    """Ctrl-C reaches every process of a terminal; the parent reports it and ends the others."""
+    """Initialize a worker: Ctrl-C reaches all processes of a terminal, and the parent handles it for them."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -233,7 +233,7 @@ def reduce_on_dask(
 ) -> Iterator[Reduced]:
     if not places:
         return
-    with dask_client(address) as client, _our_code(client):
+    with dask_client(address) as client, _memviz_on_workers(client):
         from distributed.scheduler import KilledWorker
 
         executor, there = client.get_executor(pure=False), by_value(task)
@@ -252,13 +252,13 @@ def reduce_on_dask(
 
 
 @contextmanager
-def _our_code(client: Any) -> Iterator[None]:
-    """Send the light parts of memviz to every worker, also to later ones; unless they have the same already."""
+def _memviz_on_workers(client: Any) -> Iterator[None]:
+    """Send the parts without heavy dependencies to current and later workers, unless all have the same code."""
     from distributed.diagnostics.plugin import UploadFile
 
     files = _light_files()
     digest = hashlib.sha256(b"".join(content for _, content in files)).hexdigest()[:16]
-    if all(client.run(by_value(_installed), _PARTS, digest).values()):
+    if all(client.run(by_value(_has_same_code), _PARTS, digest).values()):
         yield
         return
     name = f"memviz-{digest}"
@@ -283,8 +283,8 @@ def _pack(path: Path, files: Sequence[tuple[str, bytes]]) -> None:
             packed.writestr(name, content)
 
 
-def _installed(parts: Sequence[str], digest: str) -> bool:
-    """On a worker: whether what is installed there is what would be sent. Travels as code, as `read_rank` does."""
+def _has_same_code(parts: Sequence[str], digest: str) -> bool:
+    """Return, on a worker, whether its installed memviz equals the one to send. Sent as code, like `read_rank`."""
     import hashlib
     import importlib.util
     from pathlib import Path

@@ -26,7 +26,7 @@ class KindBytes:
 
     @property
     def words(self) -> str:
-        """'probably parameter', where most of it is no more than that."""
+        """The category; 'probably parameter' where most bytes are only probable."""
         return f"probably {self.kind}" if 2 * self.probable_bytes > self.bytes else self.kind
 
 
@@ -63,8 +63,8 @@ class Curve:
     """The highest of each column, part after part. The largest of all is the peak."""
 
     @property
-    def highest(self) -> tuple[tuple[StepPart, int], ...]:
-        """Each part with its highest value."""
+    def peaks_by_part(self) -> tuple[tuple[StepPart, int], ...]:
+        """Return each part with its peak."""
         spans = (self.live[begin : begin + self.columns] for begin in range(0, len(self.live), self.columns))
         return tuple((part, max(span)) for part, span in zip(self.parts, spans, strict=True))
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 
 from memviz.allocator.blocks import Platform
 from memviz.allocator.context import DEFAULT_CARD, context_on
-from memviz.allocator.settings import known_release
+from memviz.allocator.settings import parse_release
 from memviz.errors import TraceError, UsageError
 from memviz.predictor.cards import memory_args
 from memviz.predictor.expected_error import ExpectedError, Fit
@@ -114,7 +114,7 @@ ALLOCATOR_SETTINGS = "allocator_settings"
 
 def release_of(text: str) -> tuple[int, int] | None:
     """'2.6' as (2, 6); nothing is the installed one."""
-    return known_release(text, _OLDEST, _NEWEST) if text else None
+    return parse_release(text, _OLDEST, _NEWEST) if text else None
 
 
 def load_of(conversion: str) -> Load:

@@ -87,7 +87,7 @@ def layered_steps(facts: Facts, around: int | None = None) -> tuple[LayeredStep,
 def saved_for_backward(facts: Facts, forward: PhaseSpan, backward: PhaseSpan | None) -> Ints8:
     """Rows of a forward, live when its backward begins and freed within it, or live at the earlier end of the trace."""
     rows, last_event = facts.rows, facts.count - 1
-    begin, end = (backward.first, backward.last) if backward else (_stops_at(facts, forward), last_event)
+    begin, end = (backward.first, backward.last) if backward else (_end_without_backward(facts, forward), last_event)
     end += end == last_event
     first, last = np.searchsorted(rows.start, [forward.first, begin])
     allocated = np.arange(first, last)
@@ -95,7 +95,7 @@ def saved_for_backward(facts: Facts, forward: PhaseSpan, backward: PhaseSpan | N
     return allocated[is_saved & np.isin(facts.purposes.category[allocated], _KEPT)]
 
 
-def _stops_at(facts: Facts, forward: PhaseSpan) -> int:
+def _end_without_backward(facts: Facts, forward: PhaseSpan) -> int:
     """The event at which a forward ends that no backward follows: a request fails, or the recording ends."""
     failed = facts.failed_events[facts.failed_events >= forward.first]
     return int(failed[0]) if len(failed) else facts.count - 1
@@ -103,7 +103,7 @@ def _stops_at(facts: Facts, forward: PhaseSpan) -> int:
 
 def _layers(facts: Facts, forward: PhaseSpan, backward: PhaseSpan | None) -> tuple[Layer, ...]:
     rows, saved = facts.rows, saved_for_backward(facts, forward, backward)
-    past = backward.first if backward else _stops_at(facts, forward) + 1
+    past = backward.first if backward else _end_without_backward(facts, forward) + 1
     first, last = np.searchsorted(rows.start, [forward.first, past])
     allocated = np.arange(first, last)
     count, of_layers = _repeated(facts, saved)

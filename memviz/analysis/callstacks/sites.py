@@ -177,7 +177,7 @@ def is_in_stack(stacks: Stacks, frames: Bools) -> Bools:
 
 
 def last_in_stack(stacks: Stacks, frames: Bools) -> Ints8:
-    """The same for the outermost one."""
+    """For each stack the place of its outermost frame among these; NOWHERE for none."""
     return last_place(stacks, frames[stacks.indices])
 
 
@@ -286,7 +286,7 @@ def _site_frames(trace: Trace) -> Ints4:
 
 
 def site_of_frame(trace: Trace, frame: int) -> Site:
-    """One frame as a site, without a label: that needs to know the other files of the trace."""
+    """Return one frame as a site, without a label, which depends on the other files of the trace."""
     frames, kind = trace.stacks.frames, FrameKind(frame_kinds(trace)[frame])
     name = trace.strings[frames.name[frame]]
     if _SITE_KIND[kind] is SiteKind.NATIVE:
@@ -320,7 +320,7 @@ def short_native(name: str) -> str:
 
 
 def shortest_tails(paths: Iterable[str]) -> dict[str, str]:
-    """For each path as few of its last parts as no other path ends with; the whole one where that cannot be."""
+    """Map each path to its shortest ending that no other path has; to itself if there is none."""
     parts = {path: [part for part in path.split("/") if part] for path in paths}
     tails: dict[str, str] = {}
     waiting, depth = sorted(parts), 1

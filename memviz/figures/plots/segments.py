@@ -47,7 +47,7 @@ class _Places:
 
 @dataclass(frozen=True)
 class _Layer:
-    """Tiles of one look."""
+    """Tiles with the same colour and line."""
 
     name: str
     tiles: Ints8

@@ -128,7 +128,7 @@ class MemoryFunctions:
         return self.report.free_bytes(self._ledger.allocator), self.device.card.memory_bytes
 
     def stats(self) -> dict[str, Any]:
-        """Nested, as C++ hands it over."""
+        """Return the statistics, nested as torch's C++ function returns them."""
         nested: dict[str, Any] = {}
         for name, figure in self.device.memory_stats().items():
             *path, last = name.split(".")
@@ -262,7 +262,7 @@ class MemoryHistory:
     def snapshot(self, pool: Any = None) -> dict[str, Any]:
         """Return a snapshot; late releases append to the two numbers of a pool whether to include the history."""
         made = {"external_annotations": [], **snapshot_dict(self._trace_of(self._part()))}
-        self._note()
+        self._note_snapshot()
         chosen = _ALL_POOLS if pool is None else tuple(pool)[:2]
         if chosen != _ALL_POOLS:
             made["segments"] = [row for row in made["segments"] if tuple(row["segment_pool_id"]) == chosen]
@@ -275,9 +275,9 @@ class MemoryHistory:
         self.windows.append(
             HistoryWindow(os.fspath(filename), len(part.events), *peaks_within(self._ledger, part.events))
         )
-        self._note()
+        self._note_snapshot()
 
-    def _note(self) -> None:
+    def _note_snapshot(self) -> None:
         # torch records that a snapshot was taken.
         if self.is_on:
             self._ledger.note(Action.SNAPSHOT, self._ledger.allocator.statistics.active_bytes.current[0])

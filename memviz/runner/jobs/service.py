@@ -495,7 +495,7 @@ class Scheduler(Jobs[Order, OrderStatus]):
             if not order.status.is_over:
                 # Queued here, not in its thread: orders are served as they were placed, whichever thread begins first.
                 order.place = self.line.of(owner)
-                self.line.stand_in(order.place)
+                self.line.enqueue(order.place)
             self._start(order, self._carry_out)
         for replaced in own if replaces else ():
             self.leave(replaced.status.id)

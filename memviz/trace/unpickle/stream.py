@@ -49,7 +49,7 @@ class PickleStream:
         self._left_in_frame = 0
 
     def read(self) -> list[Piece]:
-        """At least one byte unless the file has ended. Pieces, so that whoever joins them copies them once."""
+        """Return at least one byte until the file ends. They are pieces, so that joining copies each byte once."""
         pieces: list[Piece] = []
         size = 0
         while size < WINDOW // 2:

@@ -30,7 +30,7 @@ def side_of(letter: str, opened: Opened, trace: Trace, device: DeviceTrace) -> S
 
 
 def sides_of(context: Context, session: Session) -> tuple[Side, ...]:
-    """The baseline first; what was closed to make room is left out."""
+    """Return the compared traces, the baseline first; traces closed since are left out."""
     pairs = [(opened, context.of(opened)) for opened in map(session.of, session.compared)]
     known = [(opened, pair) for opened, pair in pairs if opened is not None and pair is not None]
     return tuple(side_of(letter, opened, *pair) for letter, (opened, pair) in zip(LETTERS, known, strict=False))
@@ -93,7 +93,7 @@ OpenSample = Callable[[Session, str], Session | None]
 
 
 def compare_query(sides: tuple[Side, ...], state: CompareState) -> str:
-    """Only what differs from how a comparison begins."""
+    """Return the link's parameters: those that differ from the initial state."""
     answer = {"tab": TAB, "traces": ",".join(link_name(side.opened) for side in sides)}
     other = state.number_of_other(sides)
     if other > 1:
@@ -116,7 +116,7 @@ def compare_query(sides: tuple[Side, ...], state: CompareState) -> str:
 
 
 def compare_session(session: Session, query: Mapping[str, str], open_sample: OpenSample) -> Session | None:
-    """Its traces side by side; None where one of them is not open here."""
+    """Return the session with the link's traces compared; None if one of them is not open."""
     keys: list[str] = []
     for name in query.get("traces", "").split(",")[: len(LETTERS)]:
         named_trace = find_by_link(session, name)
@@ -131,7 +131,7 @@ def compare_session(session: Session, query: Mapping[str, str], open_sample: Ope
 
 
 def compare_state_of(session: Session, query: Mapping[str, str]) -> CompareState:
-    """Parts that cannot be read are ignored."""
+    """Return the link's state; invalid parameters are ignored."""
     by, sort, other = query.get("by", ""), query.get("sort", ""), query.get("other", "")
     place = LETTERS.find(other) if len(other) == 1 else -1
     return CompareState(

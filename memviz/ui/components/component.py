@@ -92,7 +92,7 @@ def served(answer: Callable[[Request], Answer]) -> Callable[[Any], Answer]:
 def requested_trace(find: Find, request: Mapping[str, Any]) -> tuple[Trace, DeviceTrace]:
     pair = find(str(request.get("key", "")))
     if pair is None:
-        raise UsageError("This trace is not open any more.")
+        raise UsageError("This trace is no longer open.")
     return pair
 
 

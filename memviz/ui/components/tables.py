@@ -125,5 +125,5 @@ def _sides(find: Find, request: Request) -> list[Pair]:
     pairs = [find(str(key)) for key in keys[:_MOST_SIDES]] if isinstance(keys, list) else []
     sides = [pair for pair in pairs if pair is not None]
     if not sides or len(sides) != len(pairs):
-        raise UsageError("One of these traces is not open any more.")
+        raise UsageError("One of these traces is no longer open.")
     return sides

@@ -42,7 +42,7 @@ CATEGORIES = Paint("category", {kind: shades_of(kind) for kind in KINDS})
 
 
 def colours_of(trace: Trace, device: DeviceTrace, meaning: str) -> Colouring:
-    """The timeline's own, made once. What a browser wants may be anything."""
+    """Return the timeline's cached colours; an unknown `meaning` from the browser gets the default."""
     return cached_colouring(trace, device, meaning if meaning in MEANINGS else "category")
 
 
@@ -78,14 +78,14 @@ class Measure:
         return exact(value) if self.kind == "bytes" else f"{count_text(value)} B × events"
 
     @property
-    def cell(self) -> Measure:
-        """The measure for the column of bytes, which a table of counts has as well."""
+    def of_bytes_column(self) -> Measure:
+        """Measure of the bytes column, which a table of counts has too."""
         return BYTES if self.kind == "count" else self
 
     def html(self, value: int) -> Html:
         return tag("span", self.text(value), title=self.exact(value))
 
-    def share_of(self, group: Group) -> int:
+    def bar_value(self, group: Group) -> int:
         """Return the value that a group's bar and its share are drawn from."""
         return group.count if self.kind == "count" else group.bytes
 
@@ -108,7 +108,7 @@ def weights_by_lifetime(device: DeviceTrace, span: tuple[int, int], colours: Col
 
 
 def recoloured(weights: WeightedRows, colours: Colouring) -> WeightedRows:
-    """The same, counted as what other colours mean."""
+    """Return the same rows grouped by other colours."""
     return WeightedRows(weights.rows, weights.weight, colours.group[weights.rows], colours.labels)
 
 
@@ -137,14 +137,14 @@ def head_html(state: ExploreState, moment: Html | str = "", facts: Html | str = 
 
 
 def moment_total_html(event: int, live: Total, *, of_range: bool = False, is_still: bool = False) -> Html:
-    """Which moment everything below answers for."""
+    """Return the line with the moment that the tables show."""
     which = "live at the range’s peak, " if of_range else ""
     text = f"{which}{when(event, is_still=is_still)} · {allocations(live.count)} · "
     return tag("p", text, rounded(live.bytes), class_="mv-moment", aria_live="polite")
 
 
 def lifetime_total_html(span: tuple[int, int], weights: WeightedRows, measure: Measure) -> Html:
-    """Bytes × lifetime answer for a range, or for the whole trace."""
+    """Return the total of bytes × lifetime over a range or the whole trace."""
     text = f"events {count_text(max(span[0], 0))} to {count_text(span[1])} · {allocations(len(weights.rows))} · "
     mean = measure.html(int(weights.weight.sum()))
     return tag("p", text, mean, " on average", class_="mv-moment", aria_live="polite")
@@ -181,15 +181,15 @@ def table_html(
         return tag("p", "Nothing is live here.", class_="mv-soft")
     by, groups = breakdown.groups.by, ordered(breakdown, state.sort, is_rising=state.is_rising)
     shown = groups[: MOST_ROWS if state.is_long else FEW_ROWS]
-    largest = max((look.measure.share_of(group) for group in breakdown.groups.groups), default=0)
+    largest = max((look.measure.bar_value(group) for group in breakdown.groups.groups), default=0)
     rows = [_row(group, breakdown, look, largest=largest) for group in shown]
     rest = groups[len(shown) :]
     if rest:
         label = f"everything else, {count_text(len(rest))} more"
         name = label if state.is_long else button(label, "more", "mv-link")
         size, count = sum(group.bytes for group in rest), sum(group.count for group in rest)
-        share = percent_text(sum(map(look.measure.share_of, rest)), _total_of(breakdown, look.measure))
-        rows.append(_sum_row(name, count, look.measure.cell.html(size), share, by))
+        share = percent_text(sum(map(look.measure.bar_value, rest)), _total_of(breakdown, look.measure))
+        rows.append(_sum_row(name, count, look.measure.of_bytes_column.html(size), share, by))
     return tag(
         "table",
         tag("thead", tag("tr", *_heads(by, state, breakdown, look.measure))),
@@ -200,7 +200,7 @@ def table_html(
 
 
 def ordered(breakdown: Breakdown, sort: str, *, is_rising: bool) -> list[Group]:
-    """Equal ones by their bytes, then by name."""
+    """Return sorted groups; equal ones by bytes, then by name."""
     groups = sorted(breakdown.groups.groups, key=lambda group: (-group.bytes, group.label, group.key))
     keys = {
         "name": lambda group: group.label.lower(),
@@ -243,14 +243,14 @@ def _row(group: Group, breakdown: Breakdown, look: TableLook, *, largest: int) -
     cells = [tag("td", first, name_html(group.label, breakdown.groups.by))]
     if not by_category:
         cells.append(tag("td", category_html(mostly, group.bytes, has_swatch=is_category), class_="mv-wide"))
-    measure, share = look.measure, look.measure.share_of(group)
+    measure, share = look.measure, look.measure.bar_value(group)
     bar = f"width:{100 * share / max(largest, 1):.2f}%;{look.paint.style(colour.kind)}"
     return tag(
         "tr",
         *cells,
         tag("td", tag("i", class_="mv-kind", style=bar), class_="mv-bar mv-wide"),
         number(count_text(group.count)),
-        number(measure.cell.html(group.bytes)),
+        number(measure.of_bytes_column.html(group.bytes)),
         number(percent_text(share, _total_of(breakdown, measure)), more="mv-soft mv-wide"),
         **lights(breakdown.groups.by, group.key),
     )
@@ -289,7 +289,7 @@ def lights(by: str, key: str) -> dict[str, str]:
 
 
 def category_html(mostly: Dominant, total: int, *, has_swatch: bool = True) -> Html:
-    """With its share, unless that reads 100 %."""
+    """Return the category, with its share unless that reads 100 %."""
     share = percent_text(mostly.bytes, total)
     mixed = tag("span", f" {share}", class_="mv-soft") if share != percent_text(total, total) else ""
     probably = tag("span", "probably ", class_="mv-soft") if mostly.certainty is Certainty.PROBABLE else ""
@@ -302,7 +302,7 @@ def _total_row(breakdown: Breakdown, look: TableLook, download: dict[str, str] |
     if download is not None:
         data = {f"data_{name}": value for name, value in download.items()}
         csv = link("CSV", title="The whole table as CSV", data_csv="", **data)
-    measure = look.measure.cell
+    measure = look.measure.of_bytes_column
     # Bytes × lifetime is shown as a mean here too; the exact sum has twenty digits.
     total = measure.html(groups.bytes) if measure.kind == "lifetime" else measure.exact(groups.bytes)
     return _sum_row(joined(f"{look.total} ", csv), groups.count, total, percent_text(1, 1), groups.by)
@@ -429,7 +429,7 @@ def _cells(row: GrowthRow, spans: int, *, is_exact: bool = False) -> tuple[Html,
 
 
 def _change(count: int) -> str:
-    """The change always shows its direction in text, since color alone is not accessible."""
+    """Return the change with its sign, since colour alone is not accessible."""
     return delta_text(count) if count else "0"
 
 

@@ -121,7 +121,7 @@ def _opened(context: Context, session: Session, shown: ShownRanks, number: int) 
         return session, key
     rank = shown.job.of(number)
     if rank is None or not shown.is_given:
-        raise gr.Error("This rank is not open any more.", print_exception=False)
+        raise gr.Error("This rank is no longer open.", print_exception=False)
     try:
         opened = open_trace(context.store, trace_at(Place(rank.row.place)))
     except MemvizError as error:

@@ -24,7 +24,7 @@ def ranks_verdict_html(job: RankSummary) -> Html:
 
 
 def missing_html(job: RankSummary, *, is_open: bool) -> Html:
-    """A file that was refused is no open one, and is there all the same."""
+    """Return the note about missing ranks. Among open files a rank is not open, since its file may exist."""
     text = missing_ranks(job, "Not open here:" if is_open else "No file of")
     return tag("p", text, class_="mv-soft mv-missing") if text else Html("")
 

@@ -63,15 +63,15 @@ def _map_cell(row: Mapping[str, Any], batch: int, usable: int) -> Html:
     fits = batch <= row["largest_batch"]
     if not fits:
         title = "does not fit" if peak is None else f"does not fit: {bytes_text(peak)} without a limit"
-        return tag("td", "–" if peak is None else _short(peak), class_="mv-over", title=title)
+        return tag("td", "–" if peak is None else _gib_text(peak), class_="mv-over", title=title)
     if peak is None:
         return tag("td", "", class_="mv-within", title="fits")
     full = min(peak / usable, 1.0)
     tooltip = f"fits: {bytes_text(peak)}, {percent_text(peak, usable)} of what a process gets"
-    return tag("td", _short(peak), class_="mv-within", style=f"--mv-full:{full:.3f}", title=tooltip)
+    return tag("td", _gib_text(peak), class_="mv-within", style=f"--mv-full:{full:.3f}", title=tooltip)
 
 
-def _short(count: int) -> str:
+def _gib_text(count: int) -> str:
     gib = count / (1 << 30)
     return f"{gib:.1f}" if gib < 100 else f"{gib:,.0f}"
 
@@ -125,7 +125,7 @@ def picture_html(ways: Sequence[FitPoint], usable_bytes: int, chosen: int | None
             *points,
             class_="mv-fit-plot",
         ),
-        tag("div", *_costs(scale, ways), class_="mv-fit-costs"),
+        tag("div", *_cost_axis(scale, ways), class_="mv-fit-costs"),
         _legend(ways),
         class_="mv-fit-picture",
         aria_label=f"{len(ways)} configurations by cost and by memory; {len(front.numbers)} on the Pareto front",
@@ -151,7 +151,7 @@ def _point(number: int, point: FitPoint, scale: _Scale, on_front: bool, is_chose
 
 
 def _line(ways: Sequence[FitPoint], scale: _Scale) -> Html:
-    """Steps: between two ways of the front there is only the dearer one's memory to be had for its cost."""
+    """Draw the Pareto front as steps: between two points no configuration is better."""
     places: list[str] = []
     for point in ways:
         x, y = scale.x(cost_rank(point)), scale.y(point["peak_reserved_bytes"])
@@ -176,8 +176,8 @@ def _round_step(least: float) -> float:
     return next(float(step * power) for step in (1, 2, 5, 10) if step * power >= least)
 
 
-def _costs(scale: _Scale, ways: Sequence[FitPoint]) -> list[Html]:
-    """The cheapest and the dearest, in the words of what they are compared by."""
+def _cost_axis(scale: _Scale, ways: Sequence[FitPoint]) -> list[Html]:
+    """Return the labels of the cost axis: lowest, unit, highest."""
     in_seconds, per = ways[0]["cost"]["seconds_low"] is not None, ways[0]["cost"]["per"]
     ends = [scale.low, scale.high] if scale.high > scale.low else [scale.low]
     texts = [duration_text(round(end * 1e6)) if in_seconds else work_text(end) for end in ends]
@@ -249,7 +249,7 @@ def _point_details_html(number: int, point: Mapping[str, Any], opening: str) -> 
 
 
 def _tables(ways: Sequence[FitPoint]) -> Html:
-    """The front in words; and every way, for points may lie on each other."""
+    """Return a table of the front and one of all points, since points may overlap in the picture."""
     chosen, front = cheapest_fitting(ways), set(front_of_trials(ways).numbers)
     # Of equal cost another may take less, and then the front has that one.
     listed = front if chosen is None else front | {chosen}

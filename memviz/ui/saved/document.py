@@ -126,7 +126,7 @@ class SavedLinks:
 
 
 class Texts:
-    """Each text once, by its number: panels have many in common."""
+    """Numbered texts without duplicates: panels share many."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}

@@ -105,9 +105,9 @@ def in_turn(answer: Callable[..., Any], line: FairLock = _lock) -> Callable[...,
                 raise MemvizError(
                     f"{_MOST_OF_ONE} questions of yours wait here already. Ask again when one is answered."
                 )
-        line.stand_in(turn)
+        line.enqueue(turn)
         try:
-            while not line.has_come(turn):
+            while not line.try_enter(turn):
                 if not is_there():
                     return None
                 await asyncio.sleep(_LOOK_SECONDS)

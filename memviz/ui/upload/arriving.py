@@ -39,7 +39,7 @@ class Gate(Protocol):
 
 
 class TooMuch(Exception):
-    """More came than was announced."""
+    """More bytes arrived than announced."""
 
 
 @dataclass
@@ -81,7 +81,7 @@ class Arriving(io.BufferedIOBase):
 
     @property
     def room(self) -> int:
-        """Bytes that may still come of what was announced."""
+        """Announced bytes that have not arrived yet."""
         return self.size + self.size // 8 + _PACKED_MORE - self.arrived
 
     @property
@@ -89,15 +89,15 @@ class Arriving(io.BufferedIOBase):
         return self._ended
 
     def add(self, part: bytes, *, plain: bool = False) -> None:
-        """`plain`: as it is, also where other parts are packed.
+        """Add a part; `plain` if it is not compressed, as others may be.
 
-        TooMuch where it is more than was announced; OSError where the disk is full. Both are its end.
+        Raises TooMuch for more bytes than announced, OSError where the disk is full. Both end the upload.
         """
         with self._changed:
             if self._ended or not part:
                 return
             if len(part) > self.room or len(self._stretches) > _MOST_STRETCHES:
-                self._end("More of it came than was announced.")
+                self._end("The file is larger than announced.")
                 raise TooMuch
             try:
                 self._write(part)
@@ -233,7 +233,7 @@ class Arriving(io.BufferedIOBase):
             if self._fault:
                 raise TraceError(self._fault)
             if self.arrived < self._least:
-                raise TraceError("Less of it came than was announced.", remedy=AGAIN)
+                raise TraceError("The file is shorter than announced.", remedy=AGAIN)
             if self._kept is None or self._taken == self.arrived:
                 return b"", True
             if self._taken == self._stretches[self._stretch].end:

@@ -37,7 +37,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 def most_bytes() -> int | None:
-    """A visitor of a Space shares it with others; on a person's own machine only their own limits count."""
+    """Return the largest upload: limited on a Space, which visitors share; None elsewhere."""
     return MOST_BYTES_ON_A_SPACE if os.environ.get("SPACE_ID") else None
 
 
@@ -54,15 +54,15 @@ def routes() -> list[Route]:
 def _guarded(handler: Handler) -> Handler:
     async def answer(request: Request) -> Response:
         if not _is_same_origin(request):
-            return _refusal("Only the page itself may ask for this.", 403)
+            return _refusal("Only the page itself may send this request.", 403)
         if not await _is_authorized(request):
             return _refusal("Log in first.", 401)
         try:
             return await handler(request)
         except (UsageError, ValueError, KeyError, TypeError, RecursionError):
-            return _refusal("This is not what the page would ask.", 400)
+            return _refusal("Invalid request.", 400)
         except TooMuch:
-            return _refusal("More than was announced.", 400)
+            return _refusal("More bytes than announced.", 400)
         except OSError as error:
             return _refusal(write_failure(error), 507)
 
@@ -134,9 +134,9 @@ async def _part(request: Request) -> Response:
     reading = _reading(request)
     arriving = reading.arriving
     if int(request.headers["memviz-part"]) != reading.next_part or reading.is_receiving:
-        raise UsageError("Parts come in their order.")
+        raise UsageError("Parts must arrive in order.")
     if not 0 <= int(request.headers["content-length"]) <= arriving.room:
-        raise UsageError("More than was announced.")
+        raise UsageError("More bytes than announced.")
     reading.is_receiving = True
     try:
         reading.begin()
@@ -161,7 +161,7 @@ async def _receive(request: Request, arriving: Arriving, *, plain: bool) -> None
 async def _listen(request: Request) -> Response:
     reading, ticket = _reading(request), request.path_params["ticket"]
     if reading.has_listener:
-        raise UsageError("Somebody listens already.")
+        raise UsageError("This file already has a listener.")
     reading.use()
     messages = stream_messages(_readings(request), ticket, reading)
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}

@@ -70,7 +70,7 @@ def _name_of(replayed: Replayed, outcome: WhatIf) -> str:
 
 
 def _stops(outcome: WhatIf) -> list[dict[str, Any]]:
-    """Each place once, although several may run out there; on a card that has enough, none of what was recorded."""
+    """Return the OOM marks, one per event; none of the recording's on a card with enough memory."""
     ended = {
         outcome_side.oom.event: outcome_side
         for outcome_side in (outcome.compared_with, outcome.replayed, outcome.base)
@@ -113,7 +113,7 @@ def moment_that_matters(device: DeviceTrace, outcome: WhatIf) -> int:
 
 
 def plot_label(outcome: WhatIf, answer: str) -> str:
-    """For those who do not see it."""
+    """Return the text for screen readers."""
     peak = bytes_text(outcome.replayed.peak_reserved_bytes)
     return f"{answer} Reserved at most {peak}. The table below has the figures."
 
@@ -129,7 +129,7 @@ class MapSide:
 
 
 def map_sides(answer: Answer) -> list[MapSide]:
-    """One or two. Behind its end a replay shows nothing."""
+    """Return one or two segment maps; after its OOM a replay has none."""
     outcome = answer.what_if
     ran_out = outcome.base.oom is not None and answer.at <= outcome.base.oom.event
     left, replayed = outcome.base if ran_out else outcome.recorded, outcome.replayed

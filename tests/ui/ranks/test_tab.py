@@ -134,7 +134,7 @@ def test_a_table_that_was_brought_is_drawn_and_opens_nothing_of_its_places(
     values = draw(context, session, None)
     assert values[-1] == 3 and "Of 5 ranks" in words(values[0])
     assert "Open in Explore" not in str(values)
-    with pytest.raises(gr.Error, match="not open any more"):
+    with pytest.raises(gr.Error, match="no longer open"):
         pressed(context, session, click(act="open-rank", rank="3"))
     row = traces_html(session, context.of, context.tables.get(session.table))
     assert "ranks.parquet" in words(row) and "5 ranks" in words(row)

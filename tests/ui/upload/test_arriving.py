@@ -151,7 +151,7 @@ def test_more_than_was_announced_is_neither_unpacked_nor_kept():
     with pytest.raises(TooMuch):
         arriving.add(bytes(60_000))
     assert arriving.arrived == 60_000
-    with pytest.raises(TraceError, match="More of it came than was announced"):
+    with pytest.raises(TraceError, match="The file is larger than announced"):
         arriving.read()
 
 
@@ -194,5 +194,5 @@ def test_what_is_announced_as_large_is_not_read_before_it_can_be_that_large():
     ended = Arriving(1 << 30, packed=False, gate=gate)
     ended.add(bytes(330))
     ended.end()
-    with pytest.raises(TraceError, match="Less of it came than was announced"):
+    with pytest.raises(TraceError, match="The file is shorter than announced"):
         ended.read(1)

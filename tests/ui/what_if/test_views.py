@@ -139,7 +139,7 @@ def test_a_replay_is_found_by_its_own_name_while_it_is_kept(replays: Replays, ke
     assert replays.find(name) == (ours.trace, ours.trace.devices[0])
     assert replays.find("guess/0") is None
     assert replays.find(key) is not None
-    with pytest.raises(UsageError, match="not open any more"):
+    with pytest.raises(UsageError, match="no longer open"):
         replays.replayer("gone/0")
 
 
