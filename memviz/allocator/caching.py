@@ -67,7 +67,7 @@ def _find_run(allocator: CachingAllocator, request: SegmentRequest) -> Block | N
         if _run_is_long_enough(start, request.size):
             return start
     page = SMALL_SEGMENT if request.pool.is_small else allocator.settings.large_segment_size
-    reserve = allocator.settings.expandable_address_space(allocator.device.card_bytes)
+    reserve = allocator.settings.address_space(allocator.device.card_bytes)
     size = (reserve + page - 1) // page * page
     if size < request.size:
         return None

@@ -249,7 +249,7 @@ class RecordedReplay(RequestReplay):
         block = self._containing(address)
         if block is None:
             page = self.settings.large_segment_size if large else SMALL_SEGMENT
-            reserve = self.settings.expandable_address_space(self.device.card_bytes)
+            reserve = self.settings.address_space(self.device.card_bytes)
             space = self.source.spaces.size(address, reserve) // page * page
             if address in self.allocator.segments or space < size:
                 return self._note(event, self._recorded(event, event + 1), [], _ALREADY_THERE)

@@ -324,7 +324,7 @@ class Settings:
             ("expandable_segments_reserve", self.expandable_segments_reserve),
         ]
 
-    def expandable_address_space(self, card_bytes: int) -> int:
+    def address_space(self, card_bytes: int) -> int:
         """Address space of one expandable segment on a card of this size, before whole pages."""
         full = card_bytes + card_bytes // 8
         match = _RESERVE.fullmatch(self.expandable_segments_reserve)

@@ -395,7 +395,7 @@ def _space(
         # Only in a damaged file can another segment be there.
         begin = ranges[0].address
     page = SMALL_SEGMENT if group[2] else allocator.settings.large_segment_size
-    reserve = allocator.settings.expandable_address_space(allocator.device.card_bytes)
+    reserve = allocator.settings.address_space(allocator.device.card_bytes)
     used = ranges[-1].end - begin
     return ExpandableSegment(begin, max(spaces.size(begin, reserve) // page, -(-used // page)) * page, page)
 

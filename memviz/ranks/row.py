@@ -63,7 +63,7 @@ class Curve:
     """The highest of each column, part after part. The largest of all is the peak."""
 
     @property
-    def peaks_by_part(self) -> tuple[tuple[StepPart, int], ...]:
+    def peaks(self) -> tuple[tuple[StepPart, int], ...]:
         """Return each part with its peak."""
         spans = (self.live[begin : begin + self.columns] for begin in range(0, len(self.live), self.columns))
         return tuple((part, max(span)) for part, span in zip(self.parts, spans, strict=True))

@@ -204,5 +204,5 @@ def _rank_json(rank: Rank, group: int) -> dict[str, Any]:
             for one in row.ran_out
         ],
         "oom_count": row.ran_out_count,
-        "steps": [{"step": part.number, "peak_bytes": peak} for part, peak in row.curve.peaks_by_part],
+        "steps": [{"step": part.number, "peak_bytes": peak} for part, peak in row.curve.peaks],
     }

@@ -129,12 +129,10 @@ def test_the_rest_of_the_list_begins_at_the_last_interval_before_2_9_and_after_i
 
 def test_a_reserve_is_a_share_of_the_card_or_gibibytes_and_never_more_than_the_default():
     card = 80 << 30
-    reserves = [
-        parse_settings(f"expandable_segments_reserve:{each}").expandable_address_space(card) for each in ("0.5", "40G")
-    ]
+    reserves = [parse_settings(f"expandable_segments_reserve:{each}").address_space(card) for each in ("0.5", "40G")]
     assert reserves == [40 << 30, 40 << 30]
-    assert parse_settings("expandable_segments_reserve:1e20G").expandable_address_space(card) == 90 << 30
-    assert parse_settings("expandable_segments_reserve:much").expandable_address_space(card) == 90 << 30
+    assert parse_settings("expandable_segments_reserve:1e20G").address_space(card) == 90 << 30
+    assert parse_settings("expandable_segments_reserve:much").address_space(card) == 90 << 30
 
 
 def test_a_snapshots_values_win_and_its_text_fills_the_rest():

@@ -34,8 +34,7 @@ def hold(case: Case, workplace: Workplace) -> None:
         pytest.skip(f"was predicted with {made_with}, and here are {releases()}")
     known = (GOLDEN / case.name).read_text(encoding="utf-8").splitlines()
     changes = list(unified_diff(known, case.text(workplace).splitlines(), "before", "now", n=2, lineterm=""))
-    again = f"If this change is meant: python -m tests.contracts {case.name}"
-    assert not changes, "\n".join([again, *changes[:MOST_LINES]])
+    assert not changes, "\n".join([f"If meant: python -m tests.contracts {case.name}", *changes[:MOST_LINES]])
 
 
 @each(asks_page=False)

@@ -213,11 +213,11 @@ NO_MODEL_HAS_BOTH = {
     *((part, other) for part in ("vae_slicing", "vae_tiling") for other in ("kv_cache", "weight_quantization")),
 }
 """Autoencoders have no feed-forwards, no cache and no linear layers in blocks; other models nothing to take apart."""
-_STORED_SMALL = {"layerwise_casting", "weight_quantization"}
 CANNOT_TRAIN = {
     (one.name, other.name)
     for one, other in combinations(OPTIMIZATIONS, 2)
-    if {one.name, other.name} & _STORED_SMALL and "training" in (one.needs, other.needs) and Lora not in (one, other)
+    if {one.name, other.name} & {"layerwise_casting", "weight_quantization"}
+    if "training" in (one.needs, other.needs) and Lora not in (one, other)
 }
 """Quantized or cast weights cannot be trained, and these are for training; with adapters between them they go."""
 

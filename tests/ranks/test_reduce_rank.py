@@ -46,12 +46,7 @@ def test_a_row_holds_the_peak_what_it_is_made_of_and_a_curve_cut_at_steps(tmp_pa
         StepPart(1, "ProfilerStep#1", 16, 28),
         StepPart(2, "ProfilerStep#2", 29, 40),
     )
-    assert [(part.number, peak // MiB) for part, peak in curve.peaks_by_part] == [
-        (-1, 40),
-        (0, 120),
-        (1, 127),
-        (2, 127),
-    ]
+    assert [(part.number, peak // MiB) for part, peak in curve.peaks] == [(-1, 40), (0, 120), (1, 127), (2, 127)]
     assert len(curve.live) == 4 * curve.columns
 
 

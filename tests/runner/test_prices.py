@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from memviz.runner.plan import plan_of
 from memviz.runner.prices import Price, load_prices, predictor_here, preset_entry, price_of, price_requests
 from memviz.runner.request import Request
 from optimizations import OPTIMIZATIONS
+from tests.runner.runs import run
 
 SMALL = Request("gpt2", {"layers": "2", "batch": "2", "sequence": "64"}, optimizer="adamw", numerics=False)
 
@@ -84,8 +84,7 @@ def test_a_price_is_the_difference_of_two_runs(rows: dict[str, Any]) -> None:
 
 
 def test_the_expected_savings_are_of_optimizations_that_exist() -> None:
-    names = {kind.name for kind in OPTIMIZATIONS}
-    assert {*prices._TRAINING, *prices._INFERENCE} <= names
+    assert {*prices._TRAINING, *prices._INFERENCE} <= {kind.name for kind in OPTIMIZATIONS}
 
 
 def test_a_refusal_is_said_in_four_words() -> None:
@@ -108,27 +107,23 @@ def test_stored_prices_are_those_of_a_preset_as_it_is() -> None:
         assert load_prices(other) is None
 
 
-def test_the_prices_of_one_optimization_are_made_anew_and_all_others_kept(
+def made_run(request: Request, reserved: int) -> Any:
+    return run(request=request, peak_reserved_bytes=reserved)
+
+
+def test_prices_of_one_optimization_are_made_anew_and_all_others_kept(
     rows: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    if prices._stored()["libraries"] != prices._releases():
-        pytest.skip("the stored prices are of other releases of the libraries")
-    right = json.loads(prices._FILE.read_text(encoding="utf-8"))
-    wrong = deepcopy(right)
-    for entry in wrong["presets"].values():
-        for price in entry["prices"]:
-            price["flops"] = 7
-    file = tmp_path / "prices.json"
-    file.write_text(json.dumps(wrong), encoding="utf-8")
-    shown = [row for row in rows["workloads"] if row["name"] == "feed_forward"]
-    monkeypatch.setattr("memviz.runner.listing.listing", lambda: {**rows, "workloads": shown})
-    monkeypatch.setattr(prices, "_stored", lambda: wrong)
-    monkeypatch.setattr(prices, "_FILE", file)
-    prices._make(["checkpointing"])
-    expected = deepcopy(wrong)
-    made, good = (each["presets"]["feed_forward"]["prices"] for each in (expected, right))
-    made[:] = [now if now["name"] == "checkpointing" else before for before, now in zip(made, good, strict=True)]
-    assert json.loads(file.read_text(encoding="utf-8")) == expected
+    preset = next(row for row in rows["workloads"] if row["name"] == "feed_forward")
+    entry = preset_entry(preset, rows, lambda request: made_run(request, 0))
+    before = {"libraries": prices._releases(), "presets": {"feed_forward": entry, "llama": {}}}
+    monkeypatch.setattr("memviz.runner.listing.listing", lambda: {**rows, "workloads": [preset]})
+    monkeypatch.setattr(prices, "predictor_here", lambda: lambda request: made_run(request, len(request.optimizations)))
+    monkeypatch.setattr(prices, "_stored", lambda: before)
+    monkeypatch.setattr(prices, "_FILE", tmp_path / "prices.json")
+    prices._make(["weight_offload"])
+    made = [{**price, "reserved_bytes": 1} if price["name"] == "weight_offload" else price for price in entry["prices"]]
+    assert json.loads(prices._FILE.read_text())["presets"] == {"feed_forward": {**entry, "prices": made}, "llama": {}}
 
 
 STORED = tuple(prices._presets())

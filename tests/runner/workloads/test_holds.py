@@ -11,14 +11,11 @@ from optimizations import OPTIMIZATIONS
 PARTICULAR = [kind for kind in OPTIMIZATIONS if getattr(kind, "only_on", "")]
 
 
-def test_there_are_such_optimizations() -> None:
-    assert {kind.name for kind in PARTICULAR} == {"vae_slicing", "vae_tiling", "kv_cache"}
-
-
 @pytest.mark.parametrize("kind", WORKLOADS, ids=lambda kind: kind.name)
 def test_an_optimization_of_one_kind_of_model_finds_it_where_it_is_said_to_be(kind: type[Workload]) -> None:
     with torch.device("meta"):
         model = kind().small().build()
+    assert PARTICULAR
     for optimization in PARTICULAR:
         try:
             optimization().check(model, training=False)
