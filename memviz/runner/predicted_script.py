@@ -399,7 +399,7 @@ UNUSED = 2
 NOT_KNOWN = 4
 """Exit status of a program that ended well while only other processes used the card."""
 INTERRUPTED = 128 + signal.SIGINT
-_ONLY_OWN = "which are not predicted: predict the script that they run, with --world-size N for several"
+_ONLY_OWN = "not predicted: predict the script of the other process, with --world-size N for several"
 
 
 # Processes that the program starts. Each new Python process finds `child_start/sitecustomize.py`, marks that it began,
@@ -618,9 +618,9 @@ class ScriptPrediction:
         if self.children.not_known:
             return self.children.not_known
         if self.estimate.children_used_the_card:
-            return f"a fork of the program used the card, {_ONLY_OWN}"
+            return f"a fork of the program used the card, which is {_ONLY_OWN}"
         if not self.estimate.peak_reserved and self.estimate.commands:
-            return f"the program's own process {own} and it started other processes of Python, {_ONLY_OWN}"
+            return f"the program's own process {own} and it started other processes of Python, which are {_ONLY_OWN}"
         if self.exit_status and not self._used_a_card:
             return f"the program {own} before it ended with exit status {int(self.exit_status)}"
         if self.exit_status:

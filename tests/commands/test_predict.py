@@ -362,6 +362,7 @@ FOLLOWED = {
         "if __name__ == '__main__':\n    p = mp.get_context('spawn').Process(target=work); p.start(); p.join()\n",
         [2],
     ),
+    "in its own place": (f"import os, sys\nos.execlp(sys.executable, sys.executable, '-c', {CHILD!r})\n", [2]),
     "ranks": (SPAWNED, [2, 20]),
     "none that needs a card": ("import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'print(1)'])\n", []),
 }
