@@ -134,6 +134,8 @@ def _findings(args: argparse.Namespace) -> int:
 
 def _print_findings(result: Findings) -> None:
     from memviz.allocator.replayer import ESTIMATE
+    from memviz.analysis.actions.proposals import limit_of_start
+    from memviz.analysis.findings.finding import Facts
 
     if not result.rows:
         print(f"Device {result.device}: nothing stands out.")
@@ -143,6 +145,9 @@ def _print_findings(result: Findings) -> None:
         for offer in result.offers.get(finding.key, ()):
             live, reserved = delta_text(offer.estimate.requested_change), delta_text(offer.estimate.reserved_change)
             print(f"{'':10}  {offer.name}, {ESTIMATE}: {live} live, {reserved} reserved at the peaks")
+    limit = limit_of_start(Facts(result.trace, choose_device(result.trace, result.device)))
+    if limit and any(result.offers.values()):
+        print(f"\n{limit}")
 
 
 def _add_groupings(parser: argparse.ArgumentParser) -> None:

@@ -201,7 +201,8 @@ class _Progress:
             self._way = trial
         left, best = remaining_text(self._pace.seconds_left(done, of)), "none fits yet"
         if self._way is not None:
-            best = f"{short_label(self._way)} fits: {bytes_text(self._way.peak_reserved_bytes)}"
+            verb = "is close" if self._way.prediction.fit == "close" else "fits"
+            best = f"{short_label(self._way)} {verb}: {bytes_text(self._way.peak_reserved_bytes)}"
         self.show(f"{done} of {of} configurations tried{left}; {best} ...", at_once=is_first and self._way is not None)
 
     def show(self, line: str, *, at_once: bool = False) -> None:
@@ -231,7 +232,8 @@ def _print(answer: FitAnswer, measured: list[Measurement] | None = None) -> None
     print(f"\n{printable(f'{predicted}{rest}')}")
     if answer.stopped:
         print(_stop_sentence(answer))
-    print(f"Seconds are an estimate from the work of a {plan.unit} and the card's data sheet, and no measurement.")
+    if any(trial.cost.seconds_low is not None for trial in answer.listed):
+        print(f"Seconds are an estimate from the work of a {plan.unit} and the card's data sheet, and no measurement.")
     if measured is not None:
         _print_measured(measured, plan)
     if chosen is not None:

@@ -385,6 +385,8 @@ class ChildProcesses:
         patches.put(subprocess.Popen, "__init__", wraps(begin)(begun))
         patches.put(BaseProcess, "start", wraps(start)(started))
         patches.put(os, "system", wraps(shell)(system))
+        for name in ("execv", "execve"):  # the others of os end in these two
+            patches.put(os, name, _run_and_end(getattr(os, name), os.getpid()))
         _followed.append(self)
         patches.callback(_followed.remove, self)
 
@@ -413,6 +415,19 @@ class ChildProcesses:
 
     def _count(self, command: str) -> None:
         self.commands[short_command(command)] += 1
+
+
+def _run_and_end(replace_process: Any, process: int) -> Any:
+    """Run a program that would replace this process as a child, then end: replaced, nothing is left to report."""
+
+    @wraps(replace_process)
+    def run(path: Any, args: Any, env: Any = None) -> Any:
+        if os.getpid() != process or isinstance(path, int):
+            return replace_process(path, args, *([] if env is None else [env]))
+        status = subprocess.call(list(args), executable=path, env=env, close_fds=False)
+        raise SystemExit(status if status >= 0 else 128 - status)
+
+    return run
 
 
 def short_command(command: str) -> str:

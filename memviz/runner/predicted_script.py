@@ -399,7 +399,7 @@ UNUSED = 2
 NOT_KNOWN = 4
 """Exit status of a program that ended well while only other processes used the card."""
 INTERRUPTED = 128 + signal.SIGINT
-_ONLY_OWN = "which are not predicted: predict the script that they run, with --world-size N for several"
+_ONLY_OWN = "not predicted: predict the script of the other process, with --world-size N for several"
 
 
 # Processes that the program starts. Each new Python process finds `child_start/sitecustomize.py`, marks that it began,
@@ -608,6 +608,8 @@ class ScriptPrediction:
     """Peaks of the cells of a notebook, as far as it ran."""
     skipped: tuple[str, ...] = ()
     """Commands of Jupyter, which did not run."""
+    is_status_ours: bool = False
+    """True if the program ended well, and the exit status tells of its answers."""
 
     @property
     def not_known(self) -> str:
@@ -618,9 +620,11 @@ class ScriptPrediction:
         if self.children.not_known:
             return self.children.not_known
         if self.estimate.children_used_the_card:
-            return f"a fork of the program used the card, {_ONLY_OWN}"
+            return f"a fork of the program used the card, which is {_ONLY_OWN}"
         if not self.estimate.peak_reserved and self.estimate.commands:
-            return f"the program's own process {own} and it started other processes of Python, {_ONLY_OWN}"
+            return f"the program's own process {own} and it started other processes of Python, which are {_ONLY_OWN}"
+        if self.is_status_ours:
+            return ""
         if self.exit_status and not self._used_a_card:
             return f"the program {own} before it ended with exit status {int(self.exit_status)}"
         if self.exit_status:
@@ -705,7 +709,7 @@ def predict_script(
     done = ScriptPrediction(status, estimate, stopped, changes.applied, *unused, children, cells, script.skipped)
     if status or not (done.not_known or done.unused_assume):
         return done
-    return replace(done, exit_status=UNUSED if done.unused_assume else NOT_KNOWN)
+    return replace(done, exit_status=UNUSED if done.unused_assume else NOT_KNOWN, is_status_ours=True)
 
 
 def predict_child(mark: Path) -> None:

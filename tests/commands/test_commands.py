@@ -15,6 +15,7 @@ import pytest
 
 from memviz.commands import COMMANDS
 from memviz.trace.load import load_trace
+from memviz.units import bytes_text
 from tests.commands.answers import answer, written
 from tests.second_process import memviz
 from tests.traces import alloc, block, free, segment, snapshot
@@ -112,6 +113,14 @@ def test_where_nothing_stands_out_it_says_so(tmp_path: Path) -> None:
     weights = written(tmp_path, "weights.pickle", [alloc(0, 1000), alloc(4096, 3000)])
     assert memviz("findings", weights).stdout == "Device 0: nothing stands out.\n"
     assert answer("findings", weights) == {"device": 0, "findings": []}
+
+
+def test_estimates_say_what_the_late_start_of_a_recording_keeps_from_them() -> None:
+    late = ROOT / "sample_traces" / "late-start.pickle.gz"
+    start = bytes_text(answer("summary", late)["devices"][0]["start_bytes"])
+    limits = [line for line in memviz("findings", late, "--estimates").stdout.splitlines() if start in line]
+    assert len(limits) == 1, "said once, and only where estimates are shown"
+    assert start not in memviz("findings", late).stdout
 
 
 def test_a_broken_pipe_is_no_error_and_no_answer() -> None:

@@ -277,3 +277,7 @@ def test_a_card_can_be_stated_by_its_memory(fit: Asked, capsys: pytest.CaptureFi
     assert other["chosen"]["cost"]["seconds_low"] is not None
     # What is set aside is the card's own where it is named, and else the most of any.
     assert other["usable_bytes"] > alone["usable_bytes"]
+    for card, has_seconds in (((), False), (("--card", "T4"), True)):
+        assert main([*asked[:-1], *card, "--memory", "48GiB"]) == 0
+        said = capsys.readouterr().out
+        assert ("Seconds are" in said) is (" estimated " in said) is has_seconds

@@ -147,6 +147,7 @@ def test_an_answer_that_no_line_takes_is_an_error_with_the_lines_that_ask(tmp_pa
     for place in ("tran.py:2", "train.py:3"):
         done = predict(tmp_path, BRANCH.replace("rand(5", "ones(5"), "--assume", f"{place}=300")
         assert done.returncode == said(done)["exit_status"] == 2 and said(done)["unused_assume"] == [place]
+        assert said(done)["not_known"] is None, "the program itself came to its end"
         assert f"No line used --assume {place}. The program asked for no value." in done.stderr
     done = predict(tmp_path, BRANCH, "--assume", "train.py:3=300")
     assert done.returncode == 3 and "Values were asked for at train.py:2." in done.stderr
@@ -362,6 +363,7 @@ FOLLOWED = {
         "if __name__ == '__main__':\n    p = mp.get_context('spawn').Process(target=work); p.start(); p.join()\n",
         [2],
     ),
+    "in its own place": (f"import os, sys\nos.execlp(sys.executable, sys.executable, '-c', {CHILD!r})\n", [2]),
     "ranks": (SPAWNED, [2, 20]),
     "none that needs a card": ("import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'print(1)'])\n", []),
 }

@@ -25,7 +25,7 @@ from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from memviz.errors import UsageError
-from memviz.ui.shell.temporary_files import Exports, delete_export, drop_leftovers, write_failure
+from memviz.ui.shell.temporary_files import Exports, drop_leftovers, write_failure
 from memviz.ui.shell.visitors import OpenPages
 
 _MOST_DRAINED = 1 << 30
@@ -241,22 +241,23 @@ class RequestGuard:
             return await _error_response("This server fetches nothing for others.", 403)(scope, receive, send)
         if not exports.is_one(wanted):
             return await self._app(scope, receive, send)
-        with exports.claim(wanted) as is_there:
-            if not is_there:
+        whole = scope["method"] == "GET" and "range" not in Headers(scope=scope)
+        with exports.claim(wanted, whole=whole) as claim:
+            if not claim.is_there:
                 return await _error_response("This file was fetched already, or is gone. Make it again.", 404)(
                     scope, receive, send
                 )
-            is_delivered = False
+
+            status = 0
 
             async def pass_on(message: Message) -> None:
-                nonlocal is_delivered
+                nonlocal status
                 if message["type"] == "http.response.start":
-                    is_delivered = message["status"] == 200 and scope["method"] == "GET"
+                    status = message["status"]
                 await send(message)
 
             await self._app(scope, receive, pass_on)
-            if is_delivered:
-                delete_export(wanted)
+            claim.is_delivered = whole and status == 200
 
     async def _events(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass queue events on. For an unknown session Gradio answers, and then raises as well."""

@@ -7,8 +7,10 @@ import secrets
 import shutil
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -70,30 +72,54 @@ def _folder_of(path: str | Path) -> Path | None:
     return root / resolved.relative_to(root).parts[0] if root in resolved.parents else None
 
 
+@dataclass
+class Claim:
+    is_there: bool
+    is_delivered: bool = False
+
+
 class Exports:
     """Exports, reachable only by their full path."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._claimed: set[Path] = set()
+        self._readers: Counter[Path] = Counter()
+        self._fetched: set[Path] = set()
 
     def is_one(self, path: str) -> bool:
         return _folder_of(path) is not None
 
     @contextmanager
-    def claim(self, path: str) -> Iterator[bool]:
-        """Reserve an export for one request; False if it is gone or another request has it."""
+    def claim(self, path: str, *, whole: bool) -> Iterator[Claim]:
+        """Keep an export for one request, and delete it after the last request once it was delivered.
+
+        Only a request for the whole file excludes others: a browser may send HEAD or Range first, and its GET
+        arrives before that request has ended here.
+        """
         folder = _folder_of(path)
         with self._lock:
-            is_there = folder is not None and folder not in self._claimed and Path(path).is_file()
+            is_there = folder is not None and folder not in self._fetched and Path(path).is_file()
             if folder is not None and is_there:
-                self._claimed.add(folder)
+                self._readers[folder] += 1
+                if whole:
+                    self._fetched.add(folder)
+        claim = Claim(is_there)
         try:
-            yield is_there
+            yield claim
         finally:
-            with self._lock:
-                if folder is not None and is_there:
-                    self._claimed.discard(folder)
+            if folder is not None and is_there:
+                self._release(folder, is_fetched_still=not whole or claim.is_delivered)
+
+    def _release(self, folder: Path, is_fetched_still: bool) -> None:
+        with self._lock:
+            self._readers[folder] -= 1
+            if not is_fetched_still:
+                self._fetched.discard(folder)
+            if not self._readers[folder]:
+                del self._readers[folder]
+                if folder in self._fetched:
+                    shutil.rmtree(folder, ignore_errors=True)
+                    self._fetched.discard(folder)
 
     def forget(self) -> None:
         """Delete exports that were not fetched for a while."""
@@ -101,7 +127,7 @@ class Exports:
         with suppress(OSError):
             for folder in _root().iterdir():
                 with suppress(OSError), self._lock:
-                    if folder not in self._claimed and folder.stat().st_mtime < old:
+                    if folder not in self._readers and folder.stat().st_mtime < old:
                         shutil.rmtree(folder, ignore_errors=True)
 
 

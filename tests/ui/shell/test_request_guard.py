@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
@@ -100,10 +101,16 @@ class Visited:
     """A server that echoes requests, behind the request guard."""
 
     def __init__(self, upload: Callable[[Request], Any] = _echo) -> None:
+        self.handlers = [_file]
+        """The last answers the next request for a file; the first all after it."""
+
+        async def file(request: Request) -> Response:
+            return await (self.handlers.pop() if len(self.handlers) > 1 else self.handlers[0])(request)
+
         app = Starlette(
             routes=[
                 Route("/gradio_api/upload", upload, methods=["POST"]),
-                Route("/gradio_api/file={path:path}", _file),
+                Route("/gradio_api/file={path:path}", file),
                 Route("/{path:path}", _echo, methods=["POST"]),
                 Route("/{path:path}", lambda _: JSONResponse("a page")),
             ],
@@ -215,6 +222,24 @@ def test_an_export_is_given_once_and_deleted(made: Path):
     assert not made.parent.exists()
     again = client.get(f"/gradio_api/file={made}")
     assert (again.status_code, "fetched already" in again.json()["detail"]) == (404, True)
+
+
+@pytest.mark.parametrize(("method", "headers"), [("HEAD", {}), ("GET", {"range": "bytes=0-1"})])
+def test_a_look_at_an_export_that_has_not_ended_keeps_no_download_from_it(
+    made: Path, method: str, headers: dict[str, str]
+):
+    visited = Visited()
+    downloads: list[tuple[int, str]] = []
+
+    async def look(request: Request) -> Response:
+        answer = await run_in_threadpool(visited.client.get, f"/gradio_api/file={made}")
+        downloads.append((answer.status_code, answer.text))
+        return await _file(request)  # the file is still there
+
+    visited.handlers.append(look)
+    looked = visited.client.request(method, f"/gradio_api/file={made}", headers=headers)
+    assert (looked.is_success, downloads) == (True, [(200, "a page")])
+    assert not made.parent.exists()
 
 
 def test_who_holds_a_line_is_here_and_who_has_let_go_has_left():
