@@ -7,7 +7,9 @@ import ast
 import io
 import json
 import os
+import re
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,7 +70,7 @@ it gets a natural answer, which is noted, or is stopped with exit status 3: stat
 Python processes that it starts (torchrun, mp.spawn, subprocess) are predicted too, each by itself; exit status 4 says
 that what one of them takes is not known.
 """
-_RARELY_A_SCRIPTS = ("--card", "--assume", "--settings", "--with", "--torch", "--platform")
+_RARELY_A_SCRIPTS = ("--card", "--assume", "--assume-file", "--settings", "--with", "--torch", "--platform")
 """Options of memviz that are reported among the script's arguments, as scripts seldom have one of that name."""
 
 
@@ -88,9 +90,15 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KNOB=VALUE", help="a knob of the optimizations")
     parser.add_argument("--steps", type=positive, metavar="N", help="end after N steps of the optimizer")
     parser.add_argument(
-        "--assume", action="append", default=[], metavar="FILE.py:LINE=VALUE[,VALUE ...]",
-        help="the answer where a line asks for values, or several, taken in turn; may be given several times",
+        "--assume", action="append", default=[], metavar="FILE.py:LINE[#N]=VALUE[,VALUE ...]",
+        help="the answer where a line asks for values (#N: its Nth question), or where a variable is assigned "
+        "(FILE.py:NAME=VALUE), or several, taken in turn; may be given several times",
     )  # fmt: skip
+    parser.add_argument(
+        "--assume-file", action="append", default=[], type=Path, metavar="FILE",
+        help="assumptions, one a line, with comments after #",
+    )  # fmt: skip
+    parser.add_argument("--write-assume", type=Path, metavar="FILE", help="write the answers that the run took")
     parser.add_argument(
         "--world-size", type=positive, metavar="N",
         help="run as one process of N, as torchrun would start it; the others are pretended",
@@ -130,7 +138,7 @@ def _predict(args: argparse.Namespace) -> int:
         platform=args.platform,
         settings=args.settings,
         steps=args.steps,
-        assume=_answers_by_line(args.assume),
+        assume=_answers_by_place([*_lines_of_files(args.assume_file), *args.assume]),
         rank=_group_rank(args),
         output=args.output and args.output.absolute(),
         overwrite=args.overwrite,
@@ -141,6 +149,8 @@ def _predict(args: argparse.Namespace) -> int:
     finally:
         progress("")
     _print(done, args.output)
+    if args.write_assume is not None:
+        _write_assume(args.write_assume, done)
     if stdout is not None:
         from memviz.runner.predicted_script import script_json
 
@@ -160,8 +170,28 @@ def _group_rank(args: argparse.Namespace) -> GroupRank | None:
     return GroupRank(int(args.rank or 0), args.world_size)
 
 
-def _answers_by_line(texts: list[str]) -> dict[str, Any]:
-    """Return the answer of each line, or the answers in order where a line is named several times."""
+def _lines_of_files(paths: list[Path]) -> Iterator[str]:
+    for path in paths:
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"{path} cannot be read ({getattr(error, 'strerror', None) or error}).") from None
+        # A comment begins the line or follows a space: `train.py:12#2` is a place.
+        yield from filter(None, (re.split(r"(?:^|\s)#", line)[0].strip() for line in lines))
+
+
+def _write_assume(path: Path, done: ScriptPrediction) -> None:
+    """Write the answers of the run, as `--assume-file` takes them."""
+    head = "# Answers to what the program asked and nobody computed, for --assume-file."
+    try:
+        path.write_text("".join(f"{line}\n" for line in (head, *done.assume)), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written ({error.strerror or error}).") from None
+    print_line(f"the assumptions are in {path}; change them and give them with --assume-file {path}")
+
+
+def _answers_by_place(texts: list[str]) -> dict[str, Any]:
+    """Return the answer of each place, or the answers in order where a place is named several times."""
     answers: dict[str, Any] = {}
     for place, value in map(_assumed, texts):
         more = value if isinstance(value, tuple) else (value,)
@@ -170,10 +200,12 @@ def _answers_by_line(texts: list[str]) -> dict[str, Any]:
 
 
 def _assumed(text: str) -> tuple[str, Any]:
+    from memviz.predictor.questions import is_place
+
     place, equals, value = text.partition("=")
-    file, _, line = place.rpartition(":")
-    if not equals or not file or not line.isdigit():
-        raise UsageError(f"--assume takes FILE.py:LINE=VALUE, as in --assume train.py:12=3.5; not {text}.")
+    if not equals or not is_place(place):
+        forms = "train.py:12=3.5, train.py:12#2=3.5 (its second question) or train.py:count=3"
+        raise UsageError(f"--assume takes a place and a value, as in {forms}; not {text}.")
     try:
         return place, ast.literal_eval(value)
     except (ValueError, SyntaxError):

@@ -452,7 +452,7 @@ def follow_workers(patches: Patches, recorder: AllocationRecorder) -> None:
 
     def reduce_tensor(tensor: Tensor) -> Any:
         if on_card(tensor):
-            raise data_needed("sending a tensor of the card to another process", takes_value=False)
+            raise data_needed("sending a tensor of the card to another process")
         if not recorder.host.is_unknown(tensor):
             return original_reduce(tensor)
         return _rebuild_unknown, (tuple(tensor.shape), tensor.stride(), tensor.dtype)

@@ -149,8 +149,9 @@ def predicting(
         torch: The release whose kernels are followed, as in "2.6"; by default the installed one.
         platform: "linux", "wsl" or "windows": whose driver orders the addresses of segments.
         settings: As in PYTORCH_CUDA_ALLOC_CONF, which holds by default.
-        assume: Answers where the program asks for values that nobody computes, by line: {"train.py:12": 3.0}; several
-            in a tuple are taken in turn.
+        assume: Answers where the program asks for values that nobody computes, by line: {"train.py:12": 3.0}, by the
+            order of its questions ("train.py:12#2") or by the variable that takes it ("train.py:loss"); several in a
+            tuple are taken in turn.
         steps: After so many steps of an optimizer the block is over.
         world_size: Of a group of processes, as `torchrun` would say; the others are pretended.
         rank: Which of them runs here.
@@ -392,8 +393,6 @@ def _target(name: str, args: Any, kwargs: Any) -> tuple[bool, Any]:
     return device is not None and device.type in ("cuda", "meta"), dtype
 
 
-STOPPED = 3
-"""Exit status of a program that read values that are not computed."""
 UNUSED = 2
 """Exit status for an answer to a line that reads no value, as for every usage error."""
 NOT_KNOWN = 4
@@ -601,7 +600,9 @@ class ScriptPrediction:
     unused_assume: tuple[str, ...] = ()
     """Lines with a stated answer that read no value."""
     unused_sentence: str = ""
-    """Names the unused answers, and the lines that read a value."""
+    """Names the unused answers, and the questions that could have been meant."""
+    assume: tuple[str, ...] = ()
+    """Answers that the program got, as lines of `--assume-file`."""
     children: Children = field(default_factory=Children)
     """Processes that the program started."""
     cells: tuple[CellPeak, ...] = ()
@@ -702,7 +703,10 @@ def predict_script(
     assumed = device.recorder.assumptions
     unused = assumed.unused, assumed.unused_sentence
     cells = cell_peaks(trace, ends) if script.is_notebook else ()
-    done = ScriptPrediction(status, estimate, stopped, changes.applied, *unused, children, cells, script.skipped)
+    answers = tuple(assumed.questions.answers())
+    done = ScriptPrediction(
+        status, estimate, stopped, changes.applied, *unused, answers, children, cells, script.skipped
+    )
     if status or not (done.not_known or done.unused_assume):
         return done
     return replace(done, exit_status=UNUSED if done.unused_assume else NOT_KNOWN)
@@ -731,7 +735,8 @@ def predict_child(mark: Path) -> None:
         stack.close()
         error = None if end.error is None else stop_behind(end.error)
         assumed = device.recorder.assumptions
-        done = ScriptPrediction(end.status, estimate, error, changes.applied, assumed.unused, assumed.unused_sentence)
+        unused, answers = (assumed.unused, assumed.unused_sentence), tuple(assumed.questions.answers())
+        done = ScriptPrediction(end.status, estimate, error, changes.applied, *unused, answers)
         unfinished = mark.with_suffix(".unfinished")
         unfinished.write_text(json.dumps(script_json(done)), encoding="utf-8")
         unfinished.rename(mark.with_suffix(".json"))
@@ -752,7 +757,7 @@ def _run(script: Script, at_exit: ExitFunctions, ended: Callable[[], None]) -> t
         stopped = stop_behind(error)
         if stopped is not None:
             stopped.was_not_caught()
-            return STOPPED, stopped
+            return stopped.exit_status, stopped
         script.show(error)
         status = 1
     at_exit.run()
@@ -810,6 +815,7 @@ def script_json(done: ScriptPrediction, output: Path | None = None) -> dict[str,
         "children": [{"command": child.command, **child.figures} for child in done.children],
         "windows": [asdict(window) for window in estimate.windows],
         "assumed": [stated.as_json() for stated in estimate.assumed],
+        "assume": list(done.assume),
         "notes": list(estimate.notes),
         "warnings": list(estimate.warnings),
         "unproven": [asdict(one) for one in estimate.unproven],
