@@ -100,6 +100,10 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--write-assume", type=Path, metavar="FILE", help="write the answers that the run took")
     parser.add_argument(
+        "--continue", dest="goes_beyond_card", action="store_true",
+        help="where memory runs out, go on beyond the card and say what the program needs",
+    )  # fmt: skip
+    parser.add_argument(
         "--world-size", type=positive, metavar="N",
         help="run as one process of N, as torchrun would start it; the others are pretended",
     )  # fmt: skip
@@ -139,6 +143,7 @@ def _predict(args: argparse.Namespace) -> int:
         settings=args.settings,
         steps=args.steps,
         assume=_answers_by_place([*_lines_of_files(args.assume_file), *args.assume]),
+        goes_beyond_card=args.goes_beyond_card,
         rank=_group_rank(args),
         output=args.output and args.output.absolute(),
         overwrite=args.overwrite,
@@ -314,17 +319,28 @@ def _common_text(estimate: Estimate) -> str:
     return f"{text} (--card NAME makes one card's memory the limit)"
 
 
+def _needs_text(done: ScriptPrediction) -> str:
+    needs = done.estimate.needs
+    assert needs is not None
+    least = "at least, until it ended, " if done.not_known else ""
+    beyond = f", {bytes_text(needs.beyond_bytes)} more than a process gets there" if needs.beyond_bytes else ""
+    return f"it needs {least}{bytes_text(needs.reserved_bytes)}{beyond}"
+
+
 def _fit_text(done: ScriptPrediction) -> str:
     from memviz.results.run import usable_text
 
     estimate = done.estimate
     name, word = estimate.card.name, estimate.fit_word()
     if estimate.out_of_memory:
+        if estimate.needs is not None:
+            return f"does not fit: {name} ran out of memory, and the program went on beyond it; {_needs_text(done)}"
         times = f"{count_text(estimate.out_of_memory)} times" if estimate.out_of_memory > 1 else "once"
         if estimate.is_limited_by_itself:
             return f"does not fit: the program ran out of the share of {name} that it allows itself {times}"
         usable = usable_text(estimate.fit())
-        after = "what it needs in all is not known" if done.exit_status else "the program went on to its end"
+        unknown = "what it needs in all is not known, and predict --continue says it"
+        after = unknown if done.exit_status else "the program went on to its end"
         return f"does not fit: {name} ran out of memory {times}, with {usable}; {after}"
     fit = estimate.fit()
     usable = f"the {bytes_text(fit.usable_bytes)} that a process gets of {name}"

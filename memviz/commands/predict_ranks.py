@@ -134,6 +134,7 @@ class _Runs:
         for name, option in _REPEATED.items():
             for value in getattr(args, name):
                 yield from (option, value)
+        yield from (["--continue"] if args.goes_beyond_card else [])
         yield from ("--rank", str(rank), "--json")
         if args.output:
             self.file_of(rank).parent.mkdir()

@@ -206,6 +206,7 @@ def device_for(
     settings: str | None = None,
     assume: Mapping[str, Any] | None = None,
     rank: GroupRank | None = None,
+    goes_beyond_card: bool = False,
 ) -> PredictedDevice:
     return PredictedDevice(
         card_named(card or DEFAULT_CARD),
@@ -216,6 +217,7 @@ def device_for(
         limited=card is not None,
         rank=rank,
         as_process=True,
+        goes_beyond_card=goes_beyond_card,
     )
 
 
@@ -227,6 +229,7 @@ def device_of(order: ScriptOrder) -> PredictedDevice:
         settings=order.settings_text,
         assume=order.assume,
         rank=order.rank,
+        goes_beyond_card=order.goes_beyond_card,
     )
 
 
@@ -541,6 +544,8 @@ class ScriptOrder:
     settings: str | None = None
     steps: int | None = None
     assume: Mapping[str, Any] = field(default_factory=dict)
+    goes_beyond_card: bool = False
+    """Where memory runs out, go on without a limit."""
     output: Path | None = None
     overwrite: bool = False
     rank: GroupRank | None = None
@@ -556,7 +561,8 @@ class ScriptOrder:
             knobs[change.name] = {name: str(value) for name, value in asdict(named).items()}
         texts = {"card": self.card, "torch": self.torch, "platform": self.platform, "settings": self.settings_text}
         assume = {place: repr(value) for place, value in self.assume.items()}
-        return {**texts, "steps": self.steps, "assume": assume, "optimizations": knobs}
+        own = {"steps": self.steps, "goes_beyond_card": self.goes_beyond_card}
+        return {**texts, **own, "assume": assume, "optimizations": knobs}
 
     @classmethod
     def of_json(cls, told: dict[str, Any]) -> Self:
@@ -807,6 +813,7 @@ def script_json(done: ScriptPrediction, output: Path | None = None) -> dict[str,
         "context": estimate.context.as_json() if estimate.limited else None,
         "expected_error": estimate.expected_error.as_json() if is_complete else None,
         "out_of_memory": estimate.out_of_memory,
+        "needs": None if estimate.needs is None or not is_complete else estimate.needs._asdict(),
         "steps": estimate.steps,
         "by_category": estimate.by_category(),
         "cells": [cell._asdict() for cell in done.cells],

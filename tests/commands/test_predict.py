@@ -292,6 +292,22 @@ def test_a_file_that_is_there_is_not_replaced_unless_told_to(tmp_path: Path) -> 
     assert load_trace(tmp_path / "run.pickle").devices[0].blocks.requested.sum() == 32
 
 
+def test_with_continue_a_program_goes_on_beyond_the_card(tmp_path: Path) -> None:
+    body = """import torch
+held = [torch.empty(1 << 30, 15, dtype=torch.uint8, device="cuda") for _ in range(3)]
+print(len(held))
+"""
+    ended = predict(tmp_path, body, "--card", "L4")
+    assert ended.returncode == 1 and "--continue" in ended.stderr and said(ended)["needs"] is None
+    done = predict(tmp_path, body, "--card", "L4", "--continue")
+    figures = said(done)
+    assert (done.returncode, done.stdout.splitlines()[0]) == (0, "3")
+    assert (figures["fits"], figures["fit"], figures["out_of_memory"]) == (False, "no", 1)
+    assert figures["needs"]["reserved_bytes"] == figures["peak_reserved_bytes"] == 45 << 30
+    assert 20 << 30 < figures["needs"]["beyond_bytes"] < 24 << 30
+    assert "45.0 GiB" in done.stderr and "more than a process gets" in done.stderr
+
+
 def test_a_card_runs_out_of_memory_where_it_would(tmp_path: Path) -> None:
     body = """
 import torch
