@@ -305,7 +305,7 @@ print(len(held))
     assert (figures["fits"], figures["fit"], figures["out_of_memory"]) == (False, "no", 1)
     assert figures["needs"]["reserved_bytes"] == figures["peak_reserved_bytes"] == 45 << 30
     assert 20 << 30 < figures["needs"]["beyond_bytes"] < 24 << 30
-    assert "45.0 GiB" in done.stderr and "more than a process gets" in done.stderr
+    assert "it needs 45.00 GiB" in done.stderr and "more than a process gets" in done.stderr
 
 
 def test_a_card_runs_out_of_memory_where_it_would(tmp_path: Path) -> None:
