@@ -74,20 +74,13 @@ _RARELY_A_SCRIPTS = ("--card", "--assume", "--assume-file", "--settings", "--wit
 """Options of memviz that are reported among the script's arguments, as scripts seldom have one of that name."""
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.usage = "python -m memviz predict [options] (SCRIPT | NOTEBOOK.ipynb | -m MODULE) [ARGUMENT ...]"
-    parser.epilog = _MORE
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """Add the options that a cell of a notebook takes too."""
     parser.add_argument("--card", help="by a part of its name; its memory is the limit then (default: no limit)")
     add_memory(parser)
     parser.add_argument("--torch", default="", metavar="RELEASE", help="with the kernels of another release, as in 2.6")
     add_platform(parser)
     parser.add_argument("--settings", help="as in PYTORCH_CUDA_ALLOC_CONF, which holds by default")
-    parser.add_argument(
-        "--with", dest="optimizations", action="append", default=[], metavar="NAME[:KNOB=VALUE,...]",
-        help="an optimization, applied to the script's models as they reach the device; may be given several times",
-    )  # fmt: skip
-    parser.add_argument("--set", action="append", default=[], metavar="KNOB=VALUE", help="a knob of the optimizations")
     parser.add_argument("--steps", type=positive, metavar="N", help="end after N steps of the optimizer")
     parser.add_argument(
         "--assume", action="append", default=[], metavar="FILE.py:LINE[#N]=VALUE[,VALUE ...]",
@@ -98,11 +91,23 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--assume-file", action="append", default=[], type=Path, metavar="FILE",
         help="assumptions, one a line, with comments after #",
     )  # fmt: skip
-    parser.add_argument("--write-assume", type=Path, metavar="FILE", help="write the answers that the run took")
     parser.add_argument(
         "--continue", dest="goes_beyond_card", action="store_true",
         help="where memory runs out, go on beyond the card and say what the program needs",
     )  # fmt: skip
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.usage = "python -m memviz predict [options] (SCRIPT | NOTEBOOK.ipynb | -m MODULE) [ARGUMENT ...]"
+    parser.epilog = _MORE
+    add_device(parser)
+    parser.add_argument(
+        "--with", dest="optimizations", action="append", default=[], metavar="NAME[:KNOB=VALUE,...]",
+        help="an optimization, applied to the script's models as they reach the device; may be given several times",
+    )  # fmt: skip
+    parser.add_argument("--set", action="append", default=[], metavar="KNOB=VALUE", help="a knob of the optimizations")
+    parser.add_argument("--write-assume", type=Path, metavar="FILE", help="write the answers that the run took")
     parser.add_argument(
         "--world-size", type=positive, metavar="N",
         help="run as one process of N, as torchrun would start it; the others are pretended",
@@ -142,7 +147,7 @@ def _predict(args: argparse.Namespace) -> int:
         platform=args.platform,
         settings=args.settings,
         steps=args.steps,
-        assume=_answers_by_place([*_lines_of_files(args.assume_file), *args.assume]),
+        assume=stated_answers(args),
         goes_beyond_card=args.goes_beyond_card,
         rank=_group_rank(args),
         output=args.output and args.output.absolute(),
@@ -153,7 +158,9 @@ def _predict(args: argparse.Namespace) -> int:
         done = predict_script(script, order, progress)
     finally:
         progress("")
-    _print(done, args.output)
+    # To stderr: stdout belongs to the script.
+    for line in summary_lines(done, args.output):
+        print_line(line)
     if args.write_assume is not None:
         _write_assume(args.write_assume, done)
     if stdout is not None:
@@ -195,10 +202,10 @@ def _write_assume(path: Path, done: ScriptPrediction) -> None:
     print_line(f"the assumptions are in {path}; change them and give them with --assume-file {path}")
 
 
-def _answers_by_place(texts: list[str]) -> dict[str, Any]:
+def stated_answers(args: argparse.Namespace) -> dict[str, Any]:
     """Return the answer of each place, or the answers in order where a place is named several times."""
     answers: dict[str, Any] = {}
-    for place, value in map(_assumed, texts):
+    for place, value in map(_assumed, [*_lines_of_files(args.assume_file), *args.assume]):
         more = value if isinstance(value, tuple) else (value,)
         answers[place] = (*answers[place], *more) if place in answers else more
     return answers
@@ -217,93 +224,92 @@ def _assumed(text: str) -> tuple[str, Any]:
         raise UsageError(f"--assume takes a value that Python can read, as in True, 3 or 0.5; not {value}.") from None
 
 
-def _print(done: ScriptPrediction, output: Path | None) -> None:
-    """Print to stderr: stdout belongs to the script."""
+def summary_lines(done: ScriptPrediction, output: Path | None = None) -> Iterator[str]:
     from memviz.predictor.accuracy import unproven_sentence
     from memviz.predictor.assumptions import caught_refusal, sentences_of
 
     estimate = done.estimate
     if done.stopped is not None:
-        print_line(f"stopped at {done.stopped}")
+        yield f"stopped at {done.stopped}"
     has_children = any(done.children)
     if estimate.peak_requested or estimate.out_of_memory or not (done.not_known or has_children):
-        _print_figures(done)
+        yield from _figure_lines(done)
     if has_children:
-        _print_children(done)
+        yield from _child_lines(done)
     if done.not_known:
-        print_line(f"the peak of the whole program is not known: {done.not_known}")
+        yield f"the peak of the whole program is not known: {done.not_known}"
     else:
         if estimate.peak_requested or not has_children:
-            print_line(f"  {estimate.expected_error.sentence}")
+            yield f"  {estimate.expected_error.sentence}"
         if sentence := unproven_sentence(estimate.unproven):
-            print_line(f"- {sentence}")
-    _print_parts(done)
+            yield f"- {sentence}"
+    yield from _part_lines(done)
     for sentence in sentences_of(estimate.assumed):
-        print_line(f"- assumed: {sentence}")
+        yield f"- assumed: {sentence}"
     if caught := caught_refusal():
-        print_line(f"- {caught}")
+        yield f"- {caught}"
     if done.unused_sentence:
-        print_line(f"error: {done.unused_sentence}")
+        yield f"error: {done.unused_sentence}"
     if output is not None:
-        print_line(f"the snapshot is in {output}; look at it with python -m memviz open {output}")
+        yield f"the snapshot is in {output}; look at it with python -m memviz open {output}"
 
 
-def _print_parts(done: ScriptPrediction) -> None:
-    """Print the cells of a notebook, and what did not run or was not followed."""
+def _part_lines(done: ScriptPrediction) -> Iterator[str]:
+    """Yield the cells of a notebook, and what did not run or was not followed."""
     for cell in done.cells:
         live, left = bytes_text(cell.peak_requested_bytes), bytes_text(cell.end_requested_bytes)
-        print_line(f"  cell {cell.number:<5} live {live} at the highest moment, {left} at its end")
+        yield f"  cell {cell.number:<5} live {live} at the highest moment, {left} at its end"
     if done.skipped:
-        print_line(f"- not run, as only Jupyter can: {', '.join(f'`{line}`' for line in done.skipped)}")
+        yield f"- not run, as only Jupyter can: {', '.join(f'`{line}`' for line in done.skipped)}"
     for command, times in done.estimate.commands.items():
-        print_line(f"- not predicted: `{command}`{f' ({count_text(times)} times)' if times > 1 else ''}")
+        yield f"- not predicted: `{command}`{f' ({count_text(times)} times)' if times > 1 else ''}"
 
 
-def _print_children(done: ScriptPrediction) -> None:
+def _child_lines(done: ScriptPrediction) -> Iterator[str]:
     estimate = done.estimate
-    print_line(f"processes that it started, each predicted by itself on {estimate.card.name}:")
+    yield f"processes that it started, each predicted by itself on {estimate.card.name}:"
     for child in done.children:
-        print_line(f"  {child.sentence()}")
+        yield f"  {child.sentence()}"
     for sentence in dict.fromkeys(child.expected_error for child in done.children):
-        print_line(f"  {sentence}")
+        yield f"  {sentence}"
     shared = done.shared_cards()
     for card, count, reserved in shared:
         beside = f"beside a CUDA context of {estimate.context.interval} for each"
-        print_line(f"  cuda:{card} has {count} processes, with {bytes_text(reserved)} at most together, {beside}")
+        yield f"  cuda:{card} has {count} processes, with {bytes_text(reserved)} at most together, {beside}"
     if shared and done.fits is None and estimate.limited and not done.not_known:
-        print_line("  whether they fit one card depends on when each has its peak")
+        yield "  whether they fit one card depends on when each has its peak"
     elif done.fits is not None:
-        print_line(f"  all of it {'fits' if done.fits else 'does not fit'}")
+        yield f"  all of it {'fits' if done.fits else 'does not fit'}"
 
 
-def _print_figures(done: ScriptPrediction) -> None:
+def _figure_lines(done: ScriptPrediction) -> Iterator[str]:
     estimate, until = done.estimate, ", until there" if done.not_known else ""
     steps = f", {count_text(estimate.steps)} {'step' if estimate.steps == 1 else 'steps'}" if estimate.steps else ""
     rank = "" if estimate.rank is None else f", rank {estimate.rank.number} of {estimate.rank.world_size}"
     card = estimate.card.name
     kernels = f"for {card} with the kernels" if estimate.limited else f"with the kernels of {card} and"
-    print_line(f"predicted {kernels} of torch {estimate.torch}{rank}{steps}{until}:")
+    yield f"predicted {kernels} of torch {estimate.torch}{rank}{steps}{until}:"
     blocks = f"in blocks of {bytes_text(estimate.peak_allocated)}"
     if estimate.peak_allocated < estimate.peak_requested:
         blocks += " as torch counts, which leaves out what is freed and waits for a stream"
-    print_line(f"  live       {bytes_text(estimate.peak_requested)} at the highest moment, {blocks}")
+    yield f"  live       {bytes_text(estimate.peak_requested)} at the highest moment, {blocks}"
     free, squeezed = estimate.peak_reserved_without_limit, estimate.peak_reserved_on_card
     unlimited = ""
     if free is not None and squeezed is not None and squeezed < free:
         unlimited = f" on the card, {bytes_text(free)} without a limit"
-    print_line(f"  reserved   {bytes_text(estimate.peak_reserved)} at most{unlimited}")
+    yield f"  reserved   {bytes_text(estimate.peak_reserved)} at most{unlimited}"
     if estimate.limited:
-        print_line(f"  beside it  {estimate.context.interval} for the CUDA context, {estimate.context.source}")
+        yield f"  beside it  {estimate.context.interval} for the CUDA context, {estimate.context.source}"
     if estimate.peak_host:
-        print_line(f"  host       {bytes_text(estimate.peak_host)} at most, of tensors there that have no values")
+        yield f"  host       {bytes_text(estimate.peak_host)} at most, of tensors there that have no values"
     for name, models in done.applied.items():
-        print_line(f"  {name} changed {', '.join(models) or 'no model'}")
+        yield f"  {name} changed {', '.join(models) or 'no model'}"
     for warning in estimate.warnings:
-        print_line(f"  warning: {warning}")
+        yield f"  warning: {warning}"
     if done.fits is not None:
-        print_line(f"  {_fit_text(done)}")
+        yield f"  {_fit_text(done)}"
     elif not done.not_known:
-        print_line(f"  {_common_text(estimate)}")
+        yield f"  {_common_text(estimate)}"
 
 
 def _common_text(estimate: Estimate) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import reduce, wraps
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any, NamedTuple, NoReturn, Self
+from typing import Any, ClassVar, NamedTuple, NoReturn, Self
 
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
@@ -26,7 +26,7 @@ from memviz.predictor.position import (
     place_of,
     quoted_line_of_caller,
 )
-from memviz.predictor.questions import AskedQuestion, GivenAnswer, Question, Questions
+from memviz.predictor.questions import AskedQuestion, GivenAnswer, QuestionKind, Questions
 from memviz.units import count_text
 
 # Errors of a predicted device that cannot continue: the line, the value it reads, and the remedy.
@@ -59,6 +59,8 @@ OF_SPARSE = (
     "no rule says what it takes of a sparse tensor; of those in COO layout only products with dense tensors are known, "
     "and what optimizers ask of gradients"
 )
+
+_STATE_WHERE_TAKEN = "State the number with --assume at the line that takes it."
 
 _refused: list[str] = []
 """Refusals since the device was entered; only one device exists at a time."""
@@ -120,6 +122,7 @@ class DataNeeded(Stopped):
 
 def forget_refusals() -> None:
     _refused.clear()
+    UnknownNumber.last_whole = ReadingLine()
 
 
 def caught_refusal() -> str:
@@ -155,7 +158,7 @@ class ReadingLine(NamedTuple):
 
     words: str = ""
     asked: AskedQuestion | None = None
-    """What `--assume` answers; None where no answer would be taken."""
+    """The question that `--assume` answers; None where no answer would be taken."""
 
     @property
     def place(self) -> str:
@@ -175,9 +178,12 @@ def decision_needed(line: ReadingLine, what: str = "a decision", *, without_end:
 
 def size_needed(error: TypeError) -> DataNeeded:
     """Return the error for torch's TypeError about an unknown number used as a size."""
-    line = next(_unknown_numbers_at(error.__traceback__), ReadingLine())
-    needed = decision_needed(line, "a size")
     at = place_of(error.__traceback__)
+    line = next(_unknown_numbers_at(error.__traceback__), UnknownNumber.last_whole)
+    if line.asked is None:
+        needed = DataNeeded("A size", f"is made of a number that nobody computes. {_STATE_WHERE_TAKEN}")
+    else:
+        needed = decision_needed(line, "a size")
     needed.where = at
     needed.args = (f"{at}: {needed.what}",)
     return needed
@@ -432,7 +438,7 @@ class Assumptions:
         before = self._stated.get((now.where, kind))
         self._stated[now.where, kind] = now if before is None else before.and_again(now)
 
-    def stated_answer(self, question: Question) -> Any:
+    def stated_answer(self, question: QuestionKind) -> Any:
         """Return the user's answer to a question at the reading line or a caller of it, or NOT_STATED."""
         answer = self.questions.ask(question)
         if answer is None:
@@ -505,7 +511,10 @@ class Assumptions:
         sentence = f"{kind} {_TAKEN_AND_NO_SIZE if default is None else _TAKEN}"
         value = self.took(int(DEFAULT_NUMBER if default is None else default))
         self.state(sentence, value)
-        return UnknownNumber(self._reading_line(), is_whole, self, default)
+        line = self._reading_line()
+        if is_whole and default is None:
+            UnknownNumber.last_whole = line
+        return UnknownNumber(line, is_whole, self, default)
 
     def first_of_list(self) -> int:
         """Return the natural index of one element: any list that has some has this one."""
@@ -540,6 +549,8 @@ class UnknownNumber(float):
     """
 
     __slots__ = ("asked", "assumptions", "default", "whole")
+    last_whole: ClassVar[ReadingLine] = ReadingLine()
+    """The line that took the last whole number without a default value: a size may be made of it at once."""
     asked: ReadingLine
     """The line that took it from a tensor."""
     whole: bool

@@ -172,7 +172,7 @@ class Estimate:
 
     @property
     def needs(self) -> Needs | None:
-        """What the whole program takes, if it ran out of memory and went on beyond the card."""
+        """Memory of the whole program, if it ran out of memory and went on beyond the card."""
         if not (self.went_beyond_card and self.out_of_memory):
             return None
         return Needs(self.peak_reserved, max(0, self.peak_reserved - self.fit().usable_bytes))

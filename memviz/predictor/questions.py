@@ -29,7 +29,7 @@ _MOST_KEPT = 1000
 
 
 @dataclass(frozen=True)
-class Question:
+class QuestionKind:
     """A kind of question: what an answer means, and which ones are possible."""
 
     text: str
@@ -45,30 +45,30 @@ class Question:
         return (self.least is None or value >= self.least) and (self.most is None or value <= self.most)
 
 
-CONDITION = Question("what is decided: True or False", (bool, int, float))
-NUMBER = Question("the number that is taken, as in 3.5", (bool, int, float, complex))
-WHOLE_NUMBER = Question("the number that is taken: a whole number", (bool, int))
+CONDITION = QuestionKind("what is decided: True or False", (bool, int, float))
+NUMBER = QuestionKind("the number that is taken, as in 3.5", (bool, int, float, complex))
+WHOLE_NUMBER = QuestionKind("the number that is taken: a whole number", (bool, int))
 
 
-def count_question(most: int | None = None, *, least: int = 0) -> Question:
+def count_question(most: int | None = None, *, least: int = 0) -> QuestionKind:
     """Return the question how many elements a result has."""
     bounds = f"of at least {least}" if most is None else f"from {least} to {count_text(most)}"
-    return Question(f"how many there are: a whole number {bounds}", (int,), least, most)
+    return QuestionKind(f"how many there are: a whole number {bounds}", (int,), least, most)
 
 
-def mask_question(elements: int) -> Question:
+def mask_question(elements: int) -> QuestionKind:
     some = f"how many of the {count_text(elements)} elements are true"
-    return Question(f"where a mask is true: True (everywhere), False (nowhere) or {some}", (bool, int), 0, elements)
+    return QuestionKind(f"where a mask is true: True (everywhere), False (nowhere) or {some}", (bool, int), 0, elements)
 
 
 @dataclass
 class AskedQuestion:
     """A question that the program asked at a place."""
 
-    question: Question
+    question: QuestionKind
     place: str
     number: int
-    """Of the questions on the line, in the order in which they were first asked."""
+    """Its place among the questions on the line, in the order in which they were first asked."""
     numbers_on_line: list[int]
     """Shared by the questions of a line."""
     answers: list[Any] = field(default_factory=list)
@@ -148,7 +148,7 @@ class Questions:
         self.last: AskedQuestion | None = None
         """The question that was asked last; None if no answer would be taken for it."""
 
-    def ask(self, question: Question) -> GivenAnswer | None:
+    def ask(self, question: QuestionKind) -> GivenAnswer | None:
         """Note a question where the program now is, and return the user's answer to it, if any."""
         self.last = self._noted(question)
         return self.answer()
@@ -162,7 +162,7 @@ class Questions:
         matches = [(at, given) for given in self.given if (at := given.matches(asking)) is not None]
         return min(matches, key=lambda match: (match[0], not match[1].is_numbered), default=(0, None))[1]
 
-    def _noted(self, question: Question) -> AskedQuestion | None:
+    def _noted(self, question: QuestionKind) -> AskedQuestion | None:
         innermost = innermost_frame_outside_torch()
         if innermost is None:
             return None

@@ -139,6 +139,7 @@ def predicting(
     steps: int | None = None,
     world_size: int | None = None,
     rank: int = 0,
+    goes_beyond_card: bool = False,
 ) -> Iterator[Predicting]:
     """Run the block with a pretended CUDA device, which counts memory and computes nothing.
 
@@ -155,6 +156,7 @@ def predicting(
         steps: After so many steps of an optimizer the block is over.
         world_size: Of a group of processes, as `torchrun` would say; the others are pretended.
         rank: Which of them runs here.
+        goes_beyond_card: Where memory runs out, go on without a limit; `needs` says what the whole takes.
 
     Raises:
         DataNeeded: The program asks for values that nobody computes, and no natural answer is known.
@@ -163,7 +165,10 @@ def predicting(
     if world_size is None and rank:
         raise UsageError("rank says which process of a group; say of how many with world_size.")
     group_rank = None if world_size is None else GroupRank(rank, world_size)
-    device = device_for(card, torch=torch, platform=platform, settings=settings, assume=assume, rank=group_rank)
+    device = device_for(
+        card, torch=torch, platform=platform, settings=settings, assume=assume, rank=group_rank,
+        goes_beyond_card=goes_beyond_card,
+    )  # fmt: skip
     done = Predicting(device)
     with device, OptimizerSteps(steps) as counted:
         try:
