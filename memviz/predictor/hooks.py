@@ -457,6 +457,8 @@ def follow_workers(patches: Patches, recorder: AllocationRecorder) -> None:
             return original_reduce(tensor)
         return _rebuild_unknown, (tuple(tensor.shape), tensor.stride(), tensor.dtype)
 
+    share: Any = refusing("sharing memory of the card with another process", "its handle means nothing there")
+    patches.put(torch.UntypedStorage, "_share_cuda_", share)
     _rebuilders.append(recorder)
     patches.callback(_rebuilders.clear)
     for kind in (Tensor, nn.Parameter):

@@ -123,6 +123,7 @@ class TensorAnswers:
             Tensor.numpy: self._to_numpy(".numpy()"),
             Tensor.__array__: self._to_numpy("numpy"),
             Tensor.__dlpack__: self._stop_at_dlpack,
+            _getter("__cuda_array_interface__"): self._stop_at_array_interface,
             Tensor.__dlpack_device__: self._if_there(lambda tensor: (_CUDA_IN_DLPACK, devices.own.index)),
             **{function: self._to_number(*conversion) for function, conversion in _CONVERSIONS.items()},
             **{function: self._from_numbers(function) for function in _MADE_OF_NUMBERS},
@@ -162,6 +163,11 @@ class TensorAnswers:
     def _stop_at_dlpack(self, args: Any, kwargs: Any) -> Any:
         if args[0].is_meta or self._host.is_unknown(args[0]):
             raise data_needed("DLPack")
+        return NotImplemented
+
+    def _stop_at_array_interface(self, args: Any, kwargs: Any) -> Any:
+        if args[0].is_meta:
+            raise data_needed("__cuda_array_interface__, as CuPy, Numba and RAPIDS read it,")
         return NotImplemented
 
     def _to_number(self, as_type: NumberType, name: str) -> Answer:
