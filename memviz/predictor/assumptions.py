@@ -600,6 +600,10 @@ class UnknownNumber(float):
     def _value(self) -> float:
         return DEFAULT_NUMBER if self.default is None else self.default
 
+    def _differ(self) -> None:
+        if self.assumptions is not None:
+            self.assumptions.state_a_decision("a number that is not computed is taken to differ from another")
+
     def _decide(self) -> None:
         if self.assumptions is not None:
             self.assumptions.decide(self.asked, self._value)
@@ -647,15 +651,18 @@ _TOKENIZERS = ("/transformers/tokenization_", "/tokenizers/")
 """Their code looks up a word for each number."""
 
 
-def is_index_in(frame: FrameType) -> bool:
-    """Return whether the instruction of a frame takes one element: `items[number]`, but not `items[:number]`."""
+def is_index_in(frame: FrameType, *, of_tensor: bool = False) -> bool:
+    """Return whether the instruction of a frame takes one element: `items[number]`, but not `items[:number]`.
+
+    Among several indices only a tensor's are told apart: the ends of its slices are answered before.
+    """
     if any(name in Path(frame.f_code.co_filename).as_posix() for name in _TOKENIZERS):
         return True
     instruction = frame.f_code.co_code[frame.f_lasti : frame.f_lasti + 2]
     if instruction[0] in _SUBSCRIPTS:
         # Before Python 3.12 a slice is made in the instruction before.
         before = frame.f_code.co_code[frame.f_lasti - 2]
-        return before != dis.opmap["BUILD_SLICE"]
+        return before != dis.opmap["BUILD_SLICE"] and (of_tensor or before != dis.opmap["BUILD_TUPLE"])
     is_operator = instruction[0] == dis.opmap["BINARY_OP"] and instruction[1] < len(_OPERATORS)
     return is_operator and _OPERATORS[instruction[1]][0] == "NB_SUBSCR"
 
@@ -684,12 +691,19 @@ def _integer_result(own: str, one: UnknownNumber, other: Any) -> UnknownNumber:
     return UnknownNumber(one.asked, default is not None, one.assumptions, default)
 
 
+_EQUALITY = ("__eq__", "__ne__")
+
+
 def _comparison(own: str) -> Callable[..., Any]:
     compare = getattr(float, own)
 
     def comparison(self: UnknownNumber, other: Any) -> Any:
         if not isinstance(other, int | float):
             return NotImplemented
+        if own in _EQUALITY and self.whole and self.default is None and type(other) is not UnknownNumber:
+            # A token is not the end of a text, a label not a certain one.
+            self._differ()
+            return own == "__ne__"
         self._decide()
         return compare(self, other)
 

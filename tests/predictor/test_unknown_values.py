@@ -216,6 +216,21 @@ def test_an_element_of_a_list_is_the_first_unless_another_is_stated() -> None:
         (line,) = {answer.rpartition("#")[0] for answer in device.recorder.assumptions.questions.answers()}
     with PredictedDevice(A100, assume={f"{line}#2": 1}):
         assert take() == (5, "b", ["c"])
+    with PredictedDevice(A100):
+        rows, at = there(4, 5, 6), there(dtype=WHOLE)
+        assert (rows[at].shape, rows[1, at].shape, rows[at, :, 2].shape) == ((5, 6), (6,), (5,))
+        rows[2, at] = 1
+        with pytest.raises(DataNeeded):
+            np.zeros((3, 4))[0, : at.item()]
+
+
+def test_a_whole_number_is_another_than_the_one_it_is_compared_with() -> None:
+    """A text goes on until its greatest length, whichever number ends it."""
+    with PredictedDevice(A100) as device:
+        token = there(dtype=WHOLE).item()
+        assert not any(token == end for end in (0, 1, 2)) and all(token != end for end in (0, 1, 2))
+        assert token == token
+        assert any("taken to differ" in said for said in stated(device))
 
 
 def test_questions_of_one_line_are_answered_by_number_and_by_name() -> None:
