@@ -1,4 +1,4 @@
-"""What stays outside a prediction says so: a small program for each row of the table in memviz/predictor/README.md."""
+"""Code outside a prediction says so: a small program for each row of the table in memviz/predictor/README.md."""
 
 from __future__ import annotations
 
