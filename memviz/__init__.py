@@ -32,6 +32,11 @@ if not os.path.isdir(os.path.join(__path__[0], "optimizations")) and os.path.isd
     __path__.append(_TOP)
 
 
+def load_ipython_extension(shell: "Any") -> None:
+    """`%load_ext memviz` in a notebook: cells can begin with `%%predict --card L4`."""
+    import_module("memviz.commands.predict_cell").load(shell)
+
+
 def __getattr__(name: str) -> "Any":
     """Only when asked for: the command line starts before torch could be imported."""
     if name == "figures":

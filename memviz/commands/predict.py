@@ -7,7 +7,9 @@ import ast
 import io
 import json
 import os
+import re
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,29 +70,44 @@ it gets a natural answer, which is noted, or is stopped with exit status 3: stat
 Python processes that it starts (torchrun, mp.spawn, subprocess) are predicted too, each by itself; exit status 4 says
 that what one of them takes is not known.
 """
-_RARELY_A_SCRIPTS = ("--card", "--assume", "--settings", "--with", "--torch", "--platform")
+_RARELY_A_SCRIPTS = ("--card", "--assume", "--assume-file", "--settings", "--with", "--torch", "--platform")
 """Options of memviz that are reported among the script's arguments, as scripts seldom have one of that name."""
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """Add the options that a cell of a notebook takes too."""
+    parser.add_argument("--card", help="by a part of its name; its memory is the limit then (default: no limit)")
+    add_memory(parser)
+    parser.add_argument("--torch", default="", metavar="RELEASE", help="with the kernels of another release, as in 2.6")
+    add_platform(parser)
+    parser.add_argument("--settings", help="as in PYTORCH_CUDA_ALLOC_CONF, which holds by default")
+    parser.add_argument("--steps", type=positive, metavar="N", help="end after N steps of the optimizer")
+    parser.add_argument(
+        "--assume", action="append", default=[], metavar="FILE.py:LINE[#N]=VALUE[,VALUE ...]",
+        help="the answer where a line asks for values (#N: its Nth question), or where a variable is assigned "
+        "(FILE.py:NAME=VALUE), or several, taken in turn; may be given several times",
+    )  # fmt: skip
+    parser.add_argument(
+        "--assume-file", action="append", default=[], type=Path, metavar="FILE",
+        help="assumptions, one a line, with comments after #",
+    )  # fmt: skip
+    parser.add_argument(
+        "--continue", dest="goes_beyond_card", action="store_true",
+        help="where memory runs out, go on beyond the card and say what the program needs",
+    )  # fmt: skip
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.usage = "python -m memviz predict [options] (SCRIPT | NOTEBOOK.ipynb | -m MODULE) [ARGUMENT ...]"
     parser.epilog = _MORE
-    parser.add_argument("--card", help="by a part of its name; its memory is the limit then (default: no limit)")
-    add_memory(parser)
-    parser.add_argument("--torch", default="", metavar="RELEASE", help="with the kernels of another release, as in 2.6")
-    add_platform(parser)
-    parser.add_argument("--settings", help="as in PYTORCH_CUDA_ALLOC_CONF, which holds by default")
+    add_device(parser)
     parser.add_argument(
         "--with", dest="optimizations", action="append", default=[], metavar="NAME[:KNOB=VALUE,...]",
         help="an optimization, applied to the script's models as they reach the device; may be given several times",
     )  # fmt: skip
     parser.add_argument("--set", action="append", default=[], metavar="KNOB=VALUE", help="a knob of the optimizations")
-    parser.add_argument("--steps", type=positive, metavar="N", help="end after N steps of the optimizer")
-    parser.add_argument(
-        "--assume", action="append", default=[], metavar="FILE.py:LINE=VALUE[,VALUE ...]",
-        help="the answer where a line asks for values, or several, taken in turn; may be given several times",
-    )  # fmt: skip
+    parser.add_argument("--write-assume", type=Path, metavar="FILE", help="write the answers that the run took")
     parser.add_argument(
         "--world-size", type=positive, metavar="N",
         help="run as one process of N, as torchrun would start it; the others are pretended",
@@ -130,7 +147,8 @@ def _predict(args: argparse.Namespace) -> int:
         platform=args.platform,
         settings=args.settings,
         steps=args.steps,
-        assume=_answers_by_line(args.assume),
+        assume=stated_answers(args),
+        goes_beyond_card=args.goes_beyond_card,
         rank=_group_rank(args),
         output=args.output and args.output.absolute(),
         overwrite=args.overwrite,
@@ -140,7 +158,11 @@ def _predict(args: argparse.Namespace) -> int:
         done = predict_script(script, order, progress)
     finally:
         progress("")
-    _print(done, args.output)
+    # To stderr: stdout belongs to the script.
+    for line in summary_lines(done, args.output):
+        print_line(line)
+    if args.write_assume is not None:
+        _write_assume(args.write_assume, done)
     if stdout is not None:
         from memviz.runner.predicted_script import script_json
 
@@ -160,113 +182,134 @@ def _group_rank(args: argparse.Namespace) -> GroupRank | None:
     return GroupRank(int(args.rank or 0), args.world_size)
 
 
-def _answers_by_line(texts: list[str]) -> dict[str, Any]:
-    """Return the answer of each line, or the answers in order where a line is named several times."""
+def _lines_of_files(paths: list[Path]) -> Iterator[str]:
+    for path in paths:
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"{path} cannot be read ({getattr(error, 'strerror', None) or error}).") from None
+        # A comment begins the line or follows a space: `train.py:12#2` is a place.
+        yield from filter(None, (re.split(r"(?:^|\s)#", line)[0].strip() for line in lines))
+
+
+def _write_assume(path: Path, done: ScriptPrediction) -> None:
+    """Write the answers of the run, as `--assume-file` takes them."""
+    head = "# Answers to what the program asked and nobody computed, for --assume-file."
+    try:
+        path.write_text("".join(f"{line}\n" for line in (head, *done.assume)), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written ({error.strerror or error}).") from None
+    print_line(f"the assumptions are in {path}; change them and give them with --assume-file {path}")
+
+
+def stated_answers(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the answer of each place, or the answers in order where a place is named several times."""
     answers: dict[str, Any] = {}
-    for place, value in map(_assumed, texts):
+    for place, value in map(_assumed, [*_lines_of_files(args.assume_file), *args.assume]):
         more = value if isinstance(value, tuple) else (value,)
         answers[place] = (*answers[place], *more) if place in answers else more
     return answers
 
 
 def _assumed(text: str) -> tuple[str, Any]:
+    from memviz.predictor.questions import is_place
+
     place, equals, value = text.partition("=")
-    file, _, line = place.rpartition(":")
-    if not equals or not file or not line.isdigit():
-        raise UsageError(f"--assume takes FILE.py:LINE=VALUE, as in --assume train.py:12=3.5; not {text}.")
+    if not equals or not is_place(place):
+        forms = "train.py:12=3.5, train.py:12#2=3.5 (its second question) or train.py:count=3"
+        raise UsageError(f"--assume takes a place and a value, as in {forms}; not {text}.")
     try:
         return place, ast.literal_eval(value)
     except (ValueError, SyntaxError):
         raise UsageError(f"--assume takes a value that Python can read, as in True, 3 or 0.5; not {value}.") from None
 
 
-def _print(done: ScriptPrediction, output: Path | None) -> None:
-    """Print to stderr: stdout belongs to the script."""
+def summary_lines(done: ScriptPrediction, output: Path | None = None) -> Iterator[str]:
     from memviz.predictor.accuracy import unproven_sentence
     from memviz.predictor.assumptions import caught_refusal, sentences_of
 
     estimate = done.estimate
     if done.stopped is not None:
-        print_line(f"stopped at {done.stopped}")
+        yield f"stopped at {done.stopped}"
     has_children = any(done.children)
     if estimate.peak_requested or estimate.out_of_memory or not (done.not_known or has_children):
-        _print_figures(done)
+        yield from _figure_lines(done)
     if has_children:
-        _print_children(done)
+        yield from _child_lines(done)
     if done.not_known:
-        print_line(f"the peak of the whole program is not known: {done.not_known}")
+        yield f"the peak of the whole program is not known: {done.not_known}"
     else:
         if estimate.peak_requested or not has_children:
-            print_line(f"  {estimate.expected_error.sentence}")
+            yield f"  {estimate.expected_error.sentence}"
         if sentence := unproven_sentence(estimate.unproven):
-            print_line(f"- {sentence}")
-    _print_parts(done)
+            yield f"- {sentence}"
+    yield from _part_lines(done)
     for sentence in sentences_of(estimate.assumed):
-        print_line(f"- assumed: {sentence}")
+        yield f"- assumed: {sentence}"
     if caught := caught_refusal():
-        print_line(f"- {caught}")
+        yield f"- {caught}"
     if done.unused_sentence:
-        print_line(f"error: {done.unused_sentence}")
+        yield f"error: {done.unused_sentence}"
     if output is not None:
-        print_line(f"the snapshot is in {output}; look at it with python -m memviz open {output}")
+        yield f"the snapshot is in {output}; look at it with python -m memviz open {output}"
 
 
-def _print_parts(done: ScriptPrediction) -> None:
-    """Print the cells of a notebook, and what did not run or was not followed."""
+def _part_lines(done: ScriptPrediction) -> Iterator[str]:
+    """Yield the cells of a notebook, and what did not run or was not followed."""
     for cell in done.cells:
         live, left = bytes_text(cell.peak_requested_bytes), bytes_text(cell.end_requested_bytes)
-        print_line(f"  cell {cell.number:<5} live {live} at the highest moment, {left} at its end")
+        yield f"  cell {cell.number:<5} live {live} at the highest moment, {left} at its end"
     if done.skipped:
-        print_line(f"- not run, as only Jupyter can: {', '.join(f'`{line}`' for line in done.skipped)}")
+        yield f"- not run, as only Jupyter can: {', '.join(f'`{line}`' for line in done.skipped)}"
     for command, times in done.estimate.commands.items():
-        print_line(f"- not predicted: `{command}`{f' ({count_text(times)} times)' if times > 1 else ''}")
+        yield f"- not predicted: `{command}`{f' ({count_text(times)} times)' if times > 1 else ''}"
 
 
-def _print_children(done: ScriptPrediction) -> None:
+def _child_lines(done: ScriptPrediction) -> Iterator[str]:
     estimate = done.estimate
-    print_line(f"processes that it started, each predicted by itself on {estimate.card.name}:")
+    yield f"processes that it started, each predicted by itself on {estimate.card.name}:"
     for child in done.children:
-        print_line(f"  {child.sentence()}")
+        yield f"  {child.sentence()}"
     for sentence in dict.fromkeys(child.expected_error for child in done.children):
-        print_line(f"  {sentence}")
+        yield f"  {sentence}"
     shared = done.shared_cards()
     for card, count, reserved in shared:
         beside = f"beside a CUDA context of {estimate.context.interval} for each"
-        print_line(f"  cuda:{card} has {count} processes, with {bytes_text(reserved)} at most together, {beside}")
+        yield f"  cuda:{card} has {count} processes, with {bytes_text(reserved)} at most together, {beside}"
     if shared and done.fits is None and estimate.limited and not done.not_known:
-        print_line("  whether they fit one card depends on when each has its peak")
+        yield "  whether they fit one card depends on when each has its peak"
     elif done.fits is not None:
-        print_line(f"  all of it {'fits' if done.fits else 'does not fit'}")
+        yield f"  all of it {'fits' if done.fits else 'does not fit'}"
 
 
-def _print_figures(done: ScriptPrediction) -> None:
+def _figure_lines(done: ScriptPrediction) -> Iterator[str]:
     estimate, until = done.estimate, ", until there" if done.not_known else ""
     steps = f", {count_text(estimate.steps)} {'step' if estimate.steps == 1 else 'steps'}" if estimate.steps else ""
     rank = "" if estimate.rank is None else f", rank {estimate.rank.number} of {estimate.rank.world_size}"
     card = estimate.card.name
     kernels = f"for {card} with the kernels" if estimate.limited else f"with the kernels of {card} and"
-    print_line(f"predicted {kernels} of torch {estimate.torch}{rank}{steps}{until}:")
+    yield f"predicted {kernels} of torch {estimate.torch}{rank}{steps}{until}:"
     blocks = f"in blocks of {bytes_text(estimate.peak_allocated)}"
     if estimate.peak_allocated < estimate.peak_requested:
         blocks += " as torch counts, which leaves out what is freed and waits for a stream"
-    print_line(f"  live       {bytes_text(estimate.peak_requested)} at the highest moment, {blocks}")
+    yield f"  live       {bytes_text(estimate.peak_requested)} at the highest moment, {blocks}"
     free, squeezed = estimate.peak_reserved_without_limit, estimate.peak_reserved_on_card
     unlimited = ""
     if free is not None and squeezed is not None and squeezed < free:
         unlimited = f" on the card, {bytes_text(free)} without a limit"
-    print_line(f"  reserved   {bytes_text(estimate.peak_reserved)} at most{unlimited}")
+    yield f"  reserved   {bytes_text(estimate.peak_reserved)} at most{unlimited}"
     if estimate.limited:
-        print_line(f"  beside it  {estimate.context.interval} for the CUDA context, {estimate.context.source}")
+        yield f"  beside it  {estimate.context.interval} for the CUDA context, {estimate.context.source}"
     if estimate.peak_host:
-        print_line(f"  host       {bytes_text(estimate.peak_host)} at most, of tensors there that have no values")
+        yield f"  host       {bytes_text(estimate.peak_host)} at most, of tensors there that have no values"
     for name, models in done.applied.items():
-        print_line(f"  {name} changed {', '.join(models) or 'no model'}")
+        yield f"  {name} changed {', '.join(models) or 'no model'}"
     for warning in estimate.warnings:
-        print_line(f"  warning: {warning}")
+        yield f"  warning: {warning}"
     if done.fits is not None:
-        print_line(f"  {_fit_text(done)}")
+        yield f"  {_fit_text(done)}"
     elif not done.not_known:
-        print_line(f"  {_common_text(estimate)}")
+        yield f"  {_common_text(estimate)}"
 
 
 def _common_text(estimate: Estimate) -> str:
@@ -282,17 +325,28 @@ def _common_text(estimate: Estimate) -> str:
     return f"{text} (--card NAME makes one card's memory the limit)"
 
 
+def _needs_text(done: ScriptPrediction) -> str:
+    needs = done.estimate.needs
+    assert needs is not None
+    least = "at least, until it ended, " if done.not_known else ""
+    beyond = f", {bytes_text(needs.beyond_bytes)} more than a process gets there" if needs.beyond_bytes else ""
+    return f"it needs {least}{bytes_text(needs.reserved_bytes)}{beyond}"
+
+
 def _fit_text(done: ScriptPrediction) -> str:
     from memviz.results.run import usable_text
 
     estimate = done.estimate
     name, word = estimate.card.name, estimate.fit_word()
     if estimate.out_of_memory:
+        if estimate.needs is not None:
+            return f"does not fit: {name} ran out of memory, and the program went on beyond it; {_needs_text(done)}"
         times = f"{count_text(estimate.out_of_memory)} times" if estimate.out_of_memory > 1 else "once"
         if estimate.is_limited_by_itself:
             return f"does not fit: the program ran out of the share of {name} that it allows itself {times}"
         usable = usable_text(estimate.fit())
-        after = "what it needs in all is not known" if done.exit_status else "the program went on to its end"
+        unknown = "what it needs in all is not known, and predict --continue says it"
+        after = unknown if done.exit_status else "the program went on to its end"
         return f"does not fit: {name} ran out of memory {times}, with {usable}; {after}"
     fit = estimate.fit()
     usable = f"the {bytes_text(fit.usable_bytes)} that a process gets of {name}"

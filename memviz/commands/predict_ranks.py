@@ -28,7 +28,7 @@ _MOST_AT_ONCE = 4
 _UNUSED = 2
 """The exit status of a rank that ended well and did not use an `--assume`."""
 _NAMED = ("card", "memory", "torch", "platform", "settings", "steps", "world_size")
-_REPEATED = {"optimizations": "--with", "set": "--set", "assume": "--assume"}
+_REPEATED = {"optimizations": "--with", "set": "--set", "assume": "--assume", "assume_file": "--assume-file"}
 _PEAKS = ("peak_requested_bytes", "peak_allocated_bytes", "peak_reserved_bytes")
 
 
@@ -134,6 +134,7 @@ class _Runs:
         for name, option in _REPEATED.items():
             for value in getattr(args, name):
                 yield from (option, value)
+        yield from (["--continue"] if args.goes_beyond_card else [])
         yield from ("--rank", str(rank), "--json")
         if args.output:
             self.file_of(rank).parent.mkdir()

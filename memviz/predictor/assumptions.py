@@ -6,12 +6,14 @@ the arguments of a distribution are valid.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import dis
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce, wraps
 from pathlib import Path
-from types import FrameType
-from typing import Any, NamedTuple, NoReturn, Self
+from types import FrameType, TracebackType
+from typing import Any, ClassVar, NamedTuple, NoReturn, Self
 
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
@@ -19,25 +21,21 @@ from torch.utils.weak import WeakIdKeyDictionary
 from memviz.errors import UsageError
 from memviz.predictor.known_values import DEFAULT_NUMBER
 from memviz.predictor.position import (
-    ReadingLine,
-    current_line,
     file_and_line_of_caller,
     first_of_library,
-    frames,
-    innermost_place_outside_torch,
     place_of,
     quoted_line_of_caller,
 )
+from memviz.predictor.questions import AskedQuestion, GivenAnswer, QuestionKind, Questions
 from memviz.units import count_text
 
 # Errors of a predicted device that cannot continue: the line, the value it reads, and the remedy.
 
 REMEDY = "Or take the value from the host, write it as a constant, or leave this line out of what is predicted."
 _NO_VALUE_HELPS = "No value helps: leave this line out of what is predicted."
-_HOW_MANY = "VALUE is how many there are."
 _REMEDIES = {
-    "bincount": f"{_HOW_MANY} Or give it minlength: values are taken to lie below.",
-    "repeat_interleave": f"{_HOW_MANY} Or give it output_size, and its shape is known.",
+    "bincount": "Or give it minlength: values are taken to lie below.",
+    "repeat_interleave": "Or give it output_size, and its shape is known.",
 }
 _NAMES = {
     "_local_scalar_dense": "a decision, an index or a number taken from a tensor",
@@ -62,6 +60,8 @@ OF_SPARSE = (
     "and what optimizers ask of gradients"
 )
 
+_STATE_WHERE_TAKEN = "State the number with --assume at the line that takes it."
+
 _refused: list[str] = []
 """Refusals since the device was entered; only one device exists at a time."""
 
@@ -82,6 +82,8 @@ def remedy_for(func: Any) -> str:
 class Stopped(UsageError):
     """A program cannot go on where it is."""
 
+    exit_status = 3
+
     def __init__(self, what: str) -> None:
         super().__init__(f"{_head()}{what}")
         self.what = what
@@ -94,6 +96,12 @@ class Stopped(UsageError):
 
 class NotPredicted(Stopped):
     """An operator without a memory rule."""
+
+
+class WrongAnswer(Stopped):
+    """An answer of the user that its question cannot take."""
+
+    exit_status = 2
 
 
 class DataNeeded(Stopped):
@@ -114,6 +122,7 @@ class DataNeeded(Stopped):
 
 def forget_refusals() -> None:
     _refused.clear()
+    UnknownNumber.last_whole = ReadingLine()
 
 
 def caught_refusal() -> str:
@@ -138,11 +147,22 @@ def no_such_kernel(why: str) -> NoSuchKernel:
     return NoSuchKernel(f"No available kernel. Aborting execution. {why}")
 
 
-def data_needed(what: str, remedy: str = REMEDY, *, takes_value: bool = True) -> DataNeeded:
-    """Return the error for reading values by `what`, as '.tolist()'; `takes_value` if --assume can answer."""
+def data_needed(what: str, remedy: str = REMEDY, asked: AskedQuestion | None = None) -> DataNeeded:
+    """Return the error for reading values by `what`, as '.tolist()'; `asked` if --assume can answer."""
     asks = "asks for the values of a tensor, and a predicted device computes none."
-    place = innermost_place_outside_torch() if takes_value else ""
-    return DataNeeded(what, f"{asks} {_state_hint(place, remedy)}", place)
+    return DataNeeded(what, f"{asks} {_state_hint(asked, remedy)}", "" if asked is None else asked.name)
+
+
+class ReadingLine(NamedTuple):
+    """A line that reads a value of a tensor."""
+
+    words: str = ""
+    asked: AskedQuestion | None = None
+    """The question that `--assume` answers; None where no answer would be taken."""
+
+    @property
+    def place(self) -> str:
+        return "" if self.asked is None else self.asked.name
 
 
 def decision_needed(line: ReadingLine, what: str = "a decision", *, without_end: bool = False) -> DataNeeded:
@@ -153,17 +173,32 @@ def decision_needed(line: ReadingLine, what: str = "a decision", *, without_end:
         if without_end
         else "and a predicted device computes none: it may be printed and added up, but this cannot be decided by it."
     )
-    return DataNeeded(what, f"asks for {number}, {why} {_state_hint(line.place, REMEDY)}", line.place)
+    return DataNeeded(what, f"asks for {number}, {why} {_state_hint(line.asked, REMEDY)}", line.place)
 
 
 def size_needed(error: TypeError) -> DataNeeded:
     """Return the error for torch's TypeError about an unknown number used as a size."""
-    needed = DataNeeded("A size", "is made of a number that was taken from a tensor, and nobody computes it.")
     at = place_of(error.__traceback__)
+    line = next(_unknown_numbers_at(error.__traceback__), UnknownNumber.last_whole)
+    if line.asked is None:
+        needed = DataNeeded("A size", f"is made of a number that nobody computes. {_STATE_WHERE_TAKEN}")
+    else:
+        needed = decision_needed(line, "a size")
     needed.where = at
-    needed.what = f"{needed.what} State the number with --assume at the line that takes it."
     needed.args = (f"{at}: {needed.what}",)
     return needed
+
+
+def _unknown_numbers_at(traceback: TracebackType | None) -> Iterator[ReadingLine]:
+    """Yield where unknown numbers were read that the frames of an error hold, innermost frame first."""
+    held: list[Any] = []
+    while traceback is not None:
+        held[:0] = traceback.tb_frame.f_locals.values()
+        traceback = traceback.tb_next
+    for value in held:
+        for number in value if isinstance(value, list | tuple) else (value,):
+            if type(number) is UnknownNumber and number.whole and number.default is None:
+                yield number.asked
 
 
 def stopped_by_interrupt(error: KeyboardInterrupt) -> Stopped:
@@ -174,8 +209,10 @@ def stopped_by_interrupt(error: KeyboardInterrupt) -> Stopped:
     return stopped
 
 
-def _state_hint(place: str, remedy: str) -> str:
-    return f"State it with --assume {place}=VALUE. {remedy}" if place else _NO_VALUE_HELPS
+def _state_hint(asked: AskedQuestion | None, remedy: str) -> str:
+    if asked is None:
+        return _NO_VALUE_HELPS
+    return f"State it with --assume {asked.name}=VALUE. VALUE is {asked.question.text}. {remedy}"
 
 
 def raise_as_cuda(error: RuntimeError, func: Any, args: Any) -> None:
@@ -343,19 +380,18 @@ _TAKEN = (
 )
 _TAKEN_AND_NO_SIZE = (
     "taken from a tensor is not computed: it prints as unknown, counts as {number} where it is compared and where math "
-    "or numpy take it, and cannot be a size or an index"
+    "or numpy take it, and cannot be a size"
 )
 _MOST_DECISIONS = 100_000
 """Limit per line: a loop that waits for a number to change would never end."""
 NOT_STATED = object()
+FIRST = 0
 
 
 class Assumptions:
     def __init__(self, answers: Mapping[str, Any] | None = None) -> None:
-        """`given` are the user's own answers, by 'train.py:12'."""
-        self._given = [_GivenAnswer(place, value) for place, value in (answers or {}).items()]
-        self._asked: dict[str, None] = {}
-        """Lines that read a value, as `--assume` takes them."""
+        """`answers` are the user's own, by place, as 'train.py:12'."""
+        self.questions = Questions(answers)
         self._sentences: dict[str, None] = {}
         """In the order in which they were first needed."""
         self._stated: dict[tuple[str, str], Assumption] = {}
@@ -402,41 +438,55 @@ class Assumptions:
         before = self._stated.get((now.where, kind))
         self._stated[now.where, kind] = now if before is None else before.and_again(now)
 
-    def stated_answer(self) -> Any:
-        """Return the user's answer for the reading line or a caller of it, or NOT_STATED."""
-        answer = self._answer()
+    def stated_answer(self, question: QuestionKind) -> Any:
+        """Return the user's answer to a question at the reading line or a caller of it, or NOT_STATED."""
+        answer = self.questions.ask(question)
         if answer is None:
             return NOT_STATED
         value = answer.next()
+        self._check(answer, value)
         self.state(f"{value!r} is taken, as was asked")
         return value
 
-    def _answer(self) -> _GivenAnswer | None:
-        if not self._given:
-            return None
-        self._asked[innermost_place_outside_torch()] = None
-        answers = (candidate for frame in frames() for candidate in self._given if candidate.is_of(frame))
-        return next(answers, None)
+    def _check(self, answer: GivenAnswer, value: Any) -> None:
+        if answer.ambiguity:
+            raise WrongAnswer(answer.ambiguity)
+        asked = self.questions.last
+        if asked is None or asked.question.accepts(value):
+            return
+        # Not used, then, if the program catches this and goes on.
+        answer.taken -= 1
+        place = asked.name
+        own = "" if place == answer.place else f" State that one by itself with --assume {place}=VALUE."
+        raise WrongAnswer(
+            f"--assume {answer.place}={value!r} is no answer to what is asked at {place}, {asked.question.text}.{own}"
+        )
+
+    def took(self, answer: Any) -> Any:
+        """Note and return the natural answer to the question that was asked last."""
+        if self.questions.last is not None:
+            self.questions.last.took(answer)
+        return answer
 
     @property
     def states_several(self) -> bool:
         """Return whether the asking line has several stated answers, taken in turn."""
-        answer = self._answer()
+        answer = self.questions.answer()
         return answer is not None and len(answer.values) > 1
 
     @property
+    def _unused(self) -> tuple[GivenAnswer, ...]:
+        return tuple(answer for answer in self.questions.given if not answer.taken)
+
+    @property
     def unused(self) -> tuple[str, ...]:
-        """Lines with a stated answer that read no value."""
-        return tuple(answer.place for answer in self._given if not answer.taken)
+        """Places with a stated answer that read no value."""
+        return tuple(answer.place for answer in self._unused)
 
     @property
     def unused_sentence(self) -> str:
         """Empty where every stated answer was used."""
-        if not self.unused:
-            return ""
-        lines = ", ".join(filter(None, self._asked))
-        where = f"Values were asked for at {lines}." if lines else "The program asked for no value."
-        return f"No line used --assume {', '.join(self.unused)}. {where}"
+        return self.questions.unused_sentence(self._unused) if self._unused else ""
 
     def for_library(self, kind: type, default: int | None = None) -> Any:
         """Return the answer for a library that now reads a value of this type, or None.
@@ -459,11 +509,23 @@ class Assumptions:
         """Return a number that the program takes from a tensor, with the default value of a whole one."""
         kind = "a whole number" if is_whole else "a number"
         sentence = f"{kind} {_TAKEN_AND_NO_SIZE if default is None else _TAKEN}"
-        self.state(sentence, int(DEFAULT_NUMBER if default is None else default))
-        return UnknownNumber(current_line(), is_whole, self, default)
+        value = self.took(int(DEFAULT_NUMBER if default is None else default))
+        self.state(sentence, value)
+        line = self._reading_line()
+        if is_whole and default is None:
+            UnknownNumber.last_whole = line
+        return UnknownNumber(line, is_whole, self, default)
+
+    def first_of_list(self) -> int:
+        """Return the natural index of one element: any list that has some has this one."""
+        self.state("an index that is not computed is taken to be {number}", FIRST)
+        return FIRST
+
+    def _reading_line(self) -> ReadingLine:
+        return ReadingLine(quoted_line_of_caller(), self.questions.last)
 
     def state_a_decision(self, what: str) -> None:
-        self._count_decision(current_line())
+        self._count_decision(self._reading_line())
         self.state(what)
 
     def decide(self, line: ReadingLine, number: float) -> None:
@@ -478,26 +540,6 @@ class Assumptions:
             raise decision_needed(line, without_end=True)
 
 
-class _GivenAnswer:
-    """The user's answers for one line; several are taken in turn, and again from the first."""
-
-    def __init__(self, place: str, value: Any) -> None:
-        file, _, line = place.rpartition(":")
-        self.place = place
-        self.values = list(value) if isinstance(value, tuple | list) and value else [value]
-        self.taken = 0
-        self._parts, self._line = Path(file).parts, int(line)
-
-    def is_of(self, frame: FrameType) -> bool:
-        if frame.f_lineno != self._line:
-            return False
-        return Path(frame.f_code.co_filename).parts[-len(self._parts) :] == self._parts
-
-    def next(self) -> Any:
-        self.taken += 1
-        return self.values[(self.taken - 1) % len(self.values)]
-
-
 class UnknownNumber(float):
     """Result of `.item()` on a predicted device.
 
@@ -507,6 +549,8 @@ class UnknownNumber(float):
     """
 
     __slots__ = ("asked", "assumptions", "default", "whole")
+    last_whole: ClassVar[ReadingLine] = ReadingLine()
+    """The line that took the last whole number without a default value: a size may be made of it at once."""
     asked: ReadingLine
     """The line that took it from a tensor."""
     whole: bool
@@ -556,6 +600,10 @@ class UnknownNumber(float):
     def _value(self) -> float:
         return DEFAULT_NUMBER if self.default is None else self.default
 
+    def _differ(self) -> None:
+        if self.assumptions is not None:
+            self.assumptions.state_a_decision("a number that is not computed is taken to differ from another")
+
     def _decide(self) -> None:
         if self.assumptions is not None:
             self.assumptions.decide(self.asked, self._value)
@@ -572,10 +620,14 @@ class UnknownNumber(float):
         return int(self._value)
 
     def __index__(self) -> int:
-        """Return the default value for a size or an index; a number without one cannot be any."""
-        if self.default is None:
+        """Return the default value for a size or an index; without one, 0 as an index and nothing as a size."""
+        if self.default is not None:
+            return self._as_integer()
+        if not is_index_in(sys._getframe(1)):
             raise decision_needed(self.asked, "a size or an index")
-        return self._as_integer()
+        if self.asked.asked is not None:
+            self.asked.asked.answers[:] = [FIRST]
+        return FIRST if self.assumptions is None else self.assumptions.first_of_list()
 
     def __float__(self) -> float:
         if self.assumptions is not None:
@@ -591,6 +643,28 @@ class UnknownNumber(float):
 
     __int__ = __trunc__ = __floor__ = __ceil__ = _as_integer
     __divmod__ = __rdivmod__ = _stop
+
+
+_SUBSCRIPTS = {dis.opmap[name] for name in ("BINARY_SUBSCR", "STORE_SUBSCR", "DELETE_SUBSCR") if name in dis.opmap}
+_OPERATORS: list[Any] = getattr(dis, "_nb_ops", [])
+_TOKENIZERS = ("/transformers/tokenization_", "/tokenizers/")
+"""Their code looks up a word for each number."""
+
+
+def is_index_in(frame: FrameType, *, of_tensor: bool = False) -> bool:
+    """Return whether the instruction of a frame takes one element: `items[number]`, but not `items[:number]`.
+
+    Among several indices only a tensor's are told apart: the ends of its slices are answered before.
+    """
+    if any(name in Path(frame.f_code.co_filename).as_posix() for name in _TOKENIZERS):
+        return True
+    instruction = frame.f_code.co_code[frame.f_lasti : frame.f_lasti + 2]
+    if instruction[0] in _SUBSCRIPTS:
+        # Before Python 3.12 a slice is made in the instruction before.
+        before = frame.f_code.co_code[frame.f_lasti - 2]
+        return before != dis.opmap["BUILD_SLICE"] and (of_tensor or before != dis.opmap["BUILD_TUPLE"])
+    is_operator = instruction[0] == dis.opmap["BINARY_OP"] and instruction[1] < len(_OPERATORS)
+    return is_operator and _OPERATORS[instruction[1]][0] == "NB_SUBSCR"
 
 
 def _unknown_result(own: str) -> Callable[..., Any]:
@@ -617,12 +691,19 @@ def _integer_result(own: str, one: UnknownNumber, other: Any) -> UnknownNumber:
     return UnknownNumber(one.asked, default is not None, one.assumptions, default)
 
 
+_EQUALITY = ("__eq__", "__ne__")
+
+
 def _comparison(own: str) -> Callable[..., Any]:
     compare = getattr(float, own)
 
     def comparison(self: UnknownNumber, other: Any) -> Any:
         if not isinstance(other, int | float):
             return NotImplemented
+        if own in _EQUALITY and self.whole and self.default is None and type(other) is not UnknownNumber:
+            # A token is not the end of a text, a label not a certain one.
+            self._differ()
+            return own == "__ne__"
         self._decide()
         return compare(self, other)
 

@@ -19,7 +19,7 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from memviz.allocator.blocks import DeviceMemory, Platform, address_space
+from memviz.allocator.blocks import AllocationFailed, DeviceMemory, Platform, address_space
 from memviz.allocator.context import overhead_on
 from memviz.allocator.recorded_requests import AllocatorCalls
 from memviz.allocator.replayer import CardMemory
@@ -91,6 +91,7 @@ class PredictedDevice:
         figures_only: bool = False,
         platform: Platform = "linux",
         as_process: bool = False,
+        goes_beyond_card: bool = False,
     ) -> None:
         """`release` is the torch release whose kernel choices are followed, as (2, 6); by default the installed one.
 
@@ -101,6 +102,7 @@ class PredictedDevice:
         `platform`: order the addresses of segments as its driver does.
         `as_process`: a whole program runs. Without `settings` it has those of PYTORCH_CUDA_ALLOC_CONF when it first
         allocates, and it finds `nvidia-smi`.
+        `goes_beyond_card`: where memory runs out, note it, and go on without a limit.
         """
         self.card = card
         self.rank = rank
@@ -138,6 +140,9 @@ class PredictedDevice:
         self._report = OutOfMemoryReport(memory)
         self._history = MemoryHistory(self.recorder.ledger, self._trace)
         ledger = self.recorder.ledger
+        self.goes_beyond_card = goes_beyond_card
+        if goes_beyond_card:
+            ledger.goes_beyond_card = self._lift_limit
         ledger.out_of_memory = lambda failure: self._report.error_for(
             failure, ledger.allocator, len(ledger.history) - 1
         )
@@ -306,6 +311,12 @@ class PredictedDevice:
     def out_of_memory(self) -> tuple[PretendedOutOfMemory, ...]:
         """Allocations that failed, whether or not the program continued."""
         return tuple(self._report.failures)
+
+    def _lift_limit(self, failure: AllocationFailed) -> bool:
+        allocator = self.recorder.ledger.allocator
+        self._report.note(failure, len(self.recorder.ledger.history) - 1)
+        allocator.device.memory = allocator.limit = None
+        return True
 
     @property
     def flops(self) -> int:

@@ -6,7 +6,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -29,6 +29,12 @@ if TYPE_CHECKING:
     from memviz.predictor.device import PredictedDevice
 
 
+class Needs(NamedTuple):
+    reserved_bytes: int
+    beyond_bytes: int
+    """More than a process gets of the card."""
+
+
 @dataclass(frozen=True, repr=False)
 class Estimate:
     """Predicted bytes of PyTorch's allocator, on a card and with the kernels of a release."""
@@ -49,6 +55,8 @@ class Estimate:
     """How often the card had no more."""
     wanted: int = 0
     """Reserved bytes that the first failed allocation would have needed."""
+    went_beyond_card: bool = False
+    """True if the program went on without a limit where memory ran out."""
     limited: bool = False
     """True if the memory of a named card is the limit; otherwise there is no limit and no verdict."""
     steps: int = 0
@@ -162,6 +170,13 @@ class Estimate:
             return False
         return self.fit(card).fits
 
+    @property
+    def needs(self) -> Needs | None:
+        """Memory of the whole program, if it ran out of memory and went on beyond the card."""
+        if not (self.went_beyond_card and self.out_of_memory):
+            return None
+        return Needs(self.peak_reserved, max(0, self.peak_reserved - self.fit().usable_bytes))
+
     def by_category(self) -> dict[str, int]:
         """Return the live bytes at the peak by category; their sum is `peak_requested`."""
         events, labels = self.trace.devices[0].events, self.trace.devices[0].event_labels
@@ -212,6 +227,7 @@ def estimate_of(device: PredictedDevice, trace: Trace, *, steps: int = 0) -> Est
         out_of_memory=len(device.out_of_memory),
         wanted=next((failure.reserved_bytes + failure.asked_bytes for failure in device.out_of_memory), 0),
         limited=device.limited,
+        went_beyond_card=device.goes_beyond_card,
         operators=frozenset(device.recorder.operators),
         steps=steps,
         rank=device.rank,

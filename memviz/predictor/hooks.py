@@ -467,11 +467,13 @@ def follow_workers(patches: Patches, recorder: AllocationRecorder) -> None:
 
     def reduce_tensor(tensor: Tensor) -> Any:
         if on_card(tensor):
-            raise data_needed("sending a tensor of the card to another process", takes_value=False)
+            raise data_needed("sending a tensor of the card to another process")
         if not recorder.host.is_unknown(tensor):
             return original_reduce(tensor)
         return _rebuild_unknown, (tuple(tensor.shape), tensor.stride(), tensor.dtype)
 
+    share: Any = refusing("sharing memory of the card with another process", "its handle means nothing there")
+    patches.put(torch.UntypedStorage, "_share_cuda_", share)
     _rebuilders.append(recorder)
     patches.callback(_rebuilders.clear)
     for kind in (Tensor, nn.Parameter):

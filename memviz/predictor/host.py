@@ -258,7 +258,7 @@ class Host:
                 tensor in self.unknown for tensor in tensors_of(args)
             )
         if reads:
-            raise data_needed(name_for_users(func), takes_value=False)
+            raise data_needed(name_for_users(func))
 
     def _by_shapes(self, func: Any, args: Any, kwargs: Any) -> Any:
         twins: dict[int, Tensor] = {}

@@ -88,6 +88,8 @@ class Ledger:
         self.first_used: Callable[[], None] | None = None
         """Called once, before the first allocation."""
         self.out_of_memory: Callable[[AllocationFailed], BaseException] = lambda failure: failure
+        self.goes_beyond_card: Callable[[AllocationFailed], bool] = lambda failure: False
+        """Lift the limit of memory, and return whether it is lifted."""
         """Builds the error that the program receives."""
         self.closed = False
         self.lock = RLock()
@@ -128,6 +130,8 @@ class Ledger:
                 block = self.allocator.malloc(requested, *(place or self.place()))
             except AllocationFailed as failed:
                 failure = failed.with_traceback(None)
+                if self.goes_beyond_card(failure):
+                    block, failure = self.allocator.malloc(requested, *(place or self.place())), None
             if failure is None:
                 block.cause = number
                 self.rounded.append(block.size)

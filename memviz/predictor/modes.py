@@ -201,7 +201,7 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if not on_device or not (unknown_shape or "meta tensor" in str(error)):
                 raise
             if torch.Tag.dynamic_output_shape in func.tags:
-                raise data_needed(name_for_users(func), takes_value=False) from error
+                raise data_needed(name_for_users(func)) from error
             if not unknown_shape:
                 raise
             reason = str(error).partition(". ")[0].strip()

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -50,14 +50,6 @@ _ENGINE = "_engine_run_backward"
 _SKIPPED, _LAST = -2, -3
 
 
-class ReadingLine(NamedTuple):
-    """A line that reads a value of a tensor."""
-
-    words: str = ""
-    place: str = ""
-    """For `--assume`; empty where no answer would be taken."""
-
-
 def frames() -> Iterator[FrameType]:
     """Yield the frames that called into torch, innermost first."""
     frame: FrameType | None = sys._getframe(1)
@@ -82,25 +74,26 @@ def file_and_line_of_caller() -> str:
     return "" if frame is None else f"{short_path(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
-def innermost_place_outside_torch() -> str:
-    """Return the innermost line outside torch and Python's own library, as `--assume` takes it.
-
-    In an installed library the path begins at its package, which is the same on every machine.
-    """
+def innermost_frame_outside_torch() -> FrameType | None:
+    """Return the innermost frame outside torch and Python's own library, whose line `--assume` names."""
     for frame in frames():
         name = frame.f_code.co_filename
         if _is_driver(name):
             break
-        if name.startswith(_TORCH) or is_of_python(name):
-            continue
-        folder = next((folder for folder in _INSTALLED if folder in name), None)
-        path = short_path(name) if folder is None else name.rpartition(folder)[2].lstrip(os.sep)
-        return f"{path}:{frame.f_lineno}"
-    return ""
+        if not name.startswith(_TORCH) and not is_of_python(name):
+            return frame
+    return None
 
 
-def current_line() -> ReadingLine:
-    return ReadingLine(quoted_line_of_caller(), innermost_place_outside_torch())
+def place_in(frame: FrameType) -> str:
+    """Return the line of a frame as `--assume` takes it.
+
+    In an installed library the path begins at its package, which is the same on every machine.
+    """
+    name = frame.f_code.co_filename
+    folder = next((folder for folder in _INSTALLED if folder in name), None)
+    path = short_path(name) if folder is None else name.rpartition(folder)[2].lstrip(os.sep)
+    return f"{path}:{frame.f_lineno}"
 
 
 def place_of(traceback: TracebackType | None) -> str:

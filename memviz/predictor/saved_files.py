@@ -219,6 +219,9 @@ class SavedFiles:
                 self._leave(path, lambda: text)
             else:
                 f.write(text)
+                if isinstance(name := getattr(f, "name", None), str):
+                    # The program has emptied it already, so it is removed whatever it was.
+                    self._placeholders.add(os.path.abspath(name))
             return
         of_card: set[int] = set()
 

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memviz.errors import UsageError
 from memviz.predictor.assumptions import NOT_STATED
 from memviz.predictor.cuda.machine import META
+from memviz.predictor.questions import count_question
 from memviz.predictor.recorder import AllocationRecorder
 from memviz.predictor.rules import SPARSE_PRODUCT, rule_of
 
@@ -83,13 +83,12 @@ class Sparse:
         values = self._recorder.host.known.of(indices)
         if values is not None:
             return int(torch.unique(values, dim=1).size(1))
-        answer = self._recorder.assumptions.stated_answer()
+        assumptions = self._recorder.assumptions
+        answer = assumptions.stated_answer(count_question(count, least=1))
         if answer is NOT_STATED:
-            self._recorder.assumptions.state(ALL_DIFFERENT)
-            return min(count, most)
-        if type(answer) is int and 0 < answer <= count:
-            return answer
-        raise UsageError(f"Of {count:,} indices 1 to {count:,} are different; not {answer}.")
+            assumptions.state(ALL_DIFFERENT)
+            answer = assumptions.took(min(count, most))
+        return int(answer)
 
     def _cloned(self, tensor: Tensor, **kwargs: Any) -> Any:
         if not is_sparse(tensor):

@@ -22,12 +22,12 @@ from torch import Tensor
 from torch._library import fake_impl
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from memviz.errors import UsageError
 from memviz.predictor.assumptions import (
     NOT_STATED,
     Assumptions,
     UnknownNumber,
     data_needed,
+    is_index_in,
     name_for_users,
     not_predicted,
     remedy_for,
@@ -36,6 +36,7 @@ from memviz.predictor.compat import Patches
 from memviz.predictor.cuda.machine import META, NamedDevices, cast_to_type
 from memviz.predictor.known_values import CHOSEN_EVENLY, FIRST_CHOSEN
 from memviz.predictor.position import frames
+from memviz.predictor.questions import CONDITION, NUMBER, WHOLE_NUMBER, count_question, mask_question
 from memviz.predictor.recorder import AllocationRecorder, swap_data
 from memviz.predictor.rules import Treatment
 from memviz.predictor.shapes import leaves_of, lies_on_device, tensors_among, tensors_of, with_each
@@ -70,21 +71,28 @@ def number_for(recorder: AllocationRecorder, tensor: Tensor, as_type: NumberType
     answer = assumptions.for_library(bool if is_condition else int, default)
     if answer is not None:
         return answer
-    stated = assumptions.stated_answer()
+    is_whole = not tensor.is_floating_point()
+    stated = assumptions.stated_answer(CONDITION if is_condition else WHOLE_NUMBER if is_whole else NUMBER)
     if stated is not NOT_STATED:
         return bool(stated) if is_condition else stated
     if tensor in recorder.choices and not is_condition:
         assumptions.state_a_decision(FIRST_CHOSEN)
+        assumptions.took(0)
         return 0 if as_type is None else as_type(0)
     if is_condition and tensor.dtype is torch.bool:
         if default is None:
-            raise data_needed(_CONVERSIONS[Tensor.__bool__][1])
+            raise data_needed(_CONVERSIONS[Tensor.__bool__][1], asked=assumptions.questions.last)
         assumptions.state_a_decision(f"a condition that is not computed is taken to be {bool(default)}")
-        return bool(default)
-    is_length = not tensor.is_floating_point() and as_type is not float
+        return assumptions.took(bool(default))
+    caller = next(frames(), None)
+    of_tensor = as_type is int
+    may_index = default is None and is_whole and caller is not None and (of_tensor or as_type is operator.index)
+    if may_index and caller is not None and is_index_in(caller, of_tensor=of_tensor):
+        return assumptions.took(assumptions.first_of_list())
+    is_length = is_whole and as_type is not float
     if as_type is not None and default is None and (is_length or as_type in (operator.index, complex)):
-        raise data_needed(name)
-    number = assumptions.number(is_whole=not tensor.is_floating_point(), default=default)
+        raise data_needed(name, asked=assumptions.questions.last)
+    number = assumptions.number(is_whole=is_whole, default=default)
     return number if as_type is None else as_type(number)
 
 
@@ -117,6 +125,7 @@ class TensorAnswers:
             Tensor.numpy: self._to_numpy(".numpy()"),
             Tensor.__array__: self._to_numpy("numpy"),
             Tensor.__dlpack__: self._stop_at_dlpack,
+            _getter("__cuda_array_interface__"): self._stop_at_array_interface,
             Tensor.__dlpack_device__: self._if_there(lambda tensor: (_CUDA_IN_DLPACK, devices.own.index)),
             **{function: self._to_number(*conversion) for function, conversion in _CONVERSIONS.items()},
             **{function: self._from_numbers(function) for function in _MADE_OF_NUMBERS},
@@ -155,7 +164,12 @@ class TensorAnswers:
 
     def _stop_at_dlpack(self, args: Any, kwargs: Any) -> Any:
         if args[0].is_meta or self._host.is_unknown(args[0]):
-            raise data_needed("DLPack", takes_value=False)
+            raise data_needed("DLPack")
+        return NotImplemented
+
+    def _stop_at_array_interface(self, args: Any, kwargs: Any) -> Any:
+        if args[0].is_meta:
+            raise data_needed("__cuda_array_interface__, as CuPy, Numba and RAPIDS read it,")
         return NotImplemented
 
     def _to_number(self, as_type: NumberType, name: str) -> Answer:
@@ -163,7 +177,7 @@ class TensorAnswers:
             tensor = args[0]
             if tensor.numel() != 1:
                 return NotImplemented
-            shares = self._host.even_shares(tensor)
+            shares = self._even_shares(tensor)
             if shares is not None:
                 share = self._shares(shares)[0]
                 return share if as_type is None else as_type(share)
@@ -182,10 +196,14 @@ class TensorAnswers:
             caller = next(frames(), None)
             # `copy.copy` shares the memory.
             if is_unknown and (caller is None or caller.f_code.co_filename != copy.__file__):
-                raise data_needed("torch.save, pickling or sending to another process", takes_value=False)
+                raise data_needed("torch.save, pickling or sending to another process")
             return original(tensor, protocol)
 
         return reduce_or_stop
+
+    def _even_shares(self, tensor: Tensor) -> Tensor | None:
+        """Return counts that are taken to be even, unless the user stated others for this line."""
+        return None if self._assumptions.questions.answer() else self._host.even_shares(tensor)
 
     def _shares(self, shares: Tensor) -> list[Any]:
         """Return the even counts as numbers that decide by their value and print as unknown."""
@@ -193,11 +211,12 @@ class TensorAnswers:
         with torch._C.DisableTorchFunction(), _disable_current_modes():
             numbers = list(map(float, shares.flatten().tolist()))
         defaults = (int(number) if number.is_integer() else None for number in numbers)
+        self._assumptions.questions.ask(WHOLE_NUMBER if is_whole else NUMBER)
         return [self._assumptions.number(is_whole=is_whole, default=number) for number in defaults]
 
     def _to_list(self, args: Any, kwargs: Any) -> Any:
         tensor = args[0]
-        shares = self._host.even_shares(tensor)
+        shares = self._even_shares(tensor)
         if shares is not None:
             return _nested(tensor.shape, iter(self._shares(shares)))
         if not self._host.is_unknown(tensor):
@@ -307,7 +326,7 @@ class TensorAnswers:
 
     def _split(self, args: Any, kwargs: Any) -> Any:
         if any(map(self._host.is_unknown, args[1:])):
-            raise data_needed("tensor_split", takes_value=False)
+            raise data_needed("tensor_split")
         return NotImplemented
 
     def _from_numbers(self, func: Any) -> Answer:
@@ -341,7 +360,7 @@ class TensorAnswers:
             return [self._stand_in(item, lost) for item in value]
         if not self._host.is_unknown(value):
             return self._host.known.of(value) if lies_on_device(value) else value
-        stated = self._assumptions.stated_answer()
+        stated = self._assumptions.stated_answer(NUMBER if value.is_floating_point() else WHOLE_NUMBER)
         if stated is NOT_STATED:
             lost.append(value)
         with torch._C.DisableTorchFunction(), _disable_current_modes():
@@ -413,19 +432,20 @@ def result_of_unknown_length(func: Any, args: Any, kwargs: Any, assumptions: Ass
     if make is None:
         return NotImplemented
     arguments = {**dict(zip((one.name for one in func._schema.arguments), args, strict=False)), **kwargs}
-    length = assumptions.stated_answer()
+    tensor, dim = arguments.get("self"), arguments.get("dim")
+    most = None
+    if make is _unique and tensor is not None:
+        most = tensor.numel() if dim is None else tensor.size(dim)
+    length = assumptions.stated_answer(count_question(most))
     if length is NOT_STATED:
-        if make is _unique:
-            tensor, dim = arguments["self"], arguments.get("dim")
+        if most is not None:
             assumptions.state("values that are not computed are taken to be all different")
-            length = tensor.numel() if dim is None else tensor.size(dim)
+            length = assumptions.took(most)
         elif arguments.get("minlength", 0):
             assumptions.state("values that are not computed are taken to be below minlength where they are counted")
-            length = arguments["minlength"]
+            length = assumptions.took(arguments["minlength"])
         else:
             return NotImplemented
-    if type(length) is not int or length < 0:
-        raise UsageError(f"--assume takes a whole number here, of what the result has; not {length!r}.")
     return make(length, **arguments)
 
 
@@ -438,17 +458,15 @@ def answer_lengths(func: Any, args: Any, assumptions: Assumptions) -> Iterator[N
     """
 
     def length(*, min: int = 0, max: int | None = None) -> int:
-        stated = assumptions.stated_answer()
+        stated = assumptions.stated_answer(count_question(max, least=min))
         if stated is not NOT_STATED:
-            if type(stated) is not int or stated < min:
-                raise UsageError(f"--assume takes a whole number here, of what the result has; not {stated!r}.")
-            return stated
+            return int(stated)
         limits = [tensor.size(0) for tensor in tensors_of(args) if tensor.dim()][:1] + ([] if max is None else [max])
         if not limits:
-            raise data_needed(func.name())
+            raise data_needed(func.name(), asked=assumptions.questions.last)
         most = builtins.max(min, builtins.min(limits))
         assumptions.state(f"the length of what {func.name()} gives is not computed: it is taken to be {most}")
-        return most
+        return int(assumptions.took(most))
 
     context = SimpleNamespace(new_dynamic_size=length, create_unbacked_symint=length)
     with Patches() as patches:
@@ -510,11 +528,14 @@ class ValueReads:
         values = self._host.known
         reason = values.reason_of(args, kwargs)
         if reason:
-            if func is aten._local_scalar_dense.default:
-                stated = self._recorder.assumptions.stated_answer()
+            assumptions, is_number = self._recorder.assumptions, func is aten._local_scalar_dense.default
+            if is_number:
+                stated = assumptions.stated_answer(NUMBER if args[0].is_floating_point() else WHOLE_NUMBER)
                 if stated is not NOT_STATED:
                     return stated
-            self._recorder.assumptions.state_a_decision(reason)
+            assumptions.state_a_decision(reason)
+            if is_number:
+                assumptions.took(values.reads(func, args, kwargs))
         out = values.on_device(values.reads(func, args, kwargs), reason)
         self._recorder.after_op(treatment, args, kwargs, out)
         return out
@@ -537,15 +558,16 @@ class ValueReads:
             return self._without_values(func, treatment, args, kwargs, shapes)
         if func is aten.linalg_lstsq.default:
             raise not_predicted(name_for_users(func), "no rule says what its solver takes")
-        stated = self._recorder.assumptions.stated_answer()
-        if stated is NOT_STATED and func in (aten.equal.default, aten.allclose.default):
-            self._recorder.assumptions.state_a_decision("tensors that are not computed are taken to be equal")
-            return bool(args[0].shape == args[1].shape)
-        decides = torch.Tag.data_dependent_output in func.tags
-        if stated is NOT_STATED or not decides:
-            takes_value = decides or func in _SHAPES_OF_LENGTH
-            raise data_needed(name_for_users(func), remedy_for(func), takes_value=takes_value)
-        return stated
+        assumptions, decides = self._recorder.assumptions, torch.Tag.data_dependent_output in func.tags
+        # A question about a length was asked above.
+        stated = assumptions.stated_answer(CONDITION) if decides else NOT_STATED
+        if stated is not NOT_STATED:
+            return stated
+        if func in (aten.equal.default, aten.allclose.default):
+            assumptions.state_a_decision("tensors that are not computed are taken to be equal")
+            return assumptions.took(bool(args[0].shape == args[1].shape))
+        asked = assumptions.questions.last if decides or func in _SHAPES_OF_LENGTH else None
+        raise data_needed(name_for_users(func), remedy_for(func), asked)
 
     def _without_values(self, func: Any, treatment: Treatment, args: Any, kwargs: Any, shapes: Any) -> Any:
         """Return a result without values, on the device of its first argument."""
@@ -604,20 +626,17 @@ class ValueReads:
         return places
 
     def _count(self, tensor: Tensor) -> int:
-        stated = self._recorder.assumptions.for_library(bool)
+        assumptions = self._recorder.assumptions
+        stated = assumptions.for_library(bool)
         if stated is None:
-            stated = self._recorder.assumptions.stated_answer()
+            stated = assumptions.stated_answer(mask_question(tensor.numel()))
         share = self._host.shares.places_in(tensor) if stated is NOT_STATED else None
         if share is not None:
-            self._recorder.assumptions.state(CHOSEN_EVENLY)
-            return share
-        if stated is NOT_STATED or stated is True:
-            self._recorder.assumptions.state(_TAKEN_AS_TRUE)
-            return tensor.numel()
-        if stated is False:
-            return 0
-        if type(stated) is int and 0 <= stated <= tensor.numel():
-            return stated
-        raise UsageError(
-            f"A mask of {tensor.numel():,} elements is true that often at most, or True or False; not {stated}."
-        )
+            assumptions.state(CHOSEN_EVENLY)
+            return int(assumptions.took(share))
+        if stated is NOT_STATED:
+            stated = assumptions.took(True)
+            assumptions.state(_TAKEN_AS_TRUE)
+        if isinstance(stated, bool):
+            return tensor.numel() if stated else 0
+        return int(stated)

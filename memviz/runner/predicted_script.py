@@ -139,6 +139,7 @@ def predicting(
     steps: int | None = None,
     world_size: int | None = None,
     rank: int = 0,
+    goes_beyond_card: bool = False,
 ) -> Iterator[Predicting]:
     """Run the block with a pretended CUDA device, which counts memory and computes nothing.
 
@@ -149,11 +150,13 @@ def predicting(
         torch: The release whose kernels are followed, as in "2.6"; by default the installed one.
         platform: "linux", "wsl" or "windows": whose driver orders the addresses of segments.
         settings: As in PYTORCH_CUDA_ALLOC_CONF, which holds by default.
-        assume: Answers where the program asks for values that nobody computes, by line: {"train.py:12": 3.0}; several
-            in a tuple are taken in turn.
+        assume: Answers where the program asks for values that nobody computes, by line: {"train.py:12": 3.0}, by the
+            order of its questions ("train.py:12#2") or by the variable that takes it ("train.py:loss"); several in a
+            tuple are taken in turn.
         steps: After so many steps of an optimizer the block is over.
         world_size: Of a group of processes, as `torchrun` would say; the others are pretended.
         rank: Which of them runs here.
+        goes_beyond_card: Where memory runs out, go on without a limit; `needs` says what the whole takes.
 
     Raises:
         DataNeeded: The program asks for values that nobody computes, and no natural answer is known.
@@ -162,7 +165,10 @@ def predicting(
     if world_size is None and rank:
         raise UsageError("rank says which process of a group; say of how many with world_size.")
     group_rank = None if world_size is None else GroupRank(rank, world_size)
-    device = device_for(card, torch=torch, platform=platform, settings=settings, assume=assume, rank=group_rank)
+    device = device_for(
+        card, torch=torch, platform=platform, settings=settings, assume=assume, rank=group_rank,
+        goes_beyond_card=goes_beyond_card,
+    )  # fmt: skip
     done = Predicting(device)
     with device, OptimizerSteps(steps) as counted:
         try:
@@ -205,6 +211,7 @@ def device_for(
     settings: str | None = None,
     assume: Mapping[str, Any] | None = None,
     rank: GroupRank | None = None,
+    goes_beyond_card: bool = False,
 ) -> PredictedDevice:
     return PredictedDevice(
         card_named(card or DEFAULT_CARD),
@@ -215,6 +222,7 @@ def device_for(
         limited=card is not None,
         rank=rank,
         as_process=True,
+        goes_beyond_card=goes_beyond_card,
     )
 
 
@@ -226,6 +234,7 @@ def device_of(order: ScriptOrder) -> PredictedDevice:
         settings=order.settings_text,
         assume=order.assume,
         rank=order.rank,
+        goes_beyond_card=order.goes_beyond_card,
     )
 
 
@@ -392,8 +401,6 @@ def _target(name: str, args: Any, kwargs: Any) -> tuple[bool, Any]:
     return device is not None and device.type in ("cuda", "meta"), dtype
 
 
-STOPPED = 3
-"""Exit status of a program that read values that are not computed."""
 UNUSED = 2
 """Exit status for an answer to a line that reads no value, as for every usage error."""
 NOT_KNOWN = 4
@@ -542,6 +549,8 @@ class ScriptOrder:
     settings: str | None = None
     steps: int | None = None
     assume: Mapping[str, Any] = field(default_factory=dict)
+    goes_beyond_card: bool = False
+    """Where memory runs out, go on without a limit."""
     output: Path | None = None
     overwrite: bool = False
     rank: GroupRank | None = None
@@ -557,7 +566,8 @@ class ScriptOrder:
             knobs[change.name] = {name: str(value) for name, value in asdict(named).items()}
         texts = {"card": self.card, "torch": self.torch, "platform": self.platform, "settings": self.settings_text}
         assume = {place: repr(value) for place, value in self.assume.items()}
-        return {**texts, "steps": self.steps, "assume": assume, "optimizations": knobs}
+        own = {"steps": self.steps, "goes_beyond_card": self.goes_beyond_card}
+        return {**texts, **own, "assume": assume, "optimizations": knobs}
 
     @classmethod
     def of_json(cls, told: dict[str, Any]) -> Self:
@@ -601,7 +611,9 @@ class ScriptPrediction:
     unused_assume: tuple[str, ...] = ()
     """Lines with a stated answer that read no value."""
     unused_sentence: str = ""
-    """Names the unused answers, and the lines that read a value."""
+    """Names the unused answers, and the questions that could have been meant."""
+    assume: tuple[str, ...] = ()
+    """Answers that the program got, as lines of `--assume-file`."""
     children: Children = field(default_factory=Children)
     """Processes that the program started."""
     cells: tuple[CellPeak, ...] = ()
@@ -706,7 +718,10 @@ def predict_script(
     assumed = device.recorder.assumptions
     unused = assumed.unused, assumed.unused_sentence
     cells = cell_peaks(trace, ends) if script.is_notebook else ()
-    done = ScriptPrediction(status, estimate, stopped, changes.applied, *unused, children, cells, script.skipped)
+    answers = tuple(assumed.questions.answers())
+    done = ScriptPrediction(
+        status, estimate, stopped, changes.applied, *unused, answers, children, cells, script.skipped
+    )
     if status or not (done.not_known or done.unused_assume):
         return done
     return replace(done, exit_status=UNUSED if done.unused_assume else NOT_KNOWN, is_status_ours=True)
@@ -735,7 +750,8 @@ def predict_child(mark: Path) -> None:
         stack.close()
         error = None if end.error is None else stop_behind(end.error)
         assumed = device.recorder.assumptions
-        done = ScriptPrediction(end.status, estimate, error, changes.applied, assumed.unused, assumed.unused_sentence)
+        unused, answers = (assumed.unused, assumed.unused_sentence), tuple(assumed.questions.answers())
+        done = ScriptPrediction(end.status, estimate, error, changes.applied, *unused, answers)
         unfinished = mark.with_suffix(".unfinished")
         unfinished.write_text(json.dumps(script_json(done)), encoding="utf-8")
         unfinished.rename(mark.with_suffix(".json"))
@@ -756,7 +772,7 @@ def _run(script: Script, at_exit: ExitFunctions, ended: Callable[[], None]) -> t
         stopped = stop_behind(error)
         if stopped is not None:
             stopped.was_not_caught()
-            return STOPPED, stopped
+            return stopped.exit_status, stopped
         script.show(error)
         status = 1
     at_exit.run()
@@ -806,6 +822,7 @@ def script_json(done: ScriptPrediction, output: Path | None = None) -> dict[str,
         "context": estimate.context.as_json() if estimate.limited else None,
         "expected_error": estimate.expected_error.as_json() if is_complete else None,
         "out_of_memory": estimate.out_of_memory,
+        "needs": None if estimate.needs is None or not is_complete else estimate.needs._asdict(),
         "steps": estimate.steps,
         "by_category": estimate.by_category(),
         "cells": [cell._asdict() for cell in done.cells],
@@ -814,6 +831,7 @@ def script_json(done: ScriptPrediction, output: Path | None = None) -> dict[str,
         "children": [{"command": child.command, **child.figures} for child in done.children],
         "windows": [asdict(window) for window in estimate.windows],
         "assumed": [stated.as_json() for stated in estimate.assumed],
+        "assume": list(done.assume),
         "notes": list(estimate.notes),
         "warnings": list(estimate.warnings),
         "unproven": [asdict(one) for one in estimate.unproven],

@@ -150,7 +150,7 @@ def test_an_answer_that_no_line_takes_is_an_error_with_the_lines_that_ask(tmp_pa
         assert said(done)["not_known"] is None, "the program itself came to its end"
         assert f"No line used --assume {place}. The program asked for no value." in done.stderr
     done = predict(tmp_path, BRANCH, "--assume", "train.py:3=300")
-    assert done.returncode == 3 and "Values were asked for at train.py:2." in done.stderr
+    assert done.returncode == 3 and "Values were asked for at train.py:2 (" in done.stderr
     done = predict(tmp_path, BRANCH, "--assume", "train.py:2=300", "--assume", "train.py:1=1")
     assert done.returncode == 2 and "No line used --assume train.py:1. Values" in done.stderr
 
@@ -176,14 +176,39 @@ def test_the_line_to_assume_is_the_innermost_that_asks(tmp_path: Path) -> None:
         "import torch\ndef generate():\n"
         "    said = (torch.randn(4, 16, device='cuda') @ torch.randn(16, 9, device='cuda')).argmax(1) * 2\n"
         "    kept = said[said >= 0]\n"
-        "    return ['abcdefgh'[i] for i in kept.tolist()]\n"
+        "    return ['abcdefgh'[:i] for i in kept.tolist()]\n"
     )
     body = "import sys\nsys.path.insert(0, 'site-packages')\nimport lib\nprint(*lib.generate())\n"
     stopped = said(predict(tmp_path, body))["stopped"]
     assert (stopped["where"], stopped["assume"]) == ("train.py:4", "--assume lib.py:5=VALUE")
     assert stopped["assume"] in stopped["what"]
     done = predict(tmp_path, body, *stopped["assume"].replace("VALUE", "5").split())
-    assert (done.returncode, done.stdout.splitlines()[0]) == (0, "f f f f")
+    assert (done.returncode, done.stdout.splitlines()[0]) == (0, "abcde abcde abcde abcde")
+
+
+def test_the_answers_of_a_run_are_written_and_taken_from_a_file(tmp_path: Path) -> None:
+    body = """import torch
+mask = torch.randn(8, 8, device="cuda").mm(torch.randn(8, 8, device="cuda")) > 0
+rows, size = mask.nonzero(), mask.float().argmax().mul(3).item()
+print(len(rows), torch.zeros(size).numel())
+"""
+    done = predict(tmp_path, body)
+    stopped = said(done)["stopped"]
+    assert (done.returncode, stopped["assume"]) == (3, "--assume train.py:3#2=VALUE")
+    assert "whole number" in stopped["what"]
+    # Relative to the folder of the run, as its other files.
+    (tmp_path / "mine.txt").write_text("# Of a real run.\n\ntrain.py:size=5  # its length\n")
+    done = predict(tmp_path, body, "--assume-file", "mine.txt", "--write-assume", "all.txt")
+    assert (done.returncode, done.stdout.splitlines()[0]) == (0, "64 5"), done.stderr
+    written = [line for line in (tmp_path / "all.txt").read_text().splitlines() if not line.startswith("#")]
+    assert written == said(done)["assume"] == ["train.py:size=5", "train.py:3#1=True"]
+    (tmp_path / "all.txt").write_text("\n".join(written).replace("True", "9"))
+    done = predict(tmp_path, body, "--assume-file", "all.txt")
+    assert (done.returncode, done.stdout.splitlines()[0]) == (0, "9 5"), done.stderr
+    done = predict(tmp_path, body, "--assume", "train.py:3=500")
+    assert done.returncode == said(done)["exit_status"] == 2 and "Traceback" not in done.stderr
+    assert "--assume train.py:3=500 is no answer" in done.stderr and "64 elements" in done.stderr
+    assert predict(tmp_path, body, "--assume-file", "none.txt").returncode == 2
 
 
 def test_where_no_value_helps_none_is_asked_for(tmp_path: Path) -> None:
@@ -194,7 +219,7 @@ def test_where_no_value_helps_none_is_asked_for(tmp_path: Path) -> None:
     body = "import torch\nx = torch.rand(9, 9, device='cuda')\n[1, 2][int((x @ x).sum().long().item())]\n"
     done = predict(tmp_path, body)
     assert done.returncode == 3 and "counts as 1 where it decides" not in done.stderr
-    assert any("cannot be a size or an index" in each["what"] for each in said(done)["assumed"])
+    assert any("cannot be a size" in each["what"] for each in said(done)["assumed"])
 
 
 @pytest.mark.parametrize(
@@ -266,6 +291,22 @@ def test_a_file_that_is_there_is_not_replaced_unless_told_to(tmp_path: Path) -> 
     done = predict(tmp_path, "import torch\nx = torch.ones(8).cuda()", "-o", "run.pickle", "--overwrite")
     assert done.returncode == 0
     assert load_trace(tmp_path / "run.pickle").devices[0].blocks.requested.sum() == 32
+
+
+def test_with_continue_a_program_goes_on_beyond_the_card(tmp_path: Path) -> None:
+    body = """import torch
+held = [torch.empty(1 << 30, 15, dtype=torch.uint8, device="cuda") for _ in range(3)]
+print(len(held))
+"""
+    ended = predict(tmp_path, body, "--card", "L4")
+    assert ended.returncode == 1 and "--continue" in ended.stderr and said(ended)["needs"] is None
+    done = predict(tmp_path, body, "--card", "L4", "--continue")
+    figures = said(done)
+    assert (done.returncode, done.stdout.splitlines()[0]) == (0, "3")
+    assert (figures["fits"], figures["fit"], figures["out_of_memory"]) == (False, "no", 1)
+    assert figures["needs"]["reserved_bytes"] == figures["peak_reserved_bytes"] == 45 << 30
+    assert 20 << 30 < figures["needs"]["beyond_bytes"] < 24 << 30
+    assert "it needs 45.00 GiB" in done.stderr and "more than a process gets" in done.stderr
 
 
 def test_a_card_runs_out_of_memory_where_it_would(tmp_path: Path) -> None:
@@ -488,7 +529,7 @@ def test_an_option_of_ours_that_went_to_the_script_is_said(tmp_path: Path) -> No
     "wrong",
     [
         *(("--card", "no such"), ("--torch", "nine"), ("--torch", "0.1"), ("--steps", "0"), ("missing.py",)),
-        *(("--assume", each) for each in ("train.py=3", "train.py:x=3", "train.py:3=oh dear", ":3=1")),
+        *(("--assume", each) for each in ("train.py=3", "train.py:3#0=3", "train.py:3=oh dear", ":3=1")),
     ],
     ids=" ".join,
 )

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from memviz.allocator.settings import parse_settings
 from memviz.predictor.device import PredictedDevice
+from memviz.predictor.estimate import estimate_of
 from memviz.trace.model import Action
 from tests.predictor.rows import A100
 
@@ -46,6 +47,25 @@ def test_without_a_limit_memory_has_no_end() -> None:
     with PredictedDevice(A100) as device:
         gib(100)
         assert device.peak_reserved_bytes == 100 * GiB and device.out_of_memory == ()
+
+
+def test_beyond_the_card_a_program_goes_on_and_its_need_is_known() -> None:
+    with PredictedDevice(A100, limited=True, goes_beyond_card=True) as device:
+        held = [gib(30), gib(20), gib(15)]
+        assert len(held) == 3 and device.allocated_bytes == 65 * GiB
+        (failure,) = device.out_of_memory
+        trace = device.finish()
+        events = trace.devices[0].events
+        assert (events.action[failure.event], events.size[failure.event]) == (Action.OOM, 20 * GiB)
+        assert torch.cuda.mem_get_info()[0] == 0
+        estimate = estimate_of(device, trace)
+    assert estimate.needs == (65 * GiB, 65 * GiB - estimate.fit().usable_bytes)
+    assert estimate.fit_word() == "no" and not estimate.fits()
+    with PredictedDevice(A100, limited=True, goes_beyond_card=True) as device:
+        torch.cuda.set_per_process_memory_fraction(0.5)
+        gib(30)
+        assert len(device.out_of_memory) == 1
+        assert estimate_of(device, device.finish()).needs == (30 * GiB, 0)
 
 
 def test_nothing_of_the_failed_operator_is_left_when_the_program_catches_it() -> None:

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from memviz.errors import UsageError
 from memviz.predictor import assumptions
-from memviz.predictor.assumptions import DataNeeded, UnknownNumber
+from memviz.predictor.assumptions import DataNeeded, UnknownNumber, WrongAnswer
 from memviz.predictor.device import PredictedDevice
 from tests.predictor.rows import A100
 
@@ -33,8 +33,9 @@ def there(*shape: int, dtype: torch.dtype | None = None) -> Tensor:
 REFUSED: dict[str, Callable[[], Any]] = {
     "int": lambda: int(there(dtype=WHOLE)),
     "a count is a size": lambda: range(there(dtype=WHOLE).item()),
-    "a count is an index": lambda: [1, 2][there(dtype=WHOLE).item()],
-    "an index": lambda: [1, 2][there(dtype=WHOLE)],
+    "a count ends a slice": lambda: [1, 2][: there(dtype=WHOLE).item()],
+    "an end of a slice": lambda: [1, 2][: there(dtype=WHOLE)],
+    "a count of copies": lambda: [1, 2] * there(dtype=WHOLE).item(),
     "range": lambda: range(there(dtype=WHOLE)),
     "bincount": lambda: torch.bincount(there(3, dtype=WHOLE)),
     "repeat_interleave": lambda: there(3).repeat_interleave(there(3, dtype=WHOLE)),
@@ -48,7 +49,6 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "the older dlpack": lambda: torch.utils.dlpack.to_dlpack(there(3)),
     "the older dlpack of the host": lambda: torch.to_dlpack(there(3).cpu()),
     "lines of the storage": lambda: there(3).cpu().untyped_storage().tolist(),
-    "a drawn index": lambda: [1, 2][torch.randint(2, (300,), device="cuda")[0]],
 }
 
 
@@ -80,7 +80,7 @@ def test_a_number_may_be_shown_and_added_up_and_that_is_stated(where: str) -> No
     assert shown == ["unknown", "unknown", "unknown", "  unknown", "unknown"]
     assert said == [
         "a number taken from a tensor is not computed: it prints as unknown, "
-        "counts as 1 where it is compared and where math or numpy take it, and cannot be a size or an index"
+        "counts as 1 where it is compared and where math or numpy take it, and cannot be a size"
     ]
     assert isinstance(total, float) and type(total) is UnknownNumber
     assert copy.deepcopy([total])[0] is total and pickle.loads(pickle.dumps(total)).asked == total.asked
@@ -204,6 +204,82 @@ def test_a_user_states_the_answer_of_a_line() -> None:
         ask()
     assert raised.value.where == f"tests/predictor/test_unknown_values.py:{first}"
     assert f"--assume {raised.value.where}=VALUE" in str(raised.value)
+
+
+def test_an_element_of_a_list_is_the_first_unless_another_is_stated() -> None:
+    def take() -> Any:
+        return [5, 6][there(dtype=WHOLE).item()], "ab"[there(dtype=WHOLE)], [*map("cd".__getitem__, (0,))]
+
+    with PredictedDevice(A100) as device:
+        assert take() == (5, "a", ["c"])
+        assert "an index that is not computed is taken to be 0" in stated(device)
+        (line,) = {answer.rpartition("#")[0] for answer in device.recorder.assumptions.questions.answers()}
+    with PredictedDevice(A100, assume={f"{line}#2": 1}):
+        assert take() == (5, "b", ["c"])
+    with PredictedDevice(A100):
+        rows, at = there(4, 5, 6), there(dtype=WHOLE)
+        assert (rows[at].shape, rows[1, at].shape, rows[at, :, 2].shape) == ((5, 6), (6,), (5,))
+        rows[2, at] = 1
+        with pytest.raises(DataNeeded):
+            np.zeros((3, 4))[0, : at.item()]
+
+
+def test_a_whole_number_is_another_than_the_one_it_is_compared_with() -> None:
+    """A text goes on until its greatest length, whichever number ends it."""
+    with PredictedDevice(A100) as device:
+        token = there(dtype=WHOLE).item()
+        assert not any(token == end for end in (0, 1, 2)) and all(token != end for end in (0, 1, 2))
+        assert token == token
+        assert any("taken to differ" in said for said in stated(device))
+
+
+def test_questions_of_one_line_are_answered_by_number_and_by_name() -> None:
+    def ask() -> Any:
+        low, high = there(dtype=WHOLE).item(), there(dtype=WHOLE).item()
+        kept = [there(9)[there(9) > 0.5].numel() for _ in range(2)]
+        return int(low), int(high), kept
+
+    file, first = Path(__file__).name, ask.__code__.co_firstlineno + 1
+    low, high = f"{file}:{first}#1", f"{file}:{first}#2"
+    for answers in (
+        {low: 3, high: 4, f"{file}:kept": 2},
+        {f"{file}:low": 3, f"{file}:high": 4, f"{file}:kept": (2, 2)},
+    ):
+        with PredictedDevice(A100, assume=answers) as device:
+            assert ask() == (3, 4, [2, 2]) and not device.recorder.assumptions.unused
+            written = device.recorder.assumptions.questions.answers()
+        assert written == [f"{place}={value if type(value) is int else '2,2'}" for place, value in answers.items()]
+
+    def call() -> Any:
+        return ask()
+
+    outer = f"{file}:{call.__code__.co_firstlineno + 1}"
+    with PredictedDevice(
+        A100, assume={f"{outer}#1": 7, f"{outer}#2": 8, f"{outer}#3": False, f"{file}:none": 1}
+    ) as device:
+        assert call() == (7, 8, [0, 0])
+        sentence = device.recorder.assumptions.unused_sentence
+        assert f"{file}:none. " in sentence and f"{high} (" in sentence and "9 elements" in sentence
+
+
+def test_a_wrong_answer_is_an_error_that_says_which_are_possible() -> None:
+    def ask() -> Any:
+        count = there(dtype=WHOLE).item()
+        count = there(9)[there(9) > 0.5].numel() + there(dtype=WHOLE).item()
+        return count
+
+    file, first = Path(__file__).name, ask.__code__.co_firstlineno + 1
+    for place, value, said in (
+        (f"{first}", 0.5, "whole number"),
+        (f"{first + 1}", 10, "9 elements"),
+        ("count", 1, "Name"),
+    ):
+        with PredictedDevice(A100, assume={f"{file}:{place}": value}), pytest.raises(WrongAnswer) as raised:
+            ask()
+        assert f"--assume {file}:{place}" in str(raised.value) and said in str(raised.value)
+        assert raised.value.exit_status == 2
+    with pytest.raises(UsageError, match="no place"):
+        PredictedDevice(A100, assume={f"{file}:3#0": 1})
 
 
 def test_printing_says_that_values_are_unknown() -> None:

@@ -50,6 +50,16 @@ def test_folders_that_were_made_for_checkpoints_go_with_them(tmp_path: Path) -> 
     assert left == ["kept", "kept/log.txt", "logs"]
 
 
+def test_a_checkpoint_that_was_written_to_an_open_file_does_not_stay(tmp_path: Path) -> None:
+    with PredictedDevice(A100):
+        with open(tmp_path / "model.pt", "wb") as file:
+            torch.save(torch.rand(3, device="cuda"), file)
+        assert torch.load(tmp_path / "model.pt").shape == (3,)
+        with open(tmp_path / "step.pt", "wb") as file:
+            torch.save({"step": 3}, file)
+    assert [path.name for path in tmp_path.iterdir()] == ["step.pt"]
+
+
 def test_what_is_saved_in_memory_is_loaded_from_there() -> None:
     with PredictedDevice(A100):
         memory = io.BytesIO()

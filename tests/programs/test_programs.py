@@ -64,6 +64,7 @@ QUICK = {"hand_adamw", "kv_cache", "lora", "nano_gpt", "older_code", "own_conver
 QUICK |= {"monitored", "profiling", "smaller_batch", "workers"}
 OTHER_CASES = {
     "amp_with_prefetching": Case(steps=8),
+    "beam_search": Case(),
     "cuda_graph": Case(steps=4),
     "gan": Case(steps=3),
     "pinned_loader": Case(steps=8),

@@ -39,14 +39,13 @@ FIGURES = ("timeline", "bars", "icicle", "map", "waterfall")
 PLOTLY = "application/vnd.plotly.v1+json"
 
 
-@pytest.fixture(scope="module")
-def executed() -> Iterator[dict[str, list[Any]]]:
-    """Outputs of each cell."""
+def outputs_of(cells: dict[str, str]) -> dict[str, list[Any]]:
+    """Run the cells of a notebook in a kernel; return the outputs of each."""
     import nbformat
     from nbclient import NotebookClient
     from traitlets.config import Config
 
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in CELLS.values()])
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in cells.values()])
     # Ports are chosen first and bound by the kernel later, when another process may have taken one.
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         by_files = {"transport": "ipc", "ip": os.path.join(folder, "kernel")}
@@ -54,7 +53,12 @@ def executed() -> Iterator[dict[str, list[Any]]]:
         patience = {"timeout": PATIENCE_SECONDS, "startup_timeout": PATIENCE_SECONDS}
         resources = {"metadata": {"path": str(ROOT)}}
         NotebookClient(notebook, config=config, allow_errors=True, resources=resources, **patience).execute()
-    yield {name: cell["outputs"] for name, cell in zip(CELLS, notebook.cells, strict=True)}
+    return {name: cell["outputs"] for name, cell in zip(cells, notebook.cells, strict=True)}
+
+
+@pytest.fixture(scope="module")
+def executed() -> Iterator[dict[str, list[Any]]]:
+    yield outputs_of(CELLS)
 
 
 def test_only_the_cell_that_should_fails(executed):

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NoReturn, Self
 from uuid import NAMESPACE_URL, UUID, uuid5
 
 import torch
 from torch import Tensor
 
-from memviz.predictor.assumptions import no_such_device, wrong_device_for_rank
+from memviz.predictor.assumptions import no_such_device, not_predicted, wrong_device_for_rank
 from memviz.predictor.cards import KnownCard
 from memviz.predictor.compat import Patches, StandIn, without_functions, without_modes
 from memviz.predictor.group.ranks import GroupRank
@@ -302,6 +302,15 @@ class FakeMachine:
         return {"supported_dtypes": {kind for kind in vars(torch).values() if isinstance(kind, torch.dtype)}}
 
 
+class _CudaRuntime(SimpleNamespace):
+    """Functions of `torch.cuda.cudart()`; the others take or share memory that PyTorch's allocator does not see."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if not name.startswith("cuda"):
+            raise AttributeError(name)
+        raise not_predicted(f"cudart.{name}", "memory beside PyTorch's allocator, paged or shared, is not counted")
+
+
 def follow_machine(patches: Patches, machine: FakeMachine, mem_get_info: Callable[[], tuple[int, int]]) -> None:
     # We use it; a build for CUDA would complain of what it misses, and a profile with stacks of its being imported.
     importlib.import_module("torch.utils.flop_counter")
@@ -310,7 +319,7 @@ def follow_machine(patches: Patches, machine: FakeMachine, mem_get_info: Callabl
         *("cudaProfilerStart", "cudaProfilerStop", "cudaHostRegister", "cudaHostUnregister"),
         *("cudaStreamCreate", "cudaStreamDestroy", "cudaDeviceSynchronize"),
     )
-    runtime = SimpleNamespace(
+    runtime = _CudaRuntime(
         cudaError=IntEnum("cudaError", {"success": 0}),
         cudaGetErrorString=lambda code: "no error",
         cudaMemGetInfo=lambda device: mem_get_info(),

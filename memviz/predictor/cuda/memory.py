@@ -61,12 +61,16 @@ class OutOfMemoryReport:
         """Return the free memory as the driver reports it."""
         return max(0, self._card.usable_bytes - allocator.statistics.reserved)
 
-    def error_for(self, failure: AllocationFailed, allocator: CachingAllocator, event: int) -> BaseException:
-        card, free, limit = self._card, self.free_bytes(allocator), allocator.limit
+    def note(self, failure: AllocationFailed, event: int) -> None:
         requested, allocated, reserved = failure.asked_of_device, failure.allocated, failure.reserved
         self.failures.append(
             PretendedOutOfMemory(event, quoted_line_of_caller(), failure.requested, requested, allocated, reserved)
         )
+
+    def error_for(self, failure: AllocationFailed, allocator: CachingAllocator, event: int) -> BaseException:
+        card, free, limit = self._card, self.free_bytes(allocator), allocator.limit
+        requested, allocated, reserved = failure.asked_of_device, failure.allocated, failure.reserved
+        self.note(failure, event)
         for observer in self.observers:
             observer(0, requested, card.total_bytes if limit is None else limit, free)
         allowed, in_use = "" if limit is None else f"{size_text(limit)} allowed; ", card.overhead_bytes + reserved

@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 
 from memviz.allocator.blocks import PendingFrees, PoolId, PoolPair
-from memviz.predictor.assumptions import Assumptions, UnknownNumber
+from memviz.predictor.assumptions import Assumptions, ReadingLine, UnknownNumber
 from memviz.predictor.compat import Patches, StandIn, without_functions, without_modes
 from memviz.predictor.cuda.machine import CUDA_0, NamedDevices
 from memviz.predictor.known_values import KnownValues
 from memviz.predictor.ledger import Ledger, Place
-from memviz.predictor.position import NO_TASK, ProgramPosition, ReadingLine, quoted_line_of_caller
+from memviz.predictor.position import NO_TASK, ProgramPosition, quoted_line_of_caller
 
 Moment = dict[int, int]
 """Number of frees ever queued behind each stream that are done at a moment, by stream handle."""

@@ -1,0 +1,263 @@
+"""Questions: the places where a program asks for a value that is not computed, and the user's own answers to them.
+
+A place is 'train.py:12', and 'train.py:12#2' the second question that was asked on that line. Two questions are the
+same if the same instruction asks them by way of the same calls, so that a loop asks one question many times.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import re
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import islice
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+from memviz.errors import UsageError
+from memviz.predictor.position import frames, innermost_frame_outside_torch, place_in
+from memviz.units import count_text
+
+_PLACE = re.compile(r"(?P<file>.+):(?:(?P<line>\d+)|(?P<name>[^\W\d][\w.]*))(?:#(?P<number>[1-9]\d*))?")
+_MOST_LISTED = 8
+"""Questions that one sentence names."""
+_MOST_KEPT = 1000
+"""Answers to one question, in turn, that are kept for `--write-assume`."""
+
+
+@dataclass(frozen=True)
+class QuestionKind:
+    """A kind of question: what an answer means, and which ones are possible."""
+
+    text: str
+    kinds: tuple[type[complex], ...]
+    least: float | None = None
+    most: float | None = None
+
+    def accepts(self, value: Any) -> bool:
+        if not isinstance(value, self.kinds) or isinstance(value, bool) and bool not in self.kinds:
+            return False
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return True
+        return (self.least is None or value >= self.least) and (self.most is None or value <= self.most)
+
+
+CONDITION = QuestionKind("what is decided: True or False", (bool, int, float))
+NUMBER = QuestionKind("the number that is taken, as in 3.5", (bool, int, float, complex))
+WHOLE_NUMBER = QuestionKind("the number that is taken: a whole number", (bool, int))
+
+
+def count_question(most: int | None = None, *, least: int = 0) -> QuestionKind:
+    """Return the question how many elements a result has."""
+    bounds = f"of at least {least}" if most is None else f"from {least} to {count_text(most)}"
+    return QuestionKind(f"how many there are: a whole number {bounds}", (int,), least, most)
+
+
+def mask_question(elements: int) -> QuestionKind:
+    some = f"how many of the {count_text(elements)} elements are true"
+    return QuestionKind(f"where a mask is true: True (everywhere), False (nowhere) or {some}", (bool, int), 0, elements)
+
+
+@dataclass
+class AskedQuestion:
+    """A question that the program asked at a place."""
+
+    question: QuestionKind
+    place: str
+    number: int
+    """Its place among the questions on the line, in the order in which they were first asked."""
+    numbers_on_line: list[int]
+    """Shared by the questions of a line."""
+    answers: list[Any] = field(default_factory=list)
+    """Natural answers that it got, in turn."""
+    times: int = 0
+
+    @property
+    def name(self) -> str:
+        """Return the place as `--assume` takes it, with a number where its line asks several questions."""
+        return f"{self.place}#{self.number}" if len(self.numbers_on_line) > 1 else self.place
+
+    def took(self, answer: Any) -> None:
+        self.times += 1
+        if len(self.answers) < _MOST_KEPT:
+            self.answers.append(answer)
+
+
+def is_place(text: str) -> bool:
+    return _PLACE.fullmatch(text) is not None
+
+
+class GivenAnswer:
+    """The user's answers for one place; several are taken in turn, and again from the first."""
+
+    def __init__(self, place: str, value: Any) -> None:
+        parts = _PLACE.fullmatch(place)
+        if parts is None:
+            raise UsageError(f"{place} is no place of --assume, as in train.py:12, train.py:12#2 or train.py:count.")
+        self.place = place
+        self.values = list(value) if isinstance(value, tuple | list) and value else [value]
+        self.taken = 0
+        self._file = Path(parts["file"]).parts
+        self._line, self._name, self._number = int(parts["line"] or 0), parts["name"] or "", int(parts["number"] or 0)
+        self._numbers: dict[Hashable, int] = {}
+        self._assigned_on: set[int] = set()
+
+    def matches(self, asking: Sequence[FrameType]) -> int | None:
+        """Return which of the frames, innermost first, is at this place; None if none is."""
+        at = next((at for at, frame in enumerate(asking) if self._is_of(frame)), None)
+        if at is None:
+            return None
+        number = self._numbers.setdefault(_calls(asking[: at + 1]), len(self._numbers) + 1)
+        return at if self._number in (0, number) else None
+
+    def _is_of(self, frame: FrameType) -> bool:
+        code = frame.f_code
+        if Path(code.co_filename).parts[-len(self._file) :] != self._file:
+            return False
+        if not self._name:
+            return frame.f_lineno == self._line
+        line = assigning_line(self._name, code, frame.f_lasti)
+        if line:
+            self._assigned_on.add(line)
+        return line > 0
+
+    @property
+    def ambiguity(self) -> str:
+        """A sentence if the name is assigned on several lines that ask; else empty."""
+        if len(self._assigned_on) < 2:
+            return ""
+        lines = " and ".join(map(str, sorted(self._assigned_on)))
+        return f"--assume {self.place}: {self._name} is assigned on lines {lines}, which both ask. Name the line."
+
+    @property
+    def is_numbered(self) -> bool:
+        return self._number > 0
+
+    def next(self) -> Any:
+        self.taken += 1
+        return self.values[(self.taken - 1) % len(self.values)]
+
+
+class Questions:
+    def __init__(self, answers: Mapping[str, Any] | None = None) -> None:
+        self.given = [GivenAnswer(place, value) for place, value in (answers or {}).items()]
+        self._by_place: dict[str, dict[Hashable, AskedQuestion]] = {}
+        self.last: AskedQuestion | None = None
+        """The question that was asked last; None if no answer would be taken for it."""
+
+    def ask(self, question: QuestionKind) -> GivenAnswer | None:
+        """Note a question where the program now is, and return the user's answer to it, if any."""
+        self.last = self._noted(question)
+        return self.answer()
+
+    def answer(self) -> GivenAnswer | None:
+        """Return the user's answer to what is asked here: that of the innermost line, and there of its number."""
+        if not self.given:
+            return None
+        asking = list(frames())
+        # Each one counts the questions at its place, whichever answers.
+        matches = [(at, given) for given in self.given if (at := given.matches(asking)) is not None]
+        return min(matches, key=lambda match: (match[0], not match[1].is_numbered), default=(0, None))[1]
+
+    def _noted(self, question: QuestionKind) -> AskedQuestion | None:
+        innermost = innermost_frame_outside_torch()
+        if innermost is None:
+            return None
+        asking = []
+        for frame in frames():
+            asking.append(frame)
+            if frame is innermost:
+                break
+        on_line = self._by_place.setdefault(place_in(innermost), {})
+        calls = _calls(asking)
+        if calls not in on_line:
+            numbers = next((asked.numbers_on_line for asked in on_line.values()), [])
+            numbers.append(len(on_line) + 1)
+            on_line[calls] = AskedQuestion(question, place_in(innermost), numbers[-1], numbers)
+        return on_line[calls]
+
+    def all(self) -> Iterator[AskedQuestion]:
+        for on_line in self._by_place.values():
+            yield from on_line.values()
+
+    def answers(self) -> list[str]:
+        """Return the user's and the natural answers as lines for `--assume-file`; none where there were too many."""
+        lines = [f"{given.place}={','.join(map(repr, given.values))}" for given in self.given if given.taken]
+        for asked in self.all():
+            values = asked.answers[:1] if len(set(map(repr, asked.answers))) == 1 else asked.answers
+            if values and asked.times <= _MOST_KEPT:
+                lines.append(f"{asked.name}={','.join(map(repr, values))}")
+        return lines
+
+    def unused_sentence(self, unused: Sequence[GivenAnswer]) -> str:
+        """Name answers that no question took, and the questions that could have been meant, the same file's first."""
+        files = {Path(given.place.rpartition(":")[0]).name for given in unused}
+        likely = sorted(self.all(), key=lambda asked: Path(asked.place.rpartition(":")[0]).name not in files)
+        texts = [f"{asked.name} ({asked.question.text})" for asked in likely]
+        rest = f" and {count_text(len(texts) - _MOST_LISTED)} more" if len(texts) > _MOST_LISTED else ""
+        where = f"Values were asked for at {'; '.join(texts[:_MOST_LISTED])}{rest}." if texts else ""
+        places = ", ".join(given.place for given in unused)
+        return f"No line used --assume {places}. {where or 'The program asked for no value.'}"
+
+
+def _calls(asking: Sequence[FrameType]) -> Hashable:
+    return tuple((frame.f_code, frame.f_lasti) for frame in asking)
+
+
+_BYTES_OF_INSTRUCTION = 2
+
+
+class _Span(NamedTuple):
+    """A piece of source code, from a line and column up to another."""
+
+    begin: tuple[int, int]
+    end: tuple[int, int]
+
+
+def assigning_line(name: str, code: CodeType, instruction: int) -> int:
+    """Return the line of the statement that assigns `name` from what an instruction computes; 0 if none does."""
+    positions = next(islice(code.co_positions(), instruction // _BYTES_OF_INSTRUCTION, None), None)
+    if positions is None or None in positions:
+        return 0
+    line, end_line, column, end_column = positions
+    within = (span for span in _assigned(code.co_filename).get(name, ()) if span.begin <= (line, column))
+    return next((span.begin[0] for span in within if (end_line, end_column) <= span.end), 0)
+
+
+@cache
+def _assigned(filename: str) -> dict[str, list[_Span]]:
+    """Return, for each variable of a file, the expressions that are assigned to it."""
+    spans: dict[str, list[_Span]] = {}
+    try:
+        tree = ast.parse("".join(linecache.getlines(filename)))
+    except (SyntaxError, ValueError):
+        return spans
+    for node in ast.walk(tree):
+        for target, value in _assignments(node):
+            span = _Span((value.lineno, value.col_offset), (value.end_lineno or 0, value.end_col_offset or 0))
+            for part in ast.walk(target):
+                if isinstance(part, ast.Name | ast.Attribute):
+                    spans.setdefault(ast.unparse(part), []).append(span)
+    return spans
+
+
+def _assignments(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
+    if isinstance(node, ast.Assign):
+        targets = [*node.targets]
+    elif isinstance(node, ast.AnnAssign | ast.AugAssign | ast.NamedExpr):
+        targets = [node.target]
+    elif isinstance(node, ast.For | ast.comprehension):
+        yield node.target, node.iter
+        return
+    else:
+        return
+    value = node.value
+    for target in targets if value is not None else ():
+        parts, values = getattr(target, "elts", []), getattr(value, "elts", [])
+        if parts and len(parts) == len(values):
+            yield from zip(parts, values, strict=True)
+        else:
+            yield target, value  # type: ignore[misc]
