@@ -12,6 +12,7 @@ import mmap
 import sys
 from collections import Counter
 from collections.abc import Callable
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from memviz.predictor.assumptions import NotPredicted, data_needed, name_for_users, not_predicted
+from memviz.predictor.compat import without_functions, without_modes
 from memviz.predictor.known_values import (
     CHOSEN_EVENLY,
     INTEGER_ARITHMETIC,
@@ -174,7 +176,7 @@ class Host:
 
     def _without_large_values(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Skip values of large tensors: nothing reads them, and large weights would take minutes and host memory."""
-        target = args[0] if args and func._schema.is_mutable else None
+        target = args[0] if args and _is_mutable(func) else None
         if isinstance(target, Tensor):
             if not target.is_meta and _is_large(target) and not any(t.is_meta for t in tensors_of((args, kwargs))):
                 return self._by_shapes(func, args, kwargs)
@@ -189,7 +191,7 @@ class Host:
             is_large = is_large or _is_large(tensor)
         if not is_large or _goes_to_device(kwargs):
             return NotImplemented
-        if any(returned.alias_info is not None for returned in func._schema.returns):
+        if _returns_argument(func):
             return NotImplemented
         # Large results of large known tensors, such as those of a file, have no values either; where values decide how
         # large they are, torch computes them.
@@ -224,7 +226,7 @@ class Host:
         if func in _FROM_ONE_NUMBER and all(tensor.dim() == 0 for tensor in tensors if tensor.is_meta):
             self._lose(first)
             return first
-        if first.dim() == 0 and not func._schema.is_mutable:
+        if first.dim() == 0 and not _is_mutable(func):
             return NotImplemented
         raise RuntimeError(
             "Expected all tensors to be on the same device, but found at least two devices, cpu and cuda:0! "
@@ -243,6 +245,11 @@ class Host:
             if fills_its_storage(args[0]):
                 self.unknown.remove(args[0])
             return NotImplemented
+        if func is aten.copy_.default and args[0].shape == args[1].shape and fills_its_storage(args[0]):
+            # The usual case, in which torch's rule would say that the shape stays.
+            self.unknown.add(args[0])
+            self.stand_ins.follow(func, args, args[0])
+            return args[0]
         self._refuse_to_read(func, args)
         return self._by_shapes(func, args, kwargs)
 
@@ -290,7 +297,7 @@ class Host:
     def blank_like(self, tensor: Tensor, **changes: Any) -> Tensor:
         """Return a host tensor without values, with the layout of `torch.empty_like`."""
         dtype = changes.get("dtype") or tensor.dtype
-        strides = torch.empty_like(tensor, device="meta", memory_format=changes.get("memory_format")).stride()
+        strides = _strides_like(tuple(tensor.shape), tensor.stride(), changes.get("memory_format"))
         blank = torch.empty(0, dtype=dtype, device="cpu")
         shape = torch.empty_strided(tensor.shape, strides, dtype=dtype, device="meta")
         storage = _zeros(shape.untyped_storage().nbytes())
@@ -363,6 +370,13 @@ def may_say_of_unknown(func: Any) -> bool:
     return may_be_known_from_unknown(func) or has_default(func) or func in ROUTED_OPERATORS
 
 
+@lru_cache(maxsize=4096)
+def _strides_like(shape: tuple[int, ...], strides: tuple[int, ...], layout: torch.memory_format | None) -> Any:
+    """Return the strides of `torch.empty_like`, cached because torch's rule for them is slow Python."""
+    with without_functions(), without_modes():
+        return torch.empty_like(torch.empty_strided(shape, strides, device="meta"), memory_format=layout).stride()
+
+
 def _bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
@@ -395,6 +409,20 @@ def _goes_to_device(kwargs: Any) -> bool:
     return device is not None and torch.device(device).type == "meta"
 
 
+# Cached, since torch makes a schema anew at each access.
+
+
+@cache
+def _is_mutable(func: Any) -> bool:
+    return bool(func._schema.is_mutable)
+
+
+@cache
+def _returns_argument(func: Any) -> bool:
+    return any(returned.alias_info is not None for returned in func._schema.returns)
+
+
+@cache
 def _is_view(func: Any) -> bool:
     aliases = [returned.alias_info for returned in func._schema.returns]
     return bool(aliases) and all(alias is not None and not alias.is_write for alias in aliases)

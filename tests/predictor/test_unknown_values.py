@@ -384,6 +384,30 @@ def test_the_memory_of_a_copy_is_never_what_was_there_before() -> None:
             ).any()
 
 
+@pytest.mark.parametrize("layout", [torch.preserve_format, torch.contiguous_format, torch.channels_last])
+def test_a_copy_to_the_host_has_the_strides_that_torch_gives_it(layout: torch.memory_format) -> None:
+    shapes: list[Callable[[Tensor], Tensor]] = [
+        lambda tensor: tensor,
+        lambda tensor: tensor.transpose(0, 3),
+        lambda tensor: tensor[:, :, ::2],
+        lambda tensor: tensor.expand(2, 3, 4, 5),
+        lambda tensor: tensor.to(memory_format=torch.channels_last),
+    ]
+    for shape in shapes:
+        wanted = torch.empty_like(shape(torch.zeros(1, 3, 4, 5)), memory_format=layout).stride()
+        with PredictedDevice(A100):
+            card = shape(torch.zeros(1, 3, 4, 5, device="cuda"))
+            assert card.to("cpu", memory_format=layout).stride() == wanted
+
+
+def test_a_large_unknown_tensor_stays_unknown_where_it_is_copied_to() -> None:
+    with PredictedDevice(A100):
+        unknown, target = there(1 << 19).cpu(), torch.zeros(1 << 19)
+        assert target.copy_(unknown) is target
+        with pytest.raises(DataNeeded):
+            range(int(target[0].long()))
+
+
 def test_large_copies_and_what_is_computed_of_them_take_no_memory_of_this_machine() -> None:
     import resource
 

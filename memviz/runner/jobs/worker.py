@@ -287,6 +287,9 @@ def _run(number: int, request: Request, folder: Path, send: Send, until: float) 
     refuse_if_too_large(plan, most_bytes())
     path = folder / f"run-{number}.pickle"
     done = execute(plan, tell, until=until, recorded=show)
+    if done.run.mode == "predicted":
+        # Its figures can be read while the trace is written.
+        send("figures", number, run=done.run.as_json())
     written = _written(done.trace, done.run, path)
     for rank, other in done.others.items():
         _written(other.trace, other.run, file_of_rank(path, rank, done.run.rank))

@@ -181,13 +181,16 @@ class Predictions:
     def in_background(
         self, answered: Sequence[Variant], base: Request, listing: Mapping[str, Any], owner: str, *, checks: bool
     ) -> Iterator[None]:
-        """Check the outputs of what was answered, then predict what prices need. Yield after each of these."""
+        """Check the outputs of what was answered, then predict what prices need. Yield after each of these.
+
+        Stored prices are predicted too, last: their figures answer the next switch at once.
+        """
         self.leave(owner)
         requests = list(self._unchecked(answered)) if checks else []
         if self.known(base) is not None:
             shipped = {price.name for price in load_prices(base) or ()}
-            for one in price_requests(base, listing):
-                if one.request is None or one.name in shipped or request_key(one.request) in self._unpriced:
+            for one in sorted(price_requests(base, listing), key=lambda one: one.name in shipped):
+                if one.request is None or request_key(one.request) in self._unpriced:
                     continue
                 if self._figures_of(one.request) is None:
                     requests.append(plain(one.request))

@@ -10,8 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from memviz.runner.jobs.service import OrderStatus
+from memviz.runner.prices import Price
 from memviz.runner.request import Request
+from memviz.ui.run import predictions
 from memviz.ui.run.answer import AT_HOME, RunAnswers, timeline_values, with_measured
 from memviz.ui.run.form import RunRequests
 from memviz.ui.shell.store import TraceStore
@@ -83,6 +87,23 @@ def test_a_price_is_the_difference_of_two_answers_and_its_negative_is_never_show
     # Switched on, it still says what it changes.
     on = answers.price_list(RunRequests((split.variants[0].request,), ("b",)), by_saving=False).prices
     assert on["split_feed_forward"] is not None and on["split_feed_forward"].reserved_bytes == change
+
+
+def test_stored_prices_are_shown_at_once_and_then_predicted_so_that_a_switch_is_answered(
+    answers: RunAnswers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = Price("split_feed_forward", reserved_bytes=-5)
+    monkeypatch.setattr(predictions, "load_prices", lambda request: [stored])
+    base = answered(answers, asked(dim="136"), "fay")
+    request = base.variants[0].request
+    assert answers.price_list(RunRequests((request,), ("a",)), by_saving=False).prices[stored.name] == stored
+    for _ in answers.in_background(base, RunRequests((request,), ("a",)), "fay"):
+        pass
+    switched = replace(request, optimizations=((stored.name, {}),))
+    known = answers.predictions.known(switched)
+    run = answered(answers, RunRequests((switched,), ("b",)), "fay").variants[0].run
+    assert known is not None and known.run is not None and run is not None
+    assert known.run.peak_reserved_bytes == run.peak_reserved_bytes
 
 
 def test_outputs_are_checked_in_the_background(answers: RunAnswers) -> None:
