@@ -22,6 +22,8 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 # Some hundred processes would compile the same modules.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# And pytest rewrites the assertions of all files: twelve seconds, unless it finds them written.
+sys.dont_write_bytecode = False
 
 # Python looks for cycles whenever 700 objects more are there, among millions that stay: a tenth of the tests' time.
 gc.set_threshold(10_000)
@@ -55,8 +57,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class BrowserApart(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            # So do the files that hold recordings against predictions, each of which is made once for all of them.
-            together = next((part for part in ("browser", "truth") if nodeid.startswith(f"tests/{part}/")), None)
+            # So do the files that hold recordings against predictions, each of which is made once for all of them, and
+            # those of the house, which parse each file once.
+            together = next((part for part in ("browser", "house", "truth") if nodeid.startswith(f"tests/{part}/")), None)
             return together or nodeid.partition("::")[0]
 
         def remove_node(self, node: Any) -> str | None:
@@ -82,6 +85,25 @@ def quick_workers() -> Iterator[Any]:
         if forked.CAN_FORK_RUNS:
             patch.setattr(worker_process, "start_python", forked.start_python)
         yield started_by_people
+
+
+@pytest.fixture(scope="session", autouse=True)
+def count_of_frozen_objects() -> Iterator[None]:
+    """`without_collection` asks only whether there are any, and counting a million takes longer than a prediction."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gc, "get_freeze_count", lambda: 1)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def collection_of_new_objects_alone(count_of_frozen_objects: None) -> None:
+    """Exclude from garbage collection what is there before a test.
+
+    A prediction collects at the end of each of its phases; among all that other tests have imported and kept, each time
+    would take half a second.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

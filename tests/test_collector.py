@@ -6,11 +6,23 @@ import gc
 import subprocess
 import sys
 import weakref
+from collections.abc import Iterator
 
 import pytest
 
 from memviz.memory import without_collection
 from tests.house.repository import ROOT
+
+count_frozen = gc.get_freeze_count
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_frozen(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As in a process that is not one of tests (`tests/conftest.py`)."""
+    monkeypatch.setattr(gc, "get_freeze_count", count_frozen)
+    gc.unfreeze()
+    yield
+    gc.freeze()
 
 
 class Loop:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import shutil
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -41,10 +42,14 @@ class Function:
 
 @dataclass(frozen=True)
 class Outline:
-    """The parts of a file that the rules need; a retained tree would slow every later garbage collection."""
+    """The parts of a file that the rules need."""
 
     imports: tuple[ast.Import | ast.ImportFrom, ...]
     functions: tuple[Function, ...]
+    classes: tuple[str, ...]
+    """Names of those at its top level."""
+    docstrings: tuple[str, ...]
+    """Docstrings of modules, classes, functions and attributes."""
 
 
 @cache
@@ -53,10 +58,28 @@ def outline_of(name: str) -> Outline:
 
 
 def outline(source: str) -> Outline:
-    nodes = list(ast.walk(ast.parse(source)))
-    imports = tuple(node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom))
-    functions = (node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
-    return Outline(imports, tuple(map(_function, functions)))
+    module = ast.parse(source)
+    nodes = list(statements(module))
+    return Outline(
+        tuple(node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)),
+        tuple(_function(node) for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)),
+        tuple(node.name for node in module.body if isinstance(node, ast.ClassDef)),
+        tuple(
+            node.value.value
+            for node in nodes
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        ),
+    )
+
+
+def statements(module: ast.Module) -> Iterator[ast.AST]:
+    """Yield statements at all depths, without their expressions, which are most nodes and hold no statements."""
+    waiting: list[ast.AST] = [module]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+            waiting += getattr(node, field, ())
 
 
 def _function(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Function:

@@ -15,7 +15,7 @@ from pathlib import PurePosixPath
 import pytest
 
 from tests.house.journeys import JOURNEYS
-from tests.house.repository import ROOT, python_files, text_of
+from tests.house.repository import ROOT, outline_of, python_files, text_of
 
 SMALL = 120
 """Lines: a module of fewer, with one importer in its own folder, belongs into that importer."""
@@ -59,7 +59,7 @@ def small_modules_with_one_importer() -> list[str]:
     importers: dict[str, set[str]] = defaultdict(set)
     modules = {name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): name for name in package()}
     for path in modules.values():
-        for node in ast.walk(ast.parse(text_of(path))):
+        for node in outline_of(path).imports:
             if isinstance(node, ast.ImportFrom) and node.module:
                 names = {f"{node.module}.{alias.name}" for alias in node.names} & modules.keys()
                 for name in names or {node.module} & modules.keys():
@@ -74,27 +74,18 @@ def small_modules_with_one_importer() -> list[str]:
 def test_public_class_names_are_unique() -> None:
     places: dict[str, list[str]] = defaultdict(list)
     for name in package():
-        for node in ast.parse(text_of(name)).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                places[node.name].append(name)
+        for class_name in outline_of(name).classes:
+            if not class_name.startswith("_"):
+                places[class_name].append(name)
     repeated = {name: found for name, found in places.items() if len(found) > 1}
     assert beyond_budget(repeated_public_classes=len(repeated)) == {}, repeated
 
 
 def test_docstrings_do_not_begin_with_a_relative_clause() -> None:
-    openings = Counter(name for name in python_files() for text in docstrings(name) if RELATIVE_CLAUSE.match(text))
+    openings = Counter(
+        name for name in python_files() for text in outline_of(name).docstrings if RELATIVE_CLAUSE.match(text)
+    )
     assert beyond_budget(docstrings_that_begin_with_a_relative_clause=openings.total()) == {}, openings
-
-
-def docstrings(name: str) -> list[str]:
-    """Return the docstrings of modules, classes, functions and attributes."""
-    found = []
-    for node in ast.walk(ast.parse(text_of(name))):
-        for statement in getattr(node, "body", ()) if not isinstance(node, ast.Lambda | ast.IfExp) else ():
-            value = statement.value if isinstance(statement, ast.Expr) else None
-            if isinstance(value, ast.Constant) and isinstance(value.value, str):
-                found.append(value.value)
-    return found
 
 
 @pytest.mark.slow
