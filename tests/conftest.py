@@ -59,7 +59,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             # So do the files that hold recordings against predictions, each of which is made once for all of them, and
             # those of the house, which parse each file once.
-            together = next((part for part in ("browser", "house", "truth") if nodeid.startswith(f"tests/{part}/")), None)
+            together = next(
+                (part for part in ("browser", "house", "truth") if nodeid.startswith(f"tests/{part}/")), None
+            )
             return together or nodeid.partition("::")[0]
 
         def remove_node(self, node: Any) -> str | None:
