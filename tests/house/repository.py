@@ -46,10 +46,8 @@ class Outline:
 
     imports: tuple[ast.Import | ast.ImportFrom, ...]
     functions: tuple[Function, ...]
-    classes: tuple[str, ...]
-    """Names of those at its top level."""
+    top_level_classes: tuple[str, ...]
     docstrings: tuple[str, ...]
-    """Docstrings of modules, classes, functions and attributes."""
 
 
 @cache

@@ -74,7 +74,7 @@ def small_modules_with_one_importer() -> list[str]:
 def test_public_class_names_are_unique() -> None:
     places: dict[str, list[str]] = defaultdict(list)
     for name in package():
-        for class_name in outline_of(name).classes:
+        for class_name in outline_of(name).top_level_classes:
             if not class_name.startswith("_"):
                 places[class_name].append(name)
     repeated = {name: found for name, found in places.items() if len(found) > 1}
