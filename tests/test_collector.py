@@ -18,7 +18,7 @@ count_frozen = gc.get_freeze_count
 
 @pytest.fixture(autouse=True)
 def nothing_is_frozen(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As in a process that is not one of tests (`tests/conftest.py`)."""
+    """Undo what `tests/conftest.py` does for all other tests."""
     monkeypatch.setattr(gc, "get_freeze_count", count_frozen)
     gc.unfreeze()
     yield

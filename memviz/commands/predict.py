@@ -159,6 +159,8 @@ def _predict(args: argparse.Namespace) -> int:
     finally:
         progress("")
     # To stderr: stdout belongs to the script.
+    if done.stopped is not None:
+        print_line(f"stopped at {done.stopped}")
     for line in summary_lines(done, args.output):
         print_line(line)
     if args.write_assume is not None:
@@ -194,7 +196,7 @@ def _lines_of_files(paths: list[Path]) -> Iterator[str]:
 
 def _write_assume(path: Path, done: ScriptPrediction) -> None:
     """Write the answers of the run, as `--assume-file` takes them."""
-    head = "# Answers to what the program asked and nobody computed, for --assume-file."
+    head = "# Answers where the program asked for values that are not computed, for --assume-file."
     try:
         path.write_text("".join(f"{line}\n" for line in (head, *done.assume)), encoding="utf-8")
     except OSError as error:
@@ -229,8 +231,6 @@ def summary_lines(done: ScriptPrediction, output: Path | None = None) -> Iterato
     from memviz.predictor.assumptions import caught_refusal, sentences_of
 
     estimate = done.estimate
-    if done.stopped is not None:
-        yield f"stopped at {done.stopped}"
     has_children = any(done.children)
     if estimate.peak_requested or estimate.out_of_memory or not (done.not_known or has_children):
         yield from _figure_lines(done)

@@ -32,8 +32,7 @@ class CellPrediction:
 
     def __init__(self, done: ScriptPrediction) -> None:
         self.estimate = done.estimate
-        # Why it was stopped is the error of the cell.
-        self._lines = [line for line in summary_lines(done) if not line.startswith("stopped at")]
+        self._lines = list(summary_lines(done))
 
     def __repr__(self) -> str:
         return "\n".join(self._lines)
@@ -79,15 +78,16 @@ def _predicted(shell: Any, args: argparse.Namespace, cell: str) -> CellPredictio
     from memviz.runner.cell_names import names_of_cell
     from memviz.runner.predicted_script import ScriptPrediction, predicting, stop_behind
 
-    codes = _compiled(shell, cell)
-    names = names_of_cell(shell.user_ns, codes)
+    body, shown_value = _compiled(shell, cell)
+    names = names_of_cell(shell.user_ns, [body, shown_value])
     card = card_text(args.card, args.memory) or None
     options = {name: getattr(args, name) for name in ("torch", "platform", "settings", "steps", "goes_beyond_card")}
     error = None
     with predicting(card, assume=stated_answers(args), **options) as predicted:
         try:
-            for code in codes:
-                exec(code, names)
+            exec(body, names)
+            if (value := eval(shown_value, names)) is not None:
+                import_module("IPython.display").display(value)
         except SystemExit:
             # Enough steps, or the cell's own.
             pass
@@ -100,25 +100,18 @@ def _predicted(shell: Any, args: argparse.Namespace, cell: str) -> CellPredictio
         shell.user_ns["_predicted"] = shown
         return shown
     CellPrediction(ScriptPrediction(1, predicted.estimate, stopped))._ipython_display_()
-    raise stopped or error.with_traceback(error.__traceback__)
+    raise stopped or error
 
 
-def _compiled(shell: Any, cell: str) -> list[CodeType]:
-    """Compile a cell; the value of its last expression is displayed, as IPython does."""
+def _compiled(shell: Any, cell: str) -> tuple[CodeType, CodeType]:
+    """Compile a cell, and apart its last expression, whose value IPython displays unless a semicolon ends it."""
     text = shell.transform_cell(cell)
     # For errors, and for the lines that are quoted.
     linecache.cache[_NAME] = (len(text), None, text.splitlines(keepends=True), _NAME)
-    tree = ast.parse(text, _NAME)
-    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-    codes = [compile(tree, _NAME, "exec", dont_inherit=True)]
-    if isinstance(last, ast.Expr) and not cell.rstrip().endswith(";"):
-        show = ast.parse("(lambda value: value is None or __import__('IPython').display.display(value))(0)").body[0]
-        assert isinstance(show, ast.Expr) and isinstance(show.value, ast.Call)
-        show.value.args = [last.value]
-        tree = ast.fix_missing_locations(ast.Module([show], []))
-    elif last is not None:
-        tree = ast.Module([last], [])
-    return [*codes, compile(tree, _NAME, "exec", dont_inherit=True)] if last is not None else codes
+    tree, shown = ast.parse(text, _NAME), ast.Expression(ast.Constant(None, lineno=1, col_offset=0))
+    if tree.body and isinstance(tree.body[-1], ast.Expr) and not cell.rstrip().endswith(";"):
+        shown = ast.Expression(tree.body.pop().value)
+    return compile(tree, _NAME, "exec", dont_inherit=True), compile(shown, _NAME, "eval", dont_inherit=True)
 
 
 def load(shell: Any) -> None:

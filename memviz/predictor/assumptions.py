@@ -181,7 +181,7 @@ def size_needed(error: TypeError) -> DataNeeded:
     at = place_of(error.__traceback__)
     line = next(_unknown_numbers_at(error.__traceback__), UnknownNumber.last_whole)
     if line.asked is None:
-        needed = DataNeeded("A size", f"is made of a number that nobody computes. {_STATE_WHERE_TAKEN}")
+        needed = DataNeeded("A size", f"is made of a number that is not computed. {_STATE_WHERE_TAKEN}")
     else:
         needed = decision_needed(line, "a size")
     needed.where = at

@@ -88,9 +88,9 @@ class Ledger:
         self.first_used: Callable[[], None] | None = None
         """Called once, before the first allocation."""
         self.out_of_memory: Callable[[AllocationFailed], BaseException] = lambda failure: failure
+        """Builds the error that the program receives."""
         self.goes_beyond_card: Callable[[AllocationFailed], bool] = lambda failure: False
         """Lift the limit of memory, and return whether it is lifted."""
-        """Builds the error that the program receives."""
         self.closed = False
         self.lock = RLock()
         """Threads of the program take turns; a free may come in the middle of what its own thread does here."""

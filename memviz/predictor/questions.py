@@ -70,7 +70,7 @@ class AskedQuestion:
     number: int
     """Its place among the questions on the line, in the order in which they were first asked."""
     numbers_on_line: list[int]
-    """Shared by the questions of a line."""
+    """Shared by the questions of a line; numbers alone, as a question is pickled with the number it is about."""
     answers: list[Any] = field(default_factory=list)
     """Natural answers that it got, in turn."""
     times: int = 0
@@ -171,12 +171,12 @@ class Questions:
             asking.append(frame)
             if frame is innermost:
                 break
-        on_line = self._by_place.setdefault(place_in(innermost), {})
-        calls = _calls(asking)
+        place, calls = place_in(innermost), _calls(asking)
+        on_line = self._by_place.setdefault(place, {})
         if calls not in on_line:
             numbers = next((asked.numbers_on_line for asked in on_line.values()), [])
             numbers.append(len(on_line) + 1)
-            on_line[calls] = AskedQuestion(question, place_in(innermost), numbers[-1], numbers)
+            on_line[calls] = AskedQuestion(question, place, numbers[-1], numbers)
         return on_line[calls]
 
     def all(self) -> Iterator[AskedQuestion]:

@@ -84,11 +84,10 @@ def number_for(recorder: AllocationRecorder, tensor: Tensor, as_type: NumberType
             raise data_needed(_CONVERSIONS[Tensor.__bool__][1], asked=assumptions.questions.last)
         assumptions.state_a_decision(f"a condition that is not computed is taken to be {bool(default)}")
         return assumptions.took(bool(default))
-    caller = next(frames(), None)
-    of_tensor = as_type is int
-    may_index = default is None and is_whole and caller is not None and (of_tensor or as_type is operator.index)
-    if may_index and caller is not None and is_index_in(caller, of_tensor=of_tensor):
-        return assumptions.took(assumptions.first_of_list())
+    if default is None and is_whole and as_type in (int, operator.index):
+        caller = next(frames(), None)
+        if caller is not None and is_index_in(caller, of_tensor=as_type is int):
+            return assumptions.took(assumptions.first_of_list())
     is_length = is_whole and as_type is not float
     if as_type is not None and default is None and (is_length or as_type in (operator.index, complex)):
         raise data_needed(name, asked=assumptions.questions.last)

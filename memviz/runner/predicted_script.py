@@ -150,7 +150,7 @@ def predicting(
         torch: The release whose kernels are followed, as in "2.6"; by default the installed one.
         platform: "linux", "wsl" or "windows": whose driver orders the addresses of segments.
         settings: As in PYTORCH_CUDA_ALLOC_CONF, which holds by default.
-        assume: Answers where the program asks for values that nobody computes, by line: {"train.py:12": 3.0}, by the
+        assume: Answers where the program asks for values that are not computed, by line: {"train.py:12": 3.0}, by the
             order of its questions ("train.py:12#2") or by the variable that takes it ("train.py:loss"); several in a
             tuple are taken in turn.
         steps: After so many steps of an optimizer the block is over.
@@ -550,7 +550,7 @@ class ScriptOrder:
     steps: int | None = None
     assume: Mapping[str, Any] = field(default_factory=dict)
     goes_beyond_card: bool = False
-    """Where memory runs out, go on without a limit."""
+    """If memory runs out, continue without a limit."""
     output: Path | None = None
     overwrite: bool = False
     rank: GroupRank | None = None
@@ -685,6 +685,12 @@ class ScriptPrediction:
         return all(peaks + count * context <= card.memory_bytes for _, count, peaks in self.shared_cards())
 
 
+def _answers_of(device: PredictedDevice) -> tuple[tuple[str, ...], str, tuple[str, ...]]:
+    """Return the user's answers that were not used, the sentence on them, and the answers of the run."""
+    assumed = device.recorder.assumptions
+    return assumed.unused, assumed.unused_sentence, tuple(assumed.questions.answers())
+
+
 def predict_script(
     script: Script, order: ScriptOrder, tell: Callable[[str], None] = lambda text: None
 ) -> ScriptPrediction:
@@ -715,13 +721,9 @@ def predict_script(
     if order.output is not None:
         with replacing(order.output) as file:
             write_pickle(trace, file)
-    assumed = device.recorder.assumptions
-    unused = assumed.unused, assumed.unused_sentence
     cells = cell_peaks(trace, ends) if script.is_notebook else ()
-    answers = tuple(assumed.questions.answers())
-    done = ScriptPrediction(
-        status, estimate, stopped, changes.applied, *unused, answers, children, cells, script.skipped
-    )
+    answers = _answers_of(device)
+    done = ScriptPrediction(status, estimate, stopped, changes.applied, *answers, children, cells, script.skipped)
     if status or not (done.not_known or done.unused_assume):
         return done
     return replace(done, exit_status=UNUSED if done.unused_assume else NOT_KNOWN, is_status_ours=True)
@@ -749,9 +751,7 @@ def predict_child(mark: Path) -> None:
         estimate = estimate_of(device, trace, steps=steps.taken)
         stack.close()
         error = None if end.error is None else stop_behind(end.error)
-        assumed = device.recorder.assumptions
-        unused, answers = (assumed.unused, assumed.unused_sentence), tuple(assumed.questions.answers())
-        done = ScriptPrediction(end.status, estimate, error, changes.applied, *unused, answers)
+        done = ScriptPrediction(end.status, estimate, error, changes.applied, *_answers_of(device))
         unfinished = mark.with_suffix(".unfinished")
         unfinished.write_text(json.dumps(script_json(done)), encoding="utf-8")
         unfinished.rename(mark.with_suffix(".json"))
