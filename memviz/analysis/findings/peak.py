@@ -70,7 +70,7 @@ def _missing(missing: int, requested: int, live: int, free: int | None) -> str:
         return f"The request alone is {bytes_text(missing - live)} larger than all that the process could have."
     # Blocks are rounded up and fragmented, and the driver may have had free memory that the file does not record.
     bound = "At least" if free is not None else "Up to"
-    return f"{bound} {bytes_text(missing)} less makes it fit."
+    return f"{bound} {bytes_text(missing)} less makes this request fit."
 
 
 def _largest_category(facts: Facts, rows: Ints8) -> tuple[Category | None, Ints8, str]:

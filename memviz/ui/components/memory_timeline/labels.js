@@ -59,7 +59,14 @@ export class Labels extends Part {
   ticks() {
     const { viewport } = this;
     const ticks = viewport.isStill() ? [] : viewport.ticks();
-    return [...ticks.flatMap(({ place, text }) => tickAt(viewport.xOf(place), text, viewport)), groundLine(viewport)];
+    const pill = this.pill();
+    const marks = ticks.flatMap(({ place, text }) => {
+      const x = viewport.xOf(place);
+      const room = (text.length * LETTER) / 2 + 4;
+      const isCovered = pill !== null && x + room > pill.left && x - room < pill.left + pill.wide;
+      return tickAt(x, text, viewport).slice(0, isCovered ? 1 : 2);
+    });
+    return [...marks, groundLine(viewport)];
   }
 
   /** @param {TimelineData} data */
@@ -142,18 +149,26 @@ export class Labels extends Part {
     return d ? [shape("path", { d, class: "mvt-halo" }), shape("path", { d, class: "mvt-outline" })] : [];
   }
 
-  /** @param {TimelineData} data @returns {SVGElement[]} */
-  moment({ spans }) {
-    const { choosing, value } = this.timeline;
-    const moment = choosing.answered;
-    const { width, height } = this.viewport;
-    const x = this.viewport.xOfInstant(moment);
-    const parts = this.range();
+  /** Where the moment is named below the lower edge, over the ticks; null where it is not drawn. */
+  pill() {
+    const { choosing, value, data } = this.timeline;
+    const { width } = this.viewport;
+    const x = this.viewport.xOfInstant(choosing.answered);
     // In a row of several the peak has its mark already; a moment is drawn once somebody has chosen another.
-    if (x < 0 || x > width || (value?.linked && moment === spans.peak)) return parts;
+    if (!data || x < 0 || x > width || (value?.linked && choosing.answered === data.spans.peak)) return null;
     const words = this.timeline.momentWords();
     const wide = words.length * LETTER + 18;
-    const left = clamp(x - wide / 2, -40, width - wide + 40);
+    return { x, words, wide, left: clamp(x - wide / 2, -40, width - wide + 40) };
+  }
+
+  /** @param {TimelineData} data @returns {SVGElement[]} */
+  moment({ spans }) {
+    const moment = this.timeline.choosing.answered;
+    const { height } = this.viewport;
+    const parts = this.range();
+    const pill = this.pill();
+    if (!pill) return parts;
+    const { x, left, wide, words } = pill;
     return [
       ...parts,
       shape("line", { x1: x, x2: x, y1: 0, y2: height, class: "mvt-moment" }),
