@@ -85,6 +85,15 @@ def duration_text(microseconds: int) -> str:
     return f"{microseconds / 1e6:,.2f} s"
 
 
+def work_text(operations: int) -> str:
+    """'76.5 TFLOP', and what is less than one in a smaller unit: it is not '0.0 TFLOP'."""
+    if operations >= 1e12:
+        return f"{operations / 1e12:,.1f} TFLOP"
+    if operations >= 1e9:
+        return f"{operations / 1e9:,.1f} GFLOP"
+    return f"{operations / 1e6:,.1f} MFLOP"
+
+
 _MOST_BYTES = 1 << 62
 """Sums of several still fit 64 bits."""
 

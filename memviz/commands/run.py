@@ -26,7 +26,7 @@ from memviz.commands.command import (
 )
 from memviz.commands.terminal import progress
 from memviz.errors import UsageError
-from memviz.units import bytes_text, count_text, percent_text
+from memviz.units import bytes_text, count_text, percent_text, work_text
 
 if TYPE_CHECKING:
     from memviz.runner.jobs.worker_process import RunEvent
@@ -164,7 +164,7 @@ def _print(run: Run, path: Path | None) -> None:
     if is_training(run):
         print(f"  optimizer  {optimizer_text(run)}")
     if run.flops:
-        print(f"  work       {run.flops / 1e12:,.1f} TFLOP, {bytes_text(run.bytes_moved or 0)} moved")
+        print(f"  work       {work_text(run.flops)}, {bytes_text(run.bytes_moved or 0)} moved")
     if run.seconds:
         print(f"  seconds    {run.seconds.median:.4g}, {run.seconds.spread_words}")
     _print_fit(run)

@@ -22,7 +22,7 @@ from memviz.text import nearest
 from memviz.trace.load import load_trace
 from memviz.trace.model import Trace
 from memviz.trace.write import replacing, write_pickle
-from memviz.units import count_text, duration_text
+from memviz.units import count_text, duration_text, work_text
 
 MOST_GPUS = 4_096
 GPUS = "gpus"
@@ -383,7 +383,7 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
     if run.seconds is not None:
         yield "step time", f"{1000 * run.seconds.median:,.1f} ms ± {500 * run.seconds.spread:,.1f}"
     if run.flops:
-        yield "work", f"{run.flops / 1e12:,.1f} TFLOP"
+        yield "work", work_text(run.flops)
     numerics = run.numerics or {}
     verdict, losses = numerics.get("verdict"), numerics.get("losses")
     missing = "not compared" if run.request.optimizations else "–"

@@ -144,7 +144,7 @@ def test_a_switch_answers_by_itself_with_timelines_prices_and_an_output_check(ta
     tab.wait_for_function(f"{drawn}.filter((each) => each.memviz.viewport.first > 0).length === 2")
     tab.get_by_role("button", name="Compare both").click()
     scores = tab.locator("#compare-top .mv-scores")
-    expect(scores).to_contain_text("TFLOP")
+    expect(scores).to_contain_text("FLOP")
     expect(scores).to_contain_text("bitwise equal")
     expect(scores).not_to_contain_text("not in file")
 

@@ -28,7 +28,7 @@ COUNT = r"""() => {
     for (const found of node.data.matchAll(/\S+/g)) {
       range.setStart(node, found.index);
       range.setEnd(node, found.index + found[0].length);
-      if (!/\p{L}/u.test(found[0]) || /^([KMGT]?i?B|TFLOP|m?s|[\d.,]+(e-?\d+|m?s)?)$/.test(found[0])) continue;
+      if (!/\p{L}/u.test(found[0]) || /^([KMGT]?i?B|[TGM]FLOP|m?s|[\d.,]+(e-?\d+|m?s)?)$/.test(found[0])) continue;
       if ([...range.getClientRects()].some(isIn)) words.push(found[0]);
     }
   }

@@ -35,7 +35,7 @@ from memviz.ui.payloads.timelines import LinkedTrace
 from memviz.ui.run.differences import differences_html
 from memviz.ui.run.form_html import change_text
 from memviz.ui.run.predictions import request_key
-from memviz.units import bytes_text, count_text, duration_text
+from memviz.units import bytes_text, count_text, duration_text, work_text
 
 MOST_COMPARED = 8
 _MOST = 64
@@ -299,7 +299,7 @@ def _cells(variant: Variant, run: Run, base: Run | None, predicted: Run | None, 
         tag("td", _fit(run)),
         tag("td", _output_html(run, base), *outputs),
         tag("td", *allocated, class_="mv-number"),
-        tag("td", f"{run.flops / 1e12:,.1f} TFLOP" if run.flops else "–", tag("small", change), class_="mv-number"),
+        tag("td", work_text(run.flops) if run.flops else "–", tag("small", change), class_="mv-number"),
         tag("td", *_time(run, is_marked=is_marked), class_="mv-number"),
     ]
 

@@ -58,7 +58,7 @@ def test_the_trace_of_a_run_has_its_figures(answers: RunAnswers) -> None:
     done = over(answers, answers.begin(asked("Baseline", "Half"), "facts"))
     session = answers.opened(Session(), done.id)
     facts = [answers.store.get(each.key).about.facts for each in session.opened]  # type: ignore[union-attr]
-    assert all(fact["work"].endswith(" TFLOP") for fact in facts)
+    assert all(fact["work"].endswith("FLOP") for fact in facts)
     assert (facts[0]["output difference"], facts[1]["output difference"]) == ("–", "not compared")
 
 
