@@ -1,9 +1,12 @@
-"""Private names of torch that several files of the predictor use, and attributes replaced while a device is in use."""
+"""Private names of torch that several files of the predictor use, and what is replaced while a device is in use."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import ExitStack
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -66,3 +69,36 @@ class Patches(ExitStack):
     def put_all(self, owner: Any, values: Mapping[str, Any]) -> None:
         for name, value in values.items():
             self.put(owner, name, value)
+
+    def after_import(self, name: str, change: Callable[[ModuleType], None]) -> None:
+        """Change a module of another library as soon as it is imported; now, if it is already."""
+        if name in sys.modules:
+            return change(sys.modules[name])
+        finder = _Changing(name, change)
+        sys.meta_path.insert(0, finder)
+        self.callback(sys.meta_path.remove, finder)
+        return None
+
+
+class _Changing:
+    """Finder of one module, which is changed when its own code has run."""
+
+    def __init__(self, name: str, change: Callable[[ModuleType], None]) -> None:
+        self._name = name
+        self._change = change
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if name != self._name:
+            return None
+        others = (finder for finder in sys.meta_path if finder is not self)
+        spec = next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
+        if spec is not None and spec.loader is not None:
+            run = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                run(module)
+                self._change(module)
+
+            # On the loader itself, which people and tracebacks ask for the source.
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec

@@ -10,6 +10,7 @@ supports the call.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -552,7 +553,8 @@ def registered_kernels(kernels: dict[str, Kernel]) -> Iterator[None]:
     library: Any = _Library("aten", "IMPL")
     try:
         for name, kernel in kernels.items():
-            library.impl(name, kernel, "AutogradMeta")
+            if "::" not in name:
+                library.impl(name, kernel, "AutogradMeta")
         yield
     finally:
         library._destroy()
@@ -585,7 +587,33 @@ def kernels_for(card: KnownCard, release: tuple[int, int]) -> dict[str, Kernel]:
     kernels["ctc_loss.Tensor"] = _ctc_loss
     kernels["softmax.int"] = _softmax_in_fp32(aten.softmax.int, aten._softmax.default)
     kernels["log_softmax.int"] = _softmax_in_fp32(aten.log_softmax.int, aten._log_softmax.default)
+    kernels["bitsandbytes::gemm_4bit"] = _gemm_4bit
     return kernels
+
+
+_MOST_ROWS_PACKED = 1536
+"""Rows up to which bitsandbytes 0.50 may multiply packed weights as they are."""
+
+
+_PACKED_TAKES = ("blocksize", "quant_type", "bias", "absmax_8bit", "absmax_code", "absmax_offset")
+
+
+def _gemm_4bit(
+    input: Tensor, packed: Tensor, shape: Sequence[int], absmax: Tensor, *rest: Any, **kwargs: Any
+) -> Tensor:
+    """Unpack the whole weight, unless bitsandbytes has a faster kernel for so few rows on this card, and multiply."""
+    given = {**dict(zip(_PACKED_TAKES, rest, strict=False)), **kwargs}
+    (outer, inner), rows = shape, input.numel() // input.shape[-1]
+    is_faster = getattr(sys.modules.get("bitsandbytes.backends.cuda.ops"), "_gemm_4bit_use_custom_cuda", None)
+    may_be = rows <= _MOST_ROWS_PACKED and inner % given["blocksize"] == 0 and is_faster is not None
+    if may_be and is_faster(0, input.dtype, rows, outer, inner):
+        return torch.empty((*input.shape[:-1], outer), dtype=input.dtype, device=input.device)
+    scales: list[Any] = [absmax]
+    if given.get("absmax_8bit") is not None:
+        scales.append(torch.empty_like(given["absmax_8bit"], dtype=torch.float32))
+        scales.append(scales[-1] + given["absmax_offset"])
+    weight = torch.empty(tuple(shape), dtype=input.dtype, device=input.device)
+    return functional.linear(input, weight, given.get("bias"))
 
 
 def _dropout(input: Tensor, p: float, train: bool) -> Tensor:

@@ -1,4 +1,4 @@
-"""Hooks around operators: modules, optimizers, phases, compiled code, threads and child processes.
+"""Hooks around operators: modules, optimizers, phases, compiled code, other libraries, threads and child processes.
 
 At the end of a phase, cycles of objects are collected: Python would have done so by then, at a time that no
 prediction can follow, and most of what a step leaves behind is young.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import logging
 import mmap
 import multiprocessing
 import os
@@ -28,6 +29,7 @@ from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from threading import RLock
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -298,7 +300,7 @@ TRITON_NOT_RUN = (
 
 
 def follow_triton(patches: Patches, forget_values: Callable[[Any], None], assumptions: Assumptions) -> None:
-    """Skip kernels on tensors of the card, if the program has imported Triton."""
+    """Skip kernels on tensors of the card, and answer Triton's driver without a library of the card."""
 
     def skipping(run: Any) -> Any:
         def launched(kernel: Any, *args: Any, **kwargs: Any) -> Any:
@@ -313,10 +315,63 @@ def follow_triton(patches: Patches, forget_values: Callable[[Any], None], assump
 
         return launched
 
-    for module, name in (("triton.runtime.jit", "JITFunction"), ("triton.runtime.autotuner", "Autotuner")):
-        kind = getattr(sys.modules.get(module), name, None)
-        if kind is not None:
-            patches.replace(kind, "run", skipping(kind.run))
+    def skip(name: str) -> Callable[[Any], None]:
+        return lambda module: patches.put(kind := getattr(module, name), "run", skipping(kind.run))
+
+    patches.after_import("triton.runtime.jit", skip("JITFunction"))
+    patches.after_import("triton.runtime.autotuner", skip("Autotuner"))
+    patches.after_import(
+        "triton.runtime.driver", lambda module: patches.put(module.driver, "_active", _triton_driver())
+    )
+
+
+def _triton_driver() -> Any:
+    """Triton's own driver, without the part that it compiles and links to the card's library."""
+    kind: Any = importlib.import_module("triton.backends.nvidia.driver").CudaDriver
+    driver = kind.__new__(kind)
+    super(kind, driver).__init__()
+
+    def properties(device: int) -> dict[str, int]:
+        of_torch: Any = torch.cuda.get_device_properties(device)
+        names = {
+            "max_shared_mem": "shared_memory_per_block_optin",
+            "max_num_regs": "regs_per_multiprocessor",
+            "multiprocessor_count": "multi_processor_count",
+            "warpSize": "warp_size",
+            "sm_clock_rate": "clock_rate",
+            "mem_clock_rate": "memory_clock_rate",
+            "mem_bus_width": "memory_bus_width",
+        }
+        return {name: getattr(of_torch, there) for name, there in names.items() if hasattr(of_torch, there)}
+
+    driver.utils = SimpleNamespace(get_device_properties=properties)
+    return driver
+
+
+PAGED_STATES = (
+    "Paged optimizer states of bitsandbytes are not counted: they lie in managed memory beside PyTorch's allocator, "
+    "which the driver moves to the card while a step uses them."
+)
+
+
+def follow_bitsandbytes(patches: Patches, assumptions: Assumptions) -> None:
+    """Make paged states of optimizers plain host tensors: its C library would look for a card, and end the process."""
+
+    def paged(*shape: int, dtype: torch.dtype = torch.float32, device: Any = None) -> Tensor:
+        assumptions.say(PAGED_STATES)
+        state: Any = torch.empty(shape, dtype=dtype)
+        state.is_paged, state.page_deviceid = True, getattr(device, "index", 0)
+        return state
+
+    def replace(module: Any) -> None:
+        nothing = lambda *args, **kwargs: None  # noqa: E731
+        for name, instead in (("get_paged", paged), ("prefetch_tensor", nothing), ("elementwise_func", nothing)):
+            patches.replace(module, name, instead)
+
+    patches.after_import("bitsandbytes.functional", replace)
+    # It says at length that it finds no library for the card.
+    logger = logging.getLogger("bitsandbytes.cextension")
+    patches.put(logger, "disabled", True)
 
 
 Mode = Callable[[], AbstractContextManager[Any]]

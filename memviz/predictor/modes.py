@@ -54,7 +54,14 @@ from memviz.predictor.cuda.nvml import follow_management
 from memviz.predictor.cuda.streams import GraphPools, StreamOrder, follow_data_parallel, follow_graphs, follow_streams
 from memviz.predictor.decompositions import FLEX_ASSUMED, SLICES_UNTIL, flex_attention, index_with_every_slice
 from memviz.predictor.group.process_group import run_on_shards
-from memviz.predictor.hooks import ChildProcesses, Mode, follow_threads, follow_triton, follow_workers
+from memviz.predictor.hooks import (
+    ChildProcesses,
+    Mode,
+    follow_bitsandbytes,
+    follow_threads,
+    follow_triton,
+    follow_workers,
+)
 from memviz.predictor.recorder import NOTHING_TO_COPY, AllocationRecorder, ModelMove, MoveTo, move_model
 from memviz.predictor.rules import Operator, Treatment, treatment_of
 from memviz.predictor.shapes import ShapeKey, is_on_device, lies_on_device, shape_key, tensors_of
@@ -241,6 +248,8 @@ class FakeCudaMode(TorchFunctionMode):
             Tensor.record_stream: self._record_stream,
             Tensor.new: new_of_sparse,
             Tensor.__getitem__: self._index,
+            # Classes of weights ask it where they are to go, and pack themselves on the way to a card.
+            torch._C._nn._parse_to: lambda args, kwargs: torch._C._nn._parse_to(*args, **kwargs),
         }
         self._answers = {**tensors.answers, **own}
 
@@ -383,6 +392,7 @@ def follow_cuda(
     follow_data_parallel(patches, order, devices)
     follow_profilers(patches)
     follow_triton(patches, tensors.lose, assumptions)
+    follow_bitsandbytes(patches, assumptions)
     follow_threads(patches, operators, mode)
     follow_workers(patches, recorder)
     # Between the host and a card a tensor may take over another's memory; torch would not have it with "meta".

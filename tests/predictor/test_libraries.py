@@ -11,6 +11,7 @@ import torch
 
 from memviz.predictor.device import PredictedDevice
 from tests.predictor.rows import A100
+from tests.second_process import predict
 
 MiB = 1 << 20
 SMALL = {
@@ -140,3 +141,104 @@ def test_what_is_emptied_again_and_again_still_lets_go_of_cycles() -> None:
             del kept
             device.empty_cache()
             assert device.reserved_bytes == 0
+
+
+def test_a_weight_packs_itself_on_its_way_to_the_card() -> None:
+    """As those of bitsandbytes do: they ask torch where they are to go, and `meta` is no card."""
+
+    class Packed(torch.nn.Parameter):
+        def to(self, *args: Any, **kwargs: Any) -> Any:
+            device, *_ = torch._C._nn._parse_to(*args, **kwargs)
+            if device is not None and device.type == "cuda":
+                self.data = self.data.to(device)[:, :4].to(torch.uint8)
+            return self
+
+    with PredictedDevice(A100):
+        layer = torch.nn.Linear(8, 1024, bias=False)
+        layer.weight = Packed(layer.weight.detach(), requires_grad=False)
+        layer.to("cuda")
+        assert layer.weight.shape == (1024, 4)
+        assert torch.cuda.memory_allocated() == 1024 * 4
+
+
+PACKED_PRODUCT = (
+    "(Tensor A, Tensor B, int[] shapeB, Tensor absmax, int blocksize, str quant_type, Tensor? bias=None, "
+    "Tensor? absmax_8bit=None, Tensor? absmax_code=None, Tensor? absmax_offset=None) -> Tensor"
+)
+
+
+@pytest.mark.skipif(hasattr(torch.ops.bitsandbytes, "gemm_4bit"), reason="bitsandbytes itself is imported")
+@pytest.mark.parametrize(("is_nested", "beside"), [(False, 0), (True, 2 * 64 * 1024)])
+def test_bitsandbytes_unpacks_a_whole_weight_for_many_rows(is_nested: bool, beside: int) -> None:
+    rows, outer, inner, block = 4096, 1024, 1024, 64
+    blocks = outer * inner // block
+    with torch.library._scoped_library("bitsandbytes", "FRAGMENT") as library:
+        library.define(f"gemm_4bit{PACKED_PRODUCT}")
+        library.impl("gemm_4bit", lambda a, b, shape, *rest, **more: a.new_empty(*a.shape[:-1], shape[0]), "Meta")
+        with PredictedDevice(A100):
+            # Before any is freed, so that nothing lies in a block that is too large for it.
+            torch.mm(torch.empty(16, 16, device="cuda"), torch.empty(16, 16, device="cuda"))
+            inputs = torch.empty(rows, inner, device="cuda", dtype=torch.bfloat16)
+            weight = torch.empty(outer * inner // 2, 1, device="cuda", dtype=torch.uint8)
+            scales = torch.empty(blocks, device="cuda")
+            nested: dict[str, Any] = {}
+            if is_nested:
+                codes = torch.empty(blocks, device="cuda", dtype=torch.uint8)
+                nested = {"absmax_8bit": codes, "absmax_code": scales[:256], "absmax_offset": scales[0]}
+            before = torch.cuda.memory_allocated()
+            out = torch.ops.bitsandbytes.gemm_4bit(inputs, weight, [outer, inner], scales, block, "nf4", **nested)
+            unpacked = outer * inner * 2
+            assert torch.cuda.max_memory_allocated() - before == out.nbytes + unpacked + beside
+            assert torch.cuda.memory_allocated() - before == out.nbytes
+
+
+def stand_in(folder: Path, files: dict[str, str]) -> None:
+    """Write the modules of a library of which the predictor knows names alone."""
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for parent in path.relative_to(folder).parents[:-1]:
+            (folder / parent / "__init__.py").touch()
+        path.write_text(text)
+
+
+PAGED = {
+    "bitsandbytes/functional.py": (
+        "import os\ndef get_paged(*shape, dtype): os._exit(1)\ndef prefetch_tensor(tensor): os._exit(1)\n"
+    ),
+    "program.py": (
+        "import torch\nimport bitsandbytes.functional as F\n"
+        "state = F.get_paged(1000, dtype=torch.uint8)\nF.prefetch_tensor(state)\n"
+        "torch.empty(1 << 20, device='cuda')\nprint('ended', state.is_paged, state.device)\n"
+    ),
+}
+DRIVER = {
+    "triton/backends/nvidia/driver.py": (
+        "class Driver:\n    def __init__(self):\n        import torch\n"
+        "        self.get_current_device = torch.cuda.current_device\n"
+        "class CudaDriver(Driver):\n    def __init__(self):\n        raise OSError('libcuda.so')\n"
+    ),
+    "triton/runtime/driver.py": (
+        "class Config:\n    _active = None\n    @property\n    def active(self):\n"
+        "        from triton.backends.nvidia.driver import CudaDriver\n"
+        "        return self._active or CudaDriver()\ndriver = Config()\n"
+    ),
+    "program.py": (
+        "import triton.runtime.driver as runtime\ndriver = runtime.driver.active\n"
+        "many = driver.utils.get_device_properties(0)['multiprocessor_count']\n"
+        "print('ended', driver.get_current_device(), many)\n"
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("files", "said", "noted"), [(PAGED, "ended True cpu", "are not counted"), (DRIVER, "ended 0 58", "")]
+)
+def test_libraries_that_ask_the_card_by_their_own_code_are_answered(
+    files: dict[str, str], said: str, noted: str, tmp_path: Path
+) -> None:
+    stand_in(tmp_path, files)
+    ran = predict("--card", "L4", tmp_path / "program.py", folder=tmp_path)
+    assert said in ran.stdout
+    assert noted in ran.stderr
+    assert ran.returncode == 0, ran.stderr

@@ -54,7 +54,7 @@ class Raw:
     events: list[dict[str, Any]]
     segments: list[dict[str, Any]]
     blocks: dict[tuple[int, int], Block] = field(default_factory=dict)
-    """By address and event of the alloc; -1 where that was before the first event."""
+    """Keys are address and event of the alloc, -1 where that was before the first event."""
 
     def __post_init__(self) -> None:
         last = len(self.events)

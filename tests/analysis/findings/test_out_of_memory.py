@@ -30,8 +30,8 @@ def test_it_says_how_much_is_missing_and_what_most_is():
     assert finding.bytes == 30 * MiB
     assert finding.sentence == (
         "Out of memory at event 4: 60.0 MiB requested by train.py:30 loss, with 140 MiB live, 10.0 MiB reserved but "
-        "unused and 20.0 MiB free on the device. At least 30.0 MiB less makes this request fit. Largest category: parameter, "
-        "100 MiB (71 % of what is live), mostly made by train.py:50 main."
+        "unused and 20.0 MiB free on the device. At least 30.0 MiB less makes this request fit. Largest category: "
+        "parameter, 100 MiB (71 % of what is live), mostly made by train.py:50 main."
     )
 
 
