@@ -73,6 +73,7 @@ from memviz.predictor.tensor_answers import (
     answer_lengths,
     has_unknown_numbers,
     stop_at_unknown_numbers,
+    with_dtype_of_numbers,
 )
 
 # torch's messages for an operator without a meta kernel.
@@ -291,7 +292,7 @@ class FakeCudaMode(TorchFunctionMode):
         if not is_operator and (nowhere(kwargs.get("device")) or any(map(nowhere, args))):
             return self._tensors.run_for_programs_own_meta(func, args, kwargs)
         try:
-            out = self._call(func, args, kwargs)
+            out = self._call(func, args, with_dtype_of_numbers(func, args, kwargs))
         except TypeError:
             # torch's message names only a size of the wrong type.
             stop_at_unknown_numbers(args, kwargs)

@@ -370,7 +370,8 @@ class TensorAnswers:
             kwargs = {"dtype": args[0].dtype, **kwargs}
             func, args = torch.tensor, args[1:]
         asks_gradient = kwargs.get("requires_grad", False)
-        creation_kwargs = {key: value for key, value in kwargs.items() if key not in ("requires_grad", "pin_memory")}
+        chosen = with_dtype_of_numbers(func, args, kwargs)
+        creation_kwargs = {key: value for key, value in chosen.items() if key not in ("requires_grad", "pin_memory")}
         there: Tensor = func(*args, **{**creation_kwargs, "device": "cpu"}).to(META)
         if has_unknown_numbers(args, kwargs):
             self._host.known.forget(there)
@@ -406,10 +407,28 @@ def _is_open(part: slice) -> bool:
 
 
 def has_unknown_numbers(args: Any, kwargs: Any) -> bool:
-    for arg in (*args, *kwargs.values()) if kwargs else args:
-        if type(arg) is UnknownNumber or type(arg) is list and any(type(item) is UnknownNumber for item in arg):
-            return True
-    return False
+    return _holds_unknown((*args, *kwargs.values()) if kwargs else args)
+
+
+def _holds_unknown(value: Any) -> bool:
+    return type(value) is UnknownNumber or type(value) in (list, tuple) and any(map(_holds_unknown, value))
+
+
+_VALUES_AT = {torch.tensor: (0, "data"), torch.as_tensor: (0, "data"), torch.full: (1, "fill_value")}
+_VALUES_AT |= {torch.asarray: (0, "obj"), torch.scalar_tensor: (0, "s")}
+"""Functions that choose a dtype by their numbers: where those are among the arguments, and their name."""
+
+
+def with_dtype_of_numbers(func: Any, args: Any, kwargs: Any) -> Any:
+    """Return the keyword arguments with the dtype of whole numbers, which to torch are floats while unknown."""
+    if func not in _VALUES_AT or kwargs.get("dtype") is not None:
+        return kwargs
+    place, name = _VALUES_AT[func]
+    values = args[place] if len(args) > place else kwargs.get(name)
+    if not _holds_unknown(values):
+        return kwargs
+    is_whole = all(leaf.whole if type(leaf) is UnknownNumber else isinstance(leaf, int) for leaf in leaves_of(values))
+    return {**kwargs, "dtype": torch.int64} if is_whole else kwargs
 
 
 def stop_at_unknown_numbers(args: Any, kwargs: Any) -> None:

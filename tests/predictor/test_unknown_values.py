@@ -559,3 +559,24 @@ def test_small_whole_numbers_are_drawn_from_a_seed_that_is_said() -> None:
     line = test_small_whole_numbers_are_drawn_from_a_seed_that_is_said.__code__.co_firstlineno + 11
     with PredictedDevice(A100, assume={f"test_unknown_values.py:{line}": 3}):
         assert torch.randint(900, (), device="cuda").item() == 3
+
+
+@pytest.mark.parametrize(
+    ("make", "dtype"),
+    [
+        (torch.tensor, torch.int64),
+        (torch.as_tensor, torch.int64),
+        (lambda ids: torch.tensor(ids, device="cuda"), torch.int64),
+        (lambda ids: torch.tensor([ids, (1, *ids[1:])]), torch.int64),
+        (lambda ids: torch.full((2,), ids[0]), torch.int64),
+        (lambda ids: torch.tensor([*ids, 0.5]), torch.float32),
+        (lambda ids: torch.tensor(ids, dtype=torch.int32), torch.int32),
+    ],
+)
+def test_tokens_that_nobody_computes_make_tensors_of_whole_numbers(make: Any, dtype: torch.dtype) -> None:
+    """As generated text does that is read as a list and put on the card again; as floats it takes other bytes."""
+    with PredictedDevice(A100):
+        tokens = (torch.nn.Linear(8, 16).cuda()(torch.randn(1, 8, device="cuda")) * 100).long()[0]
+        made = make(tokens.cpu().tolist())
+        assert made.dtype == dtype
+        assert "values unknown" in repr(made)
