@@ -1,0 +1,213 @@
+"""Small programs that keep a tensor, each in a way that people write: what keeps it is found and named."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from memviz.predictor.holders import Holder, HolderKind, find_holders
+
+
+def key(tensor: torch.Tensor) -> int | None:
+    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else None
+
+
+def holder_of(storage: int | None) -> Holder:
+    assert storage is not None
+    return find_holders([storage], key, seconds=60)[storage]
+
+
+@pytest.fixture(autouse=True)
+def no_collection() -> Iterator[None]:
+    """Cycles wait, as they may in a program."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+class Trainer:
+    def __init__(self) -> None:
+        self.model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
+        self.optimizer = torch.optim.AdamW(self.model.parameters())
+        self.losses: list[Any] = []
+
+    def step(self) -> torch.Tensor:
+        loss = self.model(torch.randn(2, 4)).square().mean()
+        loss.backward()
+        self.optimizer.step()
+        self.losses.append(loss)
+        return loss
+
+
+def test_weights_gradients_and_states_are_named_as_the_program_reads_them():
+    trainer = Trainer()
+    trainer.step()
+    weight = trainer.model[0].weight
+    state = trainer.optimizer.state[weight]["exp_avg"]
+    found = find_holders([key(weight), key(weight.grad), key(state)], key, seconds=60)
+    del state
+    weight_chain, gradient_chain = found[key(weight)].chain, found[key(weight.grad)].chain
+    assert weight_chain.startswith("weight (local of test_weights")
+    assert gradient_chain.startswith("weight.grad (local of test_weights")
+    state = trainer.optimizer.state[weight]["exp_avg"].untyped_storage()._cdata
+    held = holder_of(state)
+    assert held.chain.startswith("trainer.optimizer.state[parameter]['exp_avg'] (local of test_weights")
+    assert held.owner == "trainer.optimizer"
+
+
+def test_a_list_of_losses_keeps_what_their_graphs_saved():
+    losses = []
+    hidden = torch.randn(3, requires_grad=True).exp()
+    saved = key(hidden)
+    losses += [torch.zeros(1), (hidden * hidden).sum()]
+    del hidden
+    held = holder_of(saved)
+    assert held.kind is HolderKind.GRAPH
+    assert held.owner == "losses[1]"
+    assert held.chain.startswith("losses[1] → grad_fn")
+    assert "MulBackward0 saved" in held.chain
+    assert held.length == 2
+
+
+def _closure() -> tuple[Callable[[], Any], int | None]:
+    kept = torch.randn(5)
+    return lambda: kept, key(kept)
+
+
+def _default() -> tuple[Any, int | None]:
+    kept = torch.randn(5)
+
+    def function(value: Any = kept) -> Any:
+        return value
+
+    return function, key(kept)
+
+
+def _partial() -> tuple[Any, int | None]:
+    kept = torch.randn(5)
+    return partial(print, kept), key(kept)
+
+
+def _generator() -> tuple[Any, int | None]:
+    def numbers() -> Iterator[Any]:
+        kept = torch.randn(5)
+        yield key(kept)
+        yield kept
+
+    made = numbers()
+    return made, next(made)
+
+
+def _slots() -> tuple[Any, int | None]:
+    class Record:
+        __slots__ = ("value",)
+
+    record = Record()
+    record.value = torch.randn(5)
+    return record, key(record.value)
+
+
+def _error() -> tuple[Any, int | None]:
+    storage = None
+
+    def fails() -> None:
+        nonlocal storage
+        batch = torch.randn(5)
+        storage = key(batch)
+        raise ValueError("too large")
+
+    try:
+        fails()
+    except ValueError as error:
+        return error, storage
+    raise AssertionError
+
+
+def _hook() -> tuple[Any, int | None]:
+    layer, kept = nn.Linear(2, 2), torch.randn(5)
+    layer.register_forward_hook(lambda *_: kept.sum())
+    return layer, key(kept)
+
+
+def _dictionary() -> tuple[Any, int | None]:
+    cache = {f"step {number}": torch.randn(5) for number in range(3)}
+    return cache, key(cache["step 2"])
+
+
+def _buffer() -> tuple[Any, int | None]:
+    layer = nn.BatchNorm1d(4)
+    return layer, key(layer.running_mean)
+
+
+WAYS = {
+    _closure: (HolderKind.CLOSURE, "kept"),
+    _default: (HolderKind.CLOSURE, "function"),
+    _partial: (HolderKind.CONTAINER, "holder.args[0]"),
+    _generator: (HolderKind.VARIABLE, "kept in numbers"),
+    _slots: (HolderKind.ATTRIBUTE, "holder.value"),
+    _error: (HolderKind.EXCEPTION, "batch in fails"),
+    _hook: (HolderKind.HOOK, "holder._forward_hooks"),
+    _dictionary: (HolderKind.CONTAINER, "holder['step 2']"),
+    _buffer: (HolderKind.ATTRIBUTE, "holder.running_mean"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__.strip("_"))
+def test_each_way_to_keep_a_tensor_is_named(way):
+    holder, storage = way()
+    held = holder_of(storage)
+    kind, part = WAYS[way]
+    assert held.kind is kind
+    assert part in held.chain
+    assert held.chain.startswith("holder")
+    assert held.chain.endswith(")")
+    del holder
+
+
+def test_a_cycle_waits_for_collection():
+    cycle: list[Any] = [torch.randn(7)]
+    cycle.append(cycle)
+    storage = key(cycle[0])
+    del cycle
+    assert holder_of(storage).kind is HolderKind.CYCLE
+    gc.collect()
+    assert holder_of(storage).kind is HolderKind.OUTSIDE_PYTHON
+
+
+def test_the_walk_keeps_nothing():
+    kept = torch.randn(5)
+    storage, gone = key(kept), []
+    weak = __import__("weakref").finalize(kept, gone.append, True)
+    holder_of(storage)
+    del kept
+    assert gone == [True]
+    assert not weak.alive
+
+
+def test_a_checkpoint_is_not_computed_again():
+    calls = []
+
+    def block(value: torch.Tensor) -> torch.Tensor:
+        calls.append(True)
+        return value.sin().cos()
+
+    loss = checkpoint(block, torch.randn(3, requires_grad=True), use_reentrant=False).sum()
+    find_holders([0], key, seconds=60)
+    assert len(calls) == 1
+    loss.backward()
+
+
+def test_locals_of_the_program_stay_as_they_are():
+    here = locals()
+    here["added"] = torch.randn(3)
+    storage = key(here["added"])
+    assert "added" in holder_of(storage).chain
+    assert "added" in here
