@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import nn
@@ -56,10 +56,15 @@ from memviz.predictor.saved_files import follow_files
 from memviz.trace.intern import Interner
 from memviz.trace.model import About, Category, Stage, Trace
 
+if TYPE_CHECKING:
+    from memviz.predictor.holders import HolderLog
+
 RESERVED_IS_UNPROVEN = (
     "No recording of a rank was held against a prediction yet: what is live follows PyTorch's own code, but what is "
     "reserved depends on the order in which streams give memory back, and is not validated."
 )
+_NOTED = (("backward", Stage.START), ("optimizer step", Stage.END))
+"""Moments at which holders are noted: activations wait for backward, and what a step leaves behind stays."""
 _DTYPES = {torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8"}
 """Dtypes that some cards have no hardware for."""
 _EVENTS_BETWEEN_COLLECTIONS = 1000
@@ -91,6 +96,7 @@ class PredictedDevice:
         figures_only: bool = False,
         platform: Platform = "linux",
         as_process: bool = False,
+        notes_holders: bool = False,
         goes_beyond_card: bool = False,
     ) -> None:
         """`release` is the torch release whose kernel choices are followed, as (2, 6); by default the installed one.
@@ -102,6 +108,7 @@ class PredictedDevice:
         `platform`: order the addresses of segments as its driver does.
         `as_process`: a whole program runs. Without `settings` it has those of PYTORCH_CUDA_ALLOC_CONF when it first
         allocates, and it finds `nvidia-smi`.
+        `notes_holders`: find what holds each allocation, at each backward, optimizer step, and at the end.
         `goes_beyond_card`: where memory runs out, note it, and go on without a limit.
         """
         self.card = card
@@ -128,6 +135,8 @@ class PredictedDevice:
             figures_only=figures_only,
         )
         self._marks: list[PhaseMark] = []
+        self._notes_holders = notes_holders
+        self._holders: HolderLog | None = None
         self.passes = PassRepeater(self.recorder, self._marks)
         self.blocks = BlockRepeater(self.recorder, self._marks)
         self.children = ChildProcesses(self.recorder)
@@ -143,9 +152,7 @@ class PredictedDevice:
         self.goes_beyond_card = goes_beyond_card
         if goes_beyond_card:
             ledger.goes_beyond_card = self._lift_limit
-        ledger.out_of_memory = lambda failure: self._report.error_for(
-            failure, ledger.allocator, len(ledger.history) - 1
-        )
+        ledger.out_of_memory = self._out_of_memory
 
     is_predicted = True
     _in_use = False
@@ -249,6 +256,16 @@ class PredictedDevice:
 
     def _mark(self, name: str, stage: Stage) -> None:
         self._marks.append((self._interner.string(name), stage, self.recorder.ledger.mark()))
+        if self._notes_holders and (name, stage) in _NOTED:
+            self._note_holders()
+
+    def _note_holders(self) -> None:
+        if self._holders is None:
+            # Imported only where holders are asked for, or memory runs out.
+            from memviz.predictor.holders import HolderLog
+
+            self._holders = HolderLog(self.recorder.ledger, self._interner)
+        self._holders.note()
 
     def empty_cache(self) -> None:
         """Collect cycles, then empty the cache.
@@ -312,6 +329,12 @@ class PredictedDevice:
         """Allocations that failed, whether or not the program continued."""
         return tuple(self._report.failures)
 
+    def _out_of_memory(self, failure: AllocationFailed) -> BaseException:
+        if self._as_process:
+            self._note_holders()
+        ledger = self.recorder.ledger
+        return self._report.error_for(failure, ledger.allocator, len(ledger.history) - 1)
+
     def _lift_limit(self, failure: AllocationFailed) -> bool:
         allocator = self.recorder.ledger.allocator
         self._report.note(failure, len(self.recorder.ledger.history) - 1)
@@ -367,6 +390,8 @@ class PredictedDevice:
         }
 
     def finish(self) -> Trace:
+        if self._notes_holders:
+            self._note_holders()
         return self._trace(None)
 
     def _trace(self, part: HistoryPart | None) -> Trace:
@@ -381,4 +406,6 @@ class PredictedDevice:
             settings=self.settings.to_snapshot(),
             about=about,
             part=part,
+            # Moments count the events of the whole run.
+            holders=None if part is not None or self._holders is None else self._holders.columns(),
         )

@@ -16,10 +16,9 @@ import time
 import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from enum import StrEnum
 from itertools import islice, zip_longest
 from typing import Any, NamedTuple
 
@@ -28,7 +27,10 @@ from torch import nn
 from torch.autograd.graph import Node
 
 from memviz.predictor.compat import without_functions
+from memviz.predictor.ledger import Ledger
 from memviz.predictor.position import is_installed, short_path
+from memviz.trace.intern import Interner
+from memviz.trace.model import HolderKind, Holders
 
 MOST_SECONDS = 2.0
 _MOST_ITEMS = 100_000
@@ -36,19 +38,6 @@ _MOST_ITEMS = 100_000
 _LONGEST_KEY = 40
 _SAVED = "_raw_saved_"
 _OWN = "memviz."
-
-
-class HolderKind(StrEnum):
-    VARIABLE = "variable"
-    ATTRIBUTE = "attribute"
-    CONTAINER = "container"
-    CLOSURE = "closure"
-    HOOK = "hook"
-    GRAPH = "autograd graph"
-    EXCEPTION = "exception"
-    NOTEBOOK = "notebook output"
-    CYCLE = "cycle awaiting collection"
-    OUTSIDE_PYTHON = "not held by Python"
 
 
 @dataclass(frozen=True)
@@ -103,17 +92,19 @@ def find_holders(
     with without_functions():
         deadline = time.monotonic() + seconds
         walk = _Walk(deadline, skipped)
-        for index in walk.run():
+        steps = walk.run()
+        for index in steps:
             value = walk.visits[index].value
-            if _is(value, torch.Tensor):
-                key = storage_of(value)
-                if key in missing:
-                    missing.discard(key)
-                    found[key] = walk.holder(index)
+            if _is(value, torch.Tensor) and (key := storage_of(value)) in missing:
+                missing.discard(key)
+                found[key] = walk.holder(index)
                 if not missing:
                     break
+        # A walk that stands still has references to all it has seen, and Python collects no cycles meanwhile.
+        steps.close()
+        walk.visits.clear()
         if missing and walk.is_complete:
-            found.update(_others(missing, storage_of, walk, deadline))
+            found.update(_others(missing, storage_of, walk.seen, deadline))
     return found
 
 
@@ -126,7 +117,7 @@ class _Walk:
         self._skipped = skipped
         self._roots: list[_Root] = []
 
-    def run(self) -> Iterator[int]:
+    def run(self) -> Generator[int, None, None]:
         """Visit all reachable objects, the nearest to a variable first."""
         waiting: deque[int] = deque()
         for root in _roots():
@@ -159,14 +150,13 @@ class _Walk:
         root = self._roots[-1 - index]
         steps = [visit.step for visit in reversed(way[:-1])]
         lengths = (_length(visit.value) for visit in way[1:])
-        kind = next((step.kind for step in steps if step.kind in _TELLING), None) or (
-            root.kind if not steps or root.kind is not HolderKind.VARIABLE else steps[-1].kind
-        )
+        kind = root.kind if not steps or root.kind is not HolderKind.VARIABLE else steps[-1].kind
+        kind = next((step.kind for step in steps if step.kind in _TELLING), kind)
         owner = root.name + _owner_suffix(steps)
         return Holder(kind, owner, f"{_joined(root.name, steps)} ({root.place})", next(filter(None, lengths), 0))
 
 
-_TELLING = (HolderKind.GRAPH, HolderKind.HOOK, HolderKind.CLOSURE)
+_TELLING = (HolderKind.AUTOGRAD_GRAPH, HolderKind.HOOK, HolderKind.CLOSURE)
 _LEAVES = (
     str, bytes, bytearray, int, float, complex, bool, type(None), torch.dtype, torch.device, torch.Size,
     types.ModuleType, types.CodeType, types.BuiltinFunctionType, weakref.ref, range, slice,
@@ -179,8 +169,17 @@ def _is(value: Any, kinds: Any) -> bool:
 
 
 def _is_own(value: Any) -> bool:
+    """Return whether an object is memviz's own, which keeps nothing of the program."""
+    if _is(value, types.FrameType | types.GeneratorType):
+        frame = value if _is(value, types.FrameType) else value.gi_frame
+        return frame is not None and _is_own_frame(frame)
     module = type.__getattribute__(type(value), "__module__")
     return type(module) is str and module.startswith(_OWN)
+
+
+def _is_own_frame(frame: types.FrameType) -> bool:
+    module = frame.f_globals.get("__name__")
+    return type(module) is str and f"{module}.".startswith(_OWN)
 
 
 def _dict_of(value: Any) -> dict[str, Any]:
@@ -197,11 +196,10 @@ def _length(value: Any) -> int:
 
 
 def _owner_suffix(steps: list[_Step]) -> str:
-    """`model` and `optimizer.state` are named as they stand; of a graph, the tensor whose graph it is."""
-    for number, step in enumerate(steps):
-        if step.kind is HolderKind.GRAPH:
-            return _joined("", steps[:number])
-    return "".join(step.text for step in steps[:1] if step.kind is HolderKind.ATTRIBUTE)
+    """Name `model.0` and `optimizer.state` apart, and what a graph has saved; elements of one list are together."""
+    attribute = "".join(step.text for step in steps[:1] if step.kind is HolderKind.ATTRIBUTE)
+    is_saved = any(step.kind is HolderKind.AUTOGRAD_GRAPH for step in steps)
+    return f"{attribute} (autograd graph)" if is_saved else attribute
 
 
 def _joined(name: str, steps: list[_Step]) -> str:
@@ -330,7 +328,7 @@ def _of_tensor(tensor: torch.Tensor) -> Iterator[tuple[_Step, Any]]:
 
 
 def _node_step(node: Any) -> _Step:
-    return _Step(HolderKind.GRAPH, f"{_NODE}{node.name()}")
+    return _Step(HolderKind.AUTOGRAD_GRAPH, f"{_NODE}{node.name()}")
 
 
 def _of_node(node: Any) -> Iterator[tuple[_Step, Any]]:
@@ -343,9 +341,9 @@ def _of_node(node: Any) -> Iterator[tuple[_Step, Any]]:
             for number, saved in enumerate(raw if _is(raw, tuple | list) else [raw]):
                 several = f"[{number}]" if _is(raw, tuple | list) else ""
                 # The tensor itself, or what a hook has packed it into; nothing is unpacked.
-                yield _Step(HolderKind.GRAPH, f" saved {name.removeprefix(_SAVED)}{several}"), saved.data
+                yield _Step(HolderKind.AUTOGRAD_GRAPH, f" saved {name.removeprefix(_SAVED)}{several}"), saved.data
     if (variable := getattr(node, "variable", None)) is not None:
-        yield _Step(HolderKind.GRAPH, " of"), variable
+        yield _Step(HolderKind.AUTOGRAD_GRAPH, " of"), variable
     for following, _ in node.next_functions:
         if following is not None:
             yield _node_step(following), following
@@ -434,20 +432,23 @@ def _globals_of_modules() -> Iterator[_Root]:
 def _variable(name: str, value: Any, place: str) -> _Root:
     is_shown = name == "Out" or name.startswith("_") and name.strip("_").isdecimal() or name in ("_", "__", "___")
     kind = HolderKind.EXCEPTION if _is(value, BaseException) else HolderKind.VARIABLE
-    return _Root(name, place, HolderKind.NOTEBOOK if is_shown else kind, value)
+    return _Root(name, place, HolderKind.NOTEBOOK_OUTPUT if is_shown else kind, value)
 
 
-def _frames() -> Iterator[types.FrameType]:
-    """Yield the frames of all threads, the outermost of each first."""
-    for frame in sys._current_frames().values():
-        stack = []
-        here: types.FrameType | None = frame
+def _frames() -> list[types.FrameType]:
+    """Return the frames of all threads without memviz's, the outermost of each first."""
+    found: list[types.FrameType] = []
+    threads = list(sys._current_frames().values())
+    while threads:
+        stack: list[types.FrameType] = []
+        here: types.FrameType | None = threads.pop()
         while here is not None:
-            module = here.f_globals.get("__name__")
-            if not (type(module) is str and f"{module}.".startswith(_OWN)):
+            if not _is_own_frame(here):
                 stack.append(here)
+            # At the end it is None: a frame that had itself among its variables would be a cycle, and keep all others.
             here = here.f_back
-        yield from reversed(stack)
+        found += reversed(stack)
+    return found
 
 
 def is_library_module(name: Any) -> bool:
@@ -459,13 +460,13 @@ def is_library_module(name: Any) -> bool:
 
 
 def _others(
-    missing: set[int], storage_of: Callable[[torch.Tensor], int | None], walk: _Walk, deadline: float
+    missing: set[int], storage_of: Callable[[torch.Tensor], int | None], visited: set[int], deadline: float
 ) -> Iterator[tuple[int, Holder]]:
     """Name the holders of storages that no variable of the program leads to."""
     for value in gc.get_objects():
-        if _is(value, torch.Tensor) and id(value) not in walk.seen and (key := storage_of(value)) in missing:
+        if _is(value, torch.Tensor) and id(value) not in visited and (key := storage_of(value)) in missing:
             missing.discard(key)
-            yield key, _holder_upwards(value, {id(walk.visits)}, deadline)
+            yield key, _holder_upwards(value, deadline)
     for key in missing:
         yield key, Holder(HolderKind.OUTSIDE_PYTHON, "PyTorch, in C++", "no Python object has it")
 
@@ -473,17 +474,17 @@ def _others(
 _IN_CYCLE = "no variable leads here: gc.collect() would free it"
 
 
-def _holder_upwards(tensor: torch.Tensor, seen: set[int], deadline: float) -> Holder:
+def _holder_upwards(tensor: torch.Tensor, deadline: float) -> Holder:
     """Follow references from a tensor back to a library's variables; a cycle has none.
 
     Each level looks through all objects of the process once. That is less than to walk down from all libraries.
     """
     level: list[Any] = [tensor]
     names: list[str] = []
+    seen: set[int] = set()
     while level and time.monotonic() < deadline:
-        here = sys._getframe()
-        seen |= {id(level), id(seen), id(names), id(here), *map(id, level)}
-        referrers = [one for one in gc.get_referrers(*level) if id(one) not in seen and one is not here.f_back]
+        seen |= {id(level), id(seen), id(names), *map(id, level)}
+        referrers = [one for one in gc.get_referrers(*level) if id(one) not in seen and not _is_own(one)]
         for one in referrers:
             if _is(one, types.FrameType):
                 place = f"local of {one.f_code.co_name}, {short_path(one.f_code.co_filename)}:{one.f_lineno}"
@@ -496,4 +497,43 @@ def _holder_upwards(tensor: torch.Tensor, seen: set[int], deadline: float) -> Ho
         level = referrers
     if level:
         return Holder(HolderKind.CONTAINER, "a library", " ← ".join([*names, "not followed further"]))
-    return Holder(HolderKind.CYCLE, "cycle awaiting collection", " ← ".join([*names, _IN_CYCLE]))
+    return Holder(HolderKind.UNCOLLECTED_CYCLE, "cycle awaiting collection", " ← ".join([*names, _IN_CYCLE]))
+
+
+_MOST_SECONDS_IN_ALL = 60.0
+
+
+class HolderLog:
+    """Holders of the live storages at marked moments of a predicted program."""
+
+    def __init__(self, ledger: Ledger, interner: Interner) -> None:
+        self._ledger = ledger
+        self._interner = interner
+        self._rows: list[tuple[int, int, int, int, int]] = []
+        self._last: dict[int, tuple[HolderKind, str]] = {}
+        """Kind and owner that were noted last, by the number of the allocation."""
+        self._seconds_left = _MOST_SECONDS_IN_ALL
+
+    def note(self) -> None:
+        """Find what holds each live storage now; what is held as before gets no row."""
+        if self._seconds_left <= 0:
+            return
+        live, start = dict(self._ledger.live), time.monotonic()
+
+        def storage_of(tensor: torch.Tensor) -> int | None:
+            if not tensor.is_meta or tensor.layout is not torch.strided:
+                return None
+            return tensor.untyped_storage()._cdata
+
+        found = find_holders(live, storage_of, seconds=min(MOST_SECONDS, self._seconds_left))
+        at = len(self._ledger.history)
+        for key, holder in found.items():
+            allocation = live[key]
+            if self._last.get(allocation.number) != (holder.kind, holder.owner):
+                self._last[allocation.number] = holder.kind, holder.owner
+                texts = self._interner.string(holder.owner), self._interner.string(holder.chain)
+                self._rows.append((at, allocation.block.address, holder.kind, *texts))
+        self._seconds_left -= time.monotonic() - start
+
+    def columns(self) -> Holders | None:
+        return Holders.typed(*zip(*self._rows, strict=True)) if self._rows else None

@@ -137,16 +137,20 @@ def _kept_texts(trace: Trace, interner: Interner) -> Ints4:
     used = [device.annotations.name for device in trace.devices]
     used += [column for device in trace.devices for column in (device.events.context, device.events.metadata)]
     used += [label.module for device in trace.devices for label in device.labels]
+    holders = [device.holders for device in trace.devices if device.holders is not None]
+    used += [column for rows in holders for column in (rows.owner, rows.chain)]
+    with_paths = {code for rows in holders for code in np.unique(rows.chain).tolist()}
     table = np.zeros(len(trace.strings), dtype=np.int32)
     for code in np.unique(np.concatenate(used)).tolist():
-        table[code] = interner.string(trace.strings[code])
+        text = trace.strings[code]
+        table[code] = interner.string(_without_folders(text) if code in with_paths else text)
     for name in trace.other_actions:
         interner.string(name)
     return table
 
 
 def _device(device: DeviceTrace, stacks: Ints4, texts: Ints4) -> DeviceTrace:
-    events, annotations = device.events, device.annotations
+    events, annotations, holders = device.events, device.annotations, device.holders
 
     def relabelled(labels: Labels | None) -> Labels | None:
         return None if labels is None else replace(labels, module=texts[labels.module])
@@ -165,6 +169,7 @@ def _device(device: DeviceTrace, stacks: Ints4, texts: Ints4) -> DeviceTrace:
         annotations=replace(annotations, name=texts[annotations.name]),
         event_labels=relabelled(device.event_labels),
         block_labels=relabelled(device.block_labels),
+        holders=None if holders is None else replace(holders, owner=texts[holders.owner], chain=texts[holders.chain]),
     )
 
 

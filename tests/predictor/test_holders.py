@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from memviz.predictor.holders import Holder, HolderKind, find_holders
+import memviz
+from memviz.predictor.holders import Holder, find_holders
+from memviz.trace.model import HolderKind, Trace
+from memviz.trace.write import write_pickle
 
 
 def key(tensor: torch.Tensor) -> int | None:
@@ -70,8 +75,8 @@ def test_a_list_of_losses_keeps_what_their_graphs_saved():
     losses += [torch.zeros(1), (hidden * hidden).sum()]
     del hidden
     held = holder_of(saved)
-    assert held.kind is HolderKind.GRAPH
-    assert held.owner == "losses[1]"
+    assert held.kind is HolderKind.AUTOGRAD_GRAPH
+    assert held.owner == "losses (autograd graph)"
     assert held.chain.startswith("losses[1] → grad_fn")
     assert "MulBackward0 saved" in held.chain
     assert held.length == 2
@@ -177,7 +182,7 @@ def test_a_cycle_waits_for_collection():
     cycle.append(cycle)
     storage = key(cycle[0])
     del cycle
-    assert holder_of(storage).kind is HolderKind.CYCLE
+    assert holder_of(storage).kind is HolderKind.UNCOLLECTED_CYCLE
     gc.collect()
     assert holder_of(storage).kind is HolderKind.OUTSIDE_PYTHON
 
@@ -211,3 +216,46 @@ def test_locals_of_the_program_stay_as_they_are():
     storage = key(here["added"])
     assert "added" in holder_of(storage).chain
     assert "added" in here
+
+
+def noted(trace: Trace) -> list[tuple[int, int, int, str, str]]:
+    rows = trace.devices[0].holders
+    assert rows is not None
+    texts = ([trace.strings[code] for code in column] for column in (rows.owner, rows.chain))
+    return list(zip(rows.event.tolist(), rows.address.tolist(), rows.kind.tolist(), *texts, strict=True))
+
+
+def test_what_grows_step_by_step_is_grouped_by_its_list_and_the_file_keeps_it(tmp_path):
+    """Nothing is freed later because holders were noted: the events are those of a run without."""
+    events = []
+    for holders in (False, True):
+        with memviz.predicting(card="L4", holders=holders) as predicted:
+            losses = []
+            layer = nn.Linear(256, 256, device="cuda")
+            for _ in range(3):
+                loss = layer(torch.randn(512, 256, device="cuda")).square().sum()
+                loss.backward(retain_graph=True)
+                losses.append(loss)
+            del loss, losses, layer
+        events.append(predicted.trace.devices[0].events)
+    assert np.array_equal(events[0].action, events[1].action)
+    assert np.array_equal(events[0].size, events[1].size)
+
+    path = tmp_path / "run.pickle"
+    with path.open("wb") as file:
+        write_pickle(predicted.trace, file)
+    opened = memviz.open(path)
+    assert noted(opened.trace) == noted(predicted.trace)
+    bytes_of = {group.label: group.bytes for group in opened.peak().by("holder").groups}
+    # The input and what the square keeps, of two steps whose losses are in the list.
+    assert bytes_of["losses (autograd graph)"] == 2 * 2 * 512 * 256 * 4
+    assert bytes_of["layer.weight"] == 2 * 256 * 256 * 4
+
+
+def test_a_program_that_runs_out_is_told_what_holds_its_memory():
+    kept = []
+    with memviz.predicting(card="L4") as predicted, suppress(torch.cuda.OutOfMemoryError):
+        while True:
+            kept.append(torch.empty(1 << 30, device="cuda"))
+    live = memviz.open(predicted.trace).live_at(event=int(predicted.trace.devices[0].holders.event[-1]) - 1)
+    assert [(group.label, group.bytes) for group in live.by("holder").groups] == [("kept", len(kept) << 32)]
