@@ -523,7 +523,7 @@ class HolderLog:
         def storage_of(tensor: torch.Tensor) -> int | None:
             if not tensor.is_meta or tensor.layout is not torch.strided:
                 return None
-            return tensor.untyped_storage()._cdata
+            return int(tensor.untyped_storage()._cdata)
 
         found = find_holders(live, storage_of, seconds=min(MOST_SECONDS, self._seconds_left))
         at = len(self._ledger.history)
