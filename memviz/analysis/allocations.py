@@ -75,7 +75,7 @@ class Allocation:
     metadata: str = ""
     compile_context: str = ""
     held_by: HeldBy | None = None
-    """What kept it alive, where the run noted that."""
+    """None where the run did not record it."""
 
 
 def allocation(trace: Trace, device: DeviceTrace, row: int) -> Allocation:

@@ -1,4 +1,4 @@
-"""What kept each allocation alive, as far as a run has noted it."""
+"""Recorded holders of allocations: the variable, container or autograd graph that kept each alive."""
 
 from __future__ import annotations
 

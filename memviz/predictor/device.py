@@ -264,7 +264,7 @@ class PredictedDevice:
             # Imported only where holders are asked for, or memory runs out.
             from memviz.predictor.holders import HolderLog
 
-            self._holders = HolderLog(self.recorder.ledger, self._interner)
+            self._holders = HolderLog(self.recorder.ledger, self._interner, lambda: self.recorder.workspaces.live)
         self._holders.note()
 
     def empty_cache(self) -> None:

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice, zip_longest
+from itertools import chain, islice, repeat, zip_longest
 from typing import Any, NamedTuple
 
 import torch
@@ -27,7 +27,7 @@ from torch import nn
 from torch.autograd.graph import Node
 
 from memviz.predictor.compat import without_functions
-from memviz.predictor.ledger import Ledger
+from memviz.predictor.ledger import Ledger, LiveAllocation
 from memviz.predictor.position import is_installed, short_path
 from memviz.trace.intern import Interner
 from memviz.trace.model import HolderKind, Holders
@@ -42,7 +42,7 @@ _OWN = "memviz."
 
 @dataclass(frozen=True)
 class Holder:
-    """What keeps a storage: the variable at the root, and the way from there."""
+    """The variable that keeps a storage alive, and the path from there."""
 
     kind: HolderKind
     owner: str
@@ -57,6 +57,8 @@ class _Step(NamedTuple):
 
     kind: HolderKind
     text: str
+    is_late: bool = False
+    """Followed after all others: an optimizer has the parameters too, and a model names them better."""
 
 
 class _Visit(NamedTuple):
@@ -120,17 +122,24 @@ class _Walk:
     def run(self) -> Generator[int, None, None]:
         """Visit all reachable objects, the nearest to a variable first."""
         waiting: deque[int] = deque()
+        late: deque[tuple[Any, int, _Step]] = deque()
         for root in _roots():
             if self._add(root.value, -1 - len(self._roots), _Step(root.kind, root.name)):
                 waiting.append(len(self.visits) - 1)
                 self._roots.append(root)
-        while waiting:
+        while waiting or late:
+            if not waiting:
+                if self._add(*late.popleft()):
+                    waiting.append(len(self.visits) - 1)
+                continue
             index = waiting.popleft()
             yield index
             if time.monotonic() > self._deadline:
                 return
             for step, child in _references(self.visits[index].value):
-                if self._add(child, index, step):
+                if step.is_late:
+                    late.append((child, index, step))
+                elif self._add(child, index, step):
                     waiting.append(len(self.visits) - 1)
         self.is_complete = True
 
@@ -260,7 +269,7 @@ def _of_container(value: Any) -> Iterator[tuple[_Step, Any]]:
     if _is(value, dict):
         for key, item in islice(list(value.items()), _MOST_ITEMS):
             yield _Step(HolderKind.CONTAINER, f"[{_key(key)}]"), item
-            yield _Step(HolderKind.CONTAINER, f" → key {_key(key)}"), key
+            yield _Step(HolderKind.CONTAINER, f" → key {_key(key)}", is_late=True), key
     elif _is(value, list | tuple | deque):
         for number, item in enumerate(islice(list(value), _MOST_ITEMS)):
             yield _Step(HolderKind.CONTAINER, f"[{number}]"), item
@@ -313,6 +322,11 @@ def _of_module(module: nn.Module) -> Iterator[tuple[_Step, Any]]:
             yield from _attributes(item)
         else:
             yield from _attributes({attribute: item})
+
+
+def _of_optimizer(optimizer: torch.optim.Optimizer) -> Iterator[tuple[_Step, Any]]:
+    for step, item in _attributes(_dict_of(optimizer)):
+        yield step._replace(is_late=step.text == ".param_groups"), item
 
 
 def _of_tensor(tensor: torch.Tensor) -> Iterator[tuple[_Step, Any]]:
@@ -375,6 +389,7 @@ _REFERENCES: list[tuple[Any, Callable[[Any], Iterator[tuple[_Step, Any]]]]] = [
     (torch.Tensor, _of_tensor),
     (Node, _of_node),
     (nn.Module, _of_module),
+    (torch.optim.Optimizer, _of_optimizer),
     (types.FunctionType, _of_function),
     (types.MethodType, _of_method),
     (types.CellType, _of_cell),
@@ -501,14 +516,21 @@ def _holder_upwards(tensor: torch.Tensor, deadline: float) -> Holder:
 
 
 _MOST_SECONDS_IN_ALL = 60.0
+_WORKSPACES = Holder(
+    HolderKind.OUTSIDE_PYTHON, "cuBLAS workspaces", "kept by PyTorch, outside Python, until the process ends"
+)
 
 
 class HolderLog:
     """Holders of the live storages at marked moments of a predicted program."""
 
-    def __init__(self, ledger: Ledger, interner: Interner) -> None:
+    def __init__(
+        self, ledger: Ledger, interner: Interner, workspaces: Callable[[], Iterable[LiveAllocation]] = tuple
+    ) -> None:
         self._ledger = ledger
         self._interner = interner
+        self._workspaces = workspaces
+        """Live allocations that belong to no storage."""
         self._rows: list[tuple[int, int, int, int, int]] = []
         self._last: dict[int, tuple[HolderKind, str]] = {}
         """Kind and owner that were noted last, by the number of the allocation."""
@@ -527,8 +549,8 @@ class HolderLog:
 
         found = find_holders(live, storage_of, seconds=min(MOST_SECONDS, self._seconds_left))
         at = len(self._ledger.history)
-        for key, holder in found.items():
-            allocation = live[key]
+        held = [(live[key], holder) for key, holder in found.items()]
+        for allocation, holder in chain(held, zip(self._workspaces(), repeat(_WORKSPACES))):
             if self._last.get(allocation.number) != (holder.kind, holder.owner):
                 self._last[allocation.number] = holder.kind, holder.owner
                 texts = self._interner.string(holder.owner), self._interner.string(holder.chain)

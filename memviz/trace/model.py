@@ -103,7 +103,7 @@ class Phase(IntEnum):
 
 
 class HolderKind(IntEnum):
-    """What keeps the storage of a tensor alive."""
+    """Kinds of references that keep the storage of a tensor alive."""
 
     VARIABLE = 0
     ATTRIBUTE = 1
@@ -266,7 +266,7 @@ class Labels(Columns):
 
 @dataclass(frozen=True, eq=False)
 class Holders(Columns):
-    """What kept allocations alive at marked moments, by moment; a row for each new or changed holder."""
+    """Holders of allocations at marked moments, in order of moments; a row for each new or changed holder."""
 
     event: Ints8
     """How many events came before the moment."""

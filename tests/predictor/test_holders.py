@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -15,9 +18,16 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import memviz
+from memviz.analysis.allocations import allocation
+from memviz.commands import main
+from memviz.errors import TraceError
 from memviz.predictor.holders import Holder, find_holders
+from memviz.trace.memviz_labels import text_of
 from memviz.trace.model import HolderKind, Trace
-from memviz.trace.write import write_pickle
+from memviz.trace.strip import strip_paths
+from memviz.trace.write import snapshot_dict, write_pickle
+from memviz.ui.explore.inspector import allocation_html
+from tests.traces import read
 
 
 def key(tensor: torch.Tensor) -> int | None:
@@ -259,3 +269,97 @@ def test_a_program_that_runs_out_is_told_what_holds_its_memory():
             kept.append(torch.empty(1 << 30, device="cuda"))
     live = memviz.open(predicted.trace).live_at(event=int(predicted.trace.devices[0].holders.event[-1]) - 1)
     assert [(group.label, group.bytes) for group in live.by("holder").groups] == [("kept", len(kept) << 32)]
+
+
+def test_parameters_are_named_by_the_model_though_the_optimizer_is_nearer():
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Sequential(nn.Sequential(nn.Sequential(nn.Linear(3, 3))))
+
+    model = Outer()
+    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
+    model.inner(torch.ones(3)).sum().backward()
+    optimizer.step()
+    weight = key(model.inner[0][0][0].weight)
+    assert holder_of(weight).chain.startswith("model.inner.0.0.0.weight (local of test_parameters")
+
+
+def test_workspaces_are_named_and_no_holder_is_found_without_the_option():
+    def peak(**options: Any) -> Any:
+        with memviz.predicting(card="L4", **options) as predicted:
+            layer = nn.Linear(64, 64, device="cuda")
+            layer(torch.ones(8, 64, device="cuda")).sum().backward()
+            del layer
+        return memviz.open(predicted.trace).peak()
+
+    bytes_of = {group.label: group.bytes for group in peak(holders=True).by("category").groups}
+    held = {group.label: group.bytes for group in peak(holders=True).by("holder").groups}
+    assert held["cuBLAS workspaces"] == bytes_of["workspace"] > 0
+    assert [group.label for group in peak().by("holder").groups] == ["no holder recorded"]
+
+
+LEAK = """import torch
+def train():
+    losses = []
+    for step in range(3):
+        losses.append(torch.ones(1 << 20, requires_grad=True, device="cuda").exp().sum())
+    print(len(losses))
+    torch.ones(1, device="cuda", requires_grad=True).sum().backward()
+train()
+"""
+
+
+def test_the_command_writes_holders_that_peak_and_diff_read(tmp_path, capfd):
+    (tmp_path / "leak.py").write_text(LEAK)
+    file = str(tmp_path / "run.pickle")
+    command = [sys.executable, "-m", "memviz"]
+    subprocess.run([*command, "predict", "--holders", "-o", file, str(tmp_path / "leak.py")], check=True)
+    capfd.readouterr()
+    assert main(["peak", "--by", "holder", "--json", file]) == 0
+    rows = {row["key"]: row["bytes"] for row in json.loads(capfd.readouterr().out)["rows"]}
+    # Of each loss: the leaf that its graph accumulates into, and the result that exp has saved.
+    assert rows["losses (autograd graph)"] == 3 * 2 * (4 << 20)
+    assert main(["diff", "--by", "holder", "--json", file, file]) == 0
+    assert "losses (autograd graph)" in capfd.readouterr().out
+
+
+def test_a_stripped_file_names_holders_without_folders():
+    program = """with memviz.predicting(card="L4", holders=True) as predicted:
+    kept = torch.ones(1 << 10, device="cuda")"""
+    names: dict[str, Any] = {"memviz": memviz, "torch": torch}
+    exec(compile(program, "/home/somebody/secret/train.py", "exec"), names)
+    ((_, _, _, owner, chain),) = noted(names["predicted"].trace)
+    assert (owner, chain) == ("kept", "kept (global of /home/somebody/secret/train.py)")
+    ((_, _, _, owner, chain),) = noted(strip_paths(names["predicted"].trace))
+    assert (owner, chain) == ("kept", "kept (global of train.py)")
+
+
+def test_the_inspector_escapes_what_holds_an_allocation():
+    with memviz.predicting(card="L4", holders=True) as predicted:
+        kept = {"<b>x": torch.ones(1 << 10, device="cuda")}
+    trace, device = predicted.trace, predicted.trace.devices[0]
+    html = str(allocation_html(trace, allocation(trace, device, 0)))
+    assert "<dt>Held by</dt>" in html and "kept[&#x27;&lt;b&gt;x&#x27;] (local of" in html
+    del kept
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "dtype"),
+    [
+        ("kind", [len(HolderKind)], np.uint8),
+        ("owner", [1 << 20], "<i4"),
+        ("chain", [-1], "<i4"),
+        ("event", [1 << 40], "<i8"),
+        ("event", [-1], "<i8"),
+        ("address", [1, 2], "<i8"),
+    ],
+)
+def test_holders_that_cannot_be_are_refused(column, values, dtype):
+    with memviz.predicting(card="L4", holders=True) as predicted:
+        kept = torch.ones(1 << 10, device="cuda")
+    root = snapshot_dict(predicted.trace)
+    root["memviz"]["devices"][0]["holders"][column] = text_of(np.array(values, dtype))
+    with pytest.raises(TraceError, match="memviz"):
+        read(root)
+    del kept

@@ -290,4 +290,4 @@ _BY_STACK: dict[str, Callable[[Sequence[Pair]], list[Numbered]]] = {
     "stack": _match_stacks,
 }
 """Matched for each stack, however many rows share it."""
-GROUPINGS = (*_BY_STACK, "category", "module", "phase", "annotation", "stream", "pool", "size")
+GROUPINGS = (*_BY_STACK, "category", "module", "holder", "phase", "annotation", "stream", "pool", "size")
