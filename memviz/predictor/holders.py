@@ -8,18 +8,23 @@ tensors are looked at without unpacking them, which could compute a checkpoint a
 
 from __future__ import annotations
 
+import ast
+import contextvars
 import functools
 import gc
 import inspect
+import linecache
 import sys
+import threading
 import time
 import types
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
-from itertools import chain, islice, repeat, zip_longest
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, replace
+from enum import Enum
+from itertools import chain, islice, pairwise, repeat, zip_longest
 from typing import Any, NamedTuple
 
 import torch
@@ -30,7 +35,7 @@ from memviz.predictor.compat import without_functions
 from memviz.predictor.ledger import Ledger, LiveAllocation
 from memviz.predictor.position import is_installed, short_path
 from memviz.trace.intern import Interner
-from memviz.trace.model import HolderKind, Holders
+from memviz.trace.model import GRAPH_SUFFIX, HolderKind, Holders
 
 MOST_SECONDS = 2.0
 _MOST_ITEMS = 100_000
@@ -48,8 +53,8 @@ class Holder:
     owner: str
     """The name by which holders are grouped: `losses`, `model`, `the graph of loss`."""
     chain: str
-    length: int = 0
-    """Elements of the innermost container on the way; 0 if there is none."""
+    place: str = ""
+    """Line of the program that stores it there, such as `train.py:41`; empty where none is known."""
 
 
 class _Step(NamedTuple):
@@ -61,18 +66,21 @@ class _Step(NamedTuple):
     """Followed after all others: an optimizer has the parameters too, and a model names them better."""
 
 
-class _Visit(NamedTuple):
-    value: Any
-    parent: int
-    """Index of the visit from which this one came, or -1 at a root."""
-    step: _Step
+_Visit = tuple[Any, int, Any]
+"""An object, the index of the visit from which it was reached (at a root, -1 less the root's number), and how: a
+`_Step`, or None for a reference of a plain container or object, which is put into words only if it is needed."""
 
 
 class _Root(NamedTuple):
     name: str
-    place: str
+    scope: str
+    """Text such as `local of train`."""
     kind: HolderKind
     value: Any
+    file: str = ""
+    function: str = ""
+    line: int = 0
+    """Where its frame is now."""
 
 
 def find_holders(
@@ -80,92 +88,220 @@ def find_holders(
     storage_of: Callable[[torch.Tensor], int | None],
     *,
     seconds: float = MOST_SECONDS,
-    skipped: Callable[[Any], bool] = lambda value: False,
 ) -> dict[int, Holder]:
     """Return the holder of each wanted storage, as far as they are found within `seconds`.
 
     Args:
         wanted: Keys of storages.
         storage_of: From a tensor to the key of its storage; None where it is not one to look for.
-        skipped: True for objects that are not the program's.
     """
     missing = set(wanted)
     found: dict[int, Holder] = {}
-    with without_functions():
+    with without_functions(), _collection_waits():
         deadline = time.monotonic() + seconds
-        walk = _Walk(deadline, skipped)
-        steps = walk.run()
-        for index in steps:
-            value = walk.visits[index].value
-            if _is(value, torch.Tensor) and (key := storage_of(value)) in missing:
-                missing.discard(key)
-                found[key] = walk.holder(index)
-                if not missing:
-                    break
-        # A walk that stands still has references to all it has seen, and Python collects no cycles meanwhile.
-        steps.close()
-        walk.visits.clear()
+        walk = _Walk(deadline)
+        for key, index in walk.find(_roots(), missing, storage_of):
+            found[key] = walk.holder(index)
+        walk.forget()
         if missing and walk.is_complete:
-            found.update(_others(missing, storage_of, walk.seen, deadline))
+            found.update(_others(missing, storage_of, walk, deadline))
     return found
 
 
+@contextmanager
+def _collection_waits() -> Iterator[None]:
+    """A walk makes many objects, and a collection would look through all of them again and again."""
+    is_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if is_enabled:
+            gc.enable()
+
+
+class _Through(Enum):
+    """How a walk goes on from objects of a class. Lists, dictionaries and plain objects are most of a program."""
+
+    NOTHING = 1
+    REFERENTS = 2
+    """In C; a name is looked for only where it is needed."""
+    DICTIONARY = 3
+    RULES = 4
+    TENSOR = 5
+
+
 class _Walk:
-    def __init__(self, deadline: float, skipped: Callable[[Any], bool]) -> None:
+    def __init__(self, deadline: float) -> None:
         self.visits: list[_Visit] = []
         self.seen: set[int] = set()
         self.is_complete = False
         self._deadline = deadline
-        self._skipped = skipped
         self._roots: list[_Root] = []
+        self._late: deque[_Visit] = deque()
+        self._ways: dict[type, _Through] = {}
 
-    def run(self) -> Generator[int, None, None]:
-        """Visit all reachable objects, the nearest to a variable first."""
-        waiting: deque[int] = deque()
-        late: deque[tuple[Any, int, _Step]] = deque()
-        for root in _roots():
-            if self._add(root.value, -1 - len(self._roots), _Step(root.kind, root.name)):
-                waiting.append(len(self.visits) - 1)
+    def find(
+        self, roots: Iterable[_Root], missing: set[int], storage_of: Callable[[torch.Tensor], int | None]
+    ) -> Iterator[tuple[int, int]]:
+        """Yield key and visit of each missing storage, and take it from `missing`."""
+        # A walk that stands still has references to all it has seen, and Python collects no cycles meanwhile.
+        with closing(self._tensors(roots)) as steps:
+            for index in steps if missing else ():
+                if (key := storage_of(self.visits[index][0])) in missing:
+                    missing.discard(key)
+                    yield key, index
+                    if not missing:
+                        return
+
+    def _tensors(self, roots: Iterable[_Root]) -> Generator[int, None, None]:
+        """Visit all reachable objects, the nearest to a variable first, and yield the tensors."""
+        self._roots.clear()
+        visits, ways = self.visits, self._ways
+        index = len(visits)
+        for root in roots:
+            if self._add(root.value, -1 - len(self._roots), root):
                 self._roots.append(root)
-        while waiting or late:
-            if not waiting:
-                if self._add(*late.popleft()):
-                    waiting.append(len(self.visits) - 1)
+        while True:
+            if index == len(visits):
+                if not self._late:
+                    break
+                self._add(*self._late.popleft())
                 continue
-            index = waiting.popleft()
-            yield index
-            if time.monotonic() > self._deadline:
+            if not index % _VISITS_BETWEEN_LOOKS and self._is_over(index):
                 return
-            for step, child in _references(self.visits[index].value):
-                if step.is_late:
-                    late.append((child, index, step))
-                elif self._add(child, index, step):
-                    waiting.append(len(self.visits) - 1)
+            value = visits[index][0]
+            kind = type(value)
+            way = ways.get(kind) or self._way_through(kind)
+            if way is _Through.TENSOR:
+                yield index
+            if way is _Through.REFERENTS:
+                self._add_all(gc.get_referents(value), index)
+            elif way is not _Through.NOTHING:
+                self._expand(value, index, way)
+            index += 1
         self.is_complete = True
 
-    def _add(self, value: Any, parent: int, step: _Step) -> bool:
-        if id(value) in self.seen or _is(value, _LEAVES) or _is_own(value) or self._skipped(value):
+    def _expand(self, value: Any, index: int, way: _Through) -> None:
+        if way is _Through.DICTIONARY:
+            self._add_all(list(value.values()), index)
+            self._late += [(key, index, _key_step(key)) for key in list(value) if gc.is_tracked(key)]
+            return
+        for step, child in () if _is_own(value) else _references(value):
+            if step.is_late:
+                self._late.append((child, index, step))
+            else:
+                self._add(child, index, step)
+
+    def _is_over(self, index: int) -> bool:
+        return time.monotonic() > self._deadline or index > _MOST_VISITS
+
+    def _add_all(self, items: list[Any], index: int) -> None:
+        seen, visits, is_tracked = self.seen, self.visits, gc.is_tracked
+        for item in items:
+            # What Python's collector does not track refers to nothing.
+            if is_tracked(item) and id(item) not in seen:
+                seen.add(id(item))
+                visits.append((item, index, None))
+
+    def _way_through(self, kind: type) -> _Through:
+        if issubclass(kind, torch.Tensor):
+            way = _Through.TENSOR
+        elif issubclass(kind, _LEAVES):
+            way = _Through.NOTHING
+        elif kind is dict:
+            way = _Through.DICTIONARY
+        else:
+            way = _Through.REFERENTS if kind is list or kind is tuple or _is_plain(kind) else _Through.RULES
+        self._ways[kind] = way
+        return way
+
+    def _add(self, value: Any, parent: int, how: Any) -> bool:
+        # Python's collector does not track a frame that runs, or of a generator that waits.
+        if id(value) in self.seen or not (gc.is_tracked(value) or _is(value, types.FrameType)):
             return False
         self.seen.add(id(value))
-        self.visits.append(_Visit(value, parent, step))
+        self.visits.append((value, parent, how))
         return True
 
     def holder(self, index: int) -> Holder:
         """Describe the way to a visit."""
-        way: list[_Visit] = []
+        root, way = self._way(index)
+        steps = [step for _, step in way[1:]]
+        kinds = [root.kind, *(step.kind for step in steps)]
+        kind = next((kind for kind in _TELLING if kind in kinds), kinds[-1])
+        owner = root.name + _owner_suffix(steps, kind)
+        return Holder(kind, owner, f"{_joined(root.name, steps)} ({root.scope})", _place(root, way))
+
+    def _way(self, index: int) -> tuple[_Root, list[tuple[Any, _Step]]]:
+        """Return the root, and each object from there with the step that led to it."""
+        way: list[tuple[Any, _Step]] = []
         while index >= 0:
-            way.append(self.visits[index])
-            index = way[-1].parent
-        root = self._roots[-1 - index]
-        steps = [visit.step for visit in reversed(way[:-1])]
-        lengths = (_length(visit.value) for visit in way[1:])
-        kind = root.kind if not steps or root.kind is not HolderKind.VARIABLE else steps[-1].kind
-        kind = next((step.kind for step in steps if step.kind in _TELLING), kind)
-        owner = root.name + _owner_suffix(steps)
-        return Holder(kind, owner, f"{_joined(root.name, steps)} ({root.place})", next(filter(None, lengths), 0))
+            value, parent, how = self.visits[index]
+            if parent < 0:
+                how = _Step(how.kind, how.name)
+            elif how is None:
+                how = self._plain_step(parent, value)
+            way.append((value, how))
+            index = parent
+        return self._roots[-1 - index], way[::-1]
+
+    def _plain_step(self, parent: int, value: Any) -> _Step:
+        """Name the reference from a list, tuple, dictionary or plain object."""
+        holder, above, _ = self.visits[parent]
+        if type(holder) is list or type(holder) is tuple:
+            place = next((place for place, item in enumerate(list(holder)) if item is value), "…")
+            return _Step(HolderKind.CONTAINER, f"[{place}]")
+        names = holder if type(holder) is dict else _dict_of(holder)
+        if value is names:
+            # The dictionary of an object, as an object of its own.
+            return _Step(HolderKind.ATTRIBUTE, "")
+        name = next((name for name, item in list(names.items()) if item is value), "…")
+        is_attribute = names is not holder or above >= 0 and _dict_of(self.visits[above][0]) is names
+        return _attribute_step(str(name)) if is_attribute else _Step(HolderKind.CONTAINER, f"[{_key(name)}]")
+
+    def path_below(self, index: int) -> tuple[Any, str]:
+        """Return the root's value, and the path from there."""
+        root, way = self._way(index)
+        return root.value, _joined(root.name, [step for _, step in way[1:]])
+
+    def forget(self) -> None:
+        """Drop all references, but remember what was visited."""
+        self.visits.clear()
+        self._roots.clear()
+        self._late.clear()
 
 
-_TELLING = (HolderKind.AUTOGRAD_GRAPH, HolderKind.HOOK, HolderKind.CLOSURE)
+_VISITS_BETWEEN_LOOKS = 64
+_MOST_VISITS = 4_000_000
+"""About 150 bytes each."""
+_HEAP_TYPE = 1 << 9
+"""Py_TPFLAGS_HEAPTYPE: a class written in Python, with few exceptions."""
+_CONTAINERS = (dict, list, tuple, deque, set, frozenset, type)
+
+
+def _is_plain(kind: type) -> bool:
+    """Return whether objects of a class have all that they refer to in `__dict__`."""
+    is_special = any(issubclass(kind, special) for special, _ in _REFERENCES) or issubclass(kind, _CONTAINERS)
+    # A C type may refer to more than its dictionary.
+    is_heap = all(base is object or base.__flags__ & _HEAP_TYPE for base in kind.__mro__)
+    module = type.__getattribute__(kind, "__module__")
+    is_own = type(module) is str and module.startswith(_OWN)
+    return is_heap and kind.__dictoffset__ != 0 and not is_special and not is_own and not any(_slots(kind))
+
+
+def _key_step(key: Any) -> _Step:
+    return _Step(HolderKind.CONTAINER, f" → key {_key(key)}", is_late=True)
+
+
+def _attribute_step(name: str) -> _Step:
+    return _Step(HolderKind.HOOK if "hook" in name else HolderKind.ATTRIBUTE, f".{name}")
+
+
+_TELLING = (
+    HolderKind.EXCEPTION, HolderKind.NOTEBOOK_OUTPUT, HolderKind.AUTOGRAD_GRAPH, HolderKind.HOOK, HolderKind.CLOSURE,
+)  # fmt: skip
+"""Kinds that describe a whole path, the first before the others."""
 _LEAVES = (
     str, bytes, bytearray, int, float, complex, bool, type(None), torch.dtype, torch.device, torch.Size,
     types.ModuleType, types.CodeType, types.BuiltinFunctionType, weakref.ref, range, slice,
@@ -200,15 +336,10 @@ def _dict_of(value: Any) -> dict[str, Any]:
     return attributes if type(attributes) is dict else {}
 
 
-def _length(value: Any) -> int:
-    return len(value) if _is(value, list | tuple | dict | set | frozenset | deque) else 0
-
-
-def _owner_suffix(steps: list[_Step]) -> str:
+def _owner_suffix(steps: list[_Step], kind: HolderKind) -> str:
     """Name `model.0` and `optimizer.state` apart, and what a graph has saved; elements of one list are together."""
     attribute = "".join(step.text for step in steps[:1] if step.kind is HolderKind.ATTRIBUTE)
-    is_saved = any(step.kind is HolderKind.AUTOGRAD_GRAPH for step in steps)
-    return f"{attribute} (autograd graph)" if is_saved else attribute
+    return f"{attribute}{GRAPH_SUFFIX}" if kind is HolderKind.AUTOGRAD_GRAPH else attribute
 
 
 def _joined(name: str, steps: list[_Step]) -> str:
@@ -269,7 +400,7 @@ def _of_container(value: Any) -> Iterator[tuple[_Step, Any]]:
     if _is(value, dict):
         for key, item in islice(list(value.items()), _MOST_ITEMS):
             yield _Step(HolderKind.CONTAINER, f"[{_key(key)}]"), item
-            yield _Step(HolderKind.CONTAINER, f" → key {_key(key)}", is_late=True), key
+            yield _key_step(key), key
     elif _is(value, list | tuple | deque):
         for number, item in enumerate(islice(list(value), _MOST_ITEMS)):
             yield _Step(HolderKind.CONTAINER, f"[{number}]"), item
@@ -304,8 +435,7 @@ def _of_object(value: Any) -> Iterator[tuple[_Step, Any]]:
 
 def _attributes(attributes: Mapping[str, Any]) -> Iterator[tuple[_Step, Any]]:
     for name, item in list(attributes.items()):
-        kind = HolderKind.HOOK if "hook" in name else HolderKind.ATTRIBUTE
-        yield _Step(kind, f".{name}"), item
+        yield _attribute_step(name), item
 
 
 def _slots(kind: type) -> Iterator[str]:
@@ -367,10 +497,25 @@ def _of_node(node: Any) -> Iterator[tuple[_Step, Any]]:
 def _of_function(function: types.FunctionType) -> Iterator[tuple[_Step, Any]]:
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
         yield _Step(HolderKind.CLOSURE, f" → {name}, which {function.__name__} closes over"), cell
-    for number, value in enumerate(function.__defaults__ or ()):
-        yield _Step(HolderKind.CLOSURE, f" → default {number} of {function.__name__}"), value
+    defaults = function.__defaults__ or ()
+    code = function.__code__
+    for name, value in zip(
+        code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount], defaults, strict=True
+    ):
+        yield _Step(HolderKind.CLOSURE, f" → {name}, a default of {function.__name__}"), value
     yield from _attributes(function.__kwdefaults__ or {})
     yield from _attributes(function.__dict__)
+
+
+def _of_cached_function(function: Any) -> Iterator[tuple[_Step, Any]]:
+    for item in gc.get_referents(function):
+        yield _Step(HolderKind.CONTAINER, " → cached results" if type(item) is dict else " → cached result"), item
+
+
+def _of_thread_local(value: threading.local) -> Iterator[tuple[_Step, Any]]:
+    yield from _attributes(value.__dict__)
+    for item in gc.get_referents(value):
+        yield _Step(HolderKind.ATTRIBUTE, " → of another thread"), item
 
 
 def _of_exception(error: BaseException) -> Iterator[tuple[_Step, Any]]:
@@ -396,6 +541,8 @@ _REFERENCES: list[tuple[Any, Callable[[Any], Iterator[tuple[_Step, Any]]]]] = [
     (types.FrameType, _of_frame),
     (types.GeneratorType, _of_generator),
     (functools.partial, _of_partial),
+    (type(functools.cache(print)), _of_cached_function),
+    (threading.local, _of_thread_local),
     (BaseException, _of_exception),
 ]
 
@@ -419,12 +566,15 @@ def _roots() -> Iterator[_Root]:
     for frame in own:
         spaces.setdefault(id(frame.f_globals), frame)
     for frame in spaces.values():
-        place = f"global of {short_path(frame.f_code.co_filename)}"
-        yield from (_variable(name, value, place) for name, value in list(frame.f_globals.items()))
+        module = frame.f_globals.get("__name__")
+        scope = f"global of {module}" if type(module) is str and module != "__main__" else "global"
+        yield from _variables(list(frame.f_globals.items()), scope, frame.f_code.co_filename)
     yield from _locals_of(own)
     for name in ("last_exc", "last_value"):
         if (error := getattr(sys, name, None)) is not None:
             yield _Root("the last exception", f"sys.{name}", HolderKind.EXCEPTION, error)
+    for variable, value in contextvars.copy_context().items():
+        yield _Root(variable.name, "context variable", HolderKind.VARIABLE, value)
     yield from _globals_of_modules()
 
 
@@ -432,22 +582,119 @@ def _locals_of(frames: Iterable[types.FrameType]) -> Iterator[_Root]:
     for frame in frames:
         code = frame.f_code
         if code.co_flags & inspect.CO_OPTIMIZED:
-            place = f"local of {code.co_name}, {short_path(code.co_filename)}:{frame.f_lineno}"
-            yield from (_variable(name, value, place) for name, value in _locals(frame).items())
+            where = code.co_filename, code.co_name, frame.f_lineno
+            yield from _variables(list(_locals(frame).items()), f"local of {code.co_name}", *where)
 
 
 def _globals_of_modules() -> Iterator[_Root]:
     for name, module in list(sys.modules.items()):
         is_own = name.partition(".")[0] in ("memviz", "builtins")
         if type(module) is types.ModuleType and not is_own and not is_library_module(name):
-            values = list(vars(module).items())
-            yield from (_variable(key, value, f"global of {name}") for key, value in values if key != "__builtins__")
+            values = [(key, value) for key, value in vars(module).items() if key != "__builtins__"]
+            yield from _variables(values, f"global of {name}", _text(vars(module).get("__file__")))
 
 
-def _variable(name: str, value: Any, place: str) -> _Root:
-    is_shown = name == "Out" or name.startswith("_") and name.strip("_").isdecimal() or name in ("_", "__", "___")
-    kind = HolderKind.EXCEPTION if _is(value, BaseException) else HolderKind.VARIABLE
-    return _Root(name, place, HolderKind.NOTEBOOK_OUTPUT if is_shown else kind, value)
+def _variables(values: Iterable[tuple[str, Any]], scope: str, *place: Any) -> Iterator[_Root]:
+    for name, value in values:
+        is_shown = name == "Out" or name.startswith("_") and name.strip("_").isdecimal() or name in ("_", "__", "___")
+        kind = HolderKind.EXCEPTION if _is(value, BaseException) else HolderKind.VARIABLE
+        yield _Root(name, scope, HolderKind.NOTEBOOK_OUTPUT if is_shown else kind, value, *place)
+
+
+def _text(value: Any) -> str:
+    return value if type(value) is str else ""
+
+
+def _place(root: _Root, way: list[tuple[Any, _Step]]) -> str:
+    """Return the innermost line of the program that stores what the way goes through."""
+    lines = [(root.file, *_storing_line(root.file, root.function, root.name), False)]
+    for (holder, _), (_, step) in pairwise(way):
+        if step.kind is HolderKind.EXCEPTION:
+            # The variables of a traceback are right as they are: the line that keeps the exception is not.
+            break
+        name = step.text.removeprefix(" → ").partition(" ")[0].rstrip(",")
+        if name.removeprefix(".").isidentifier():
+            # The program may set an attribute of a library's object.
+            file, function = _source_of(holder)
+            file = file or root.file
+            lines.append((file, *_storing_line(file, function, name), step.kind is HolderKind.CLOSURE))
+    for file, line, adds, is_closed_over in reversed(lines):
+        # What a function closes over is right too, unless it grows: what keeps the function is not.
+        if line and (adds or not is_closed_over):
+            return f"{short_path(file)}:{line}"
+    return f"{short_path(root.file)}:{root.line}" if root.line else ""
+
+
+def _source_of(value: Any) -> tuple[str, str]:
+    """Return the file of the program that stores attributes or variables of an object, and the function if known."""
+    if _is(value, types.FrameType | types.FunctionType):
+        code = value.f_code if _is(value, types.FrameType) else value.__code__
+        file, function = code.co_filename, code.co_name if _is(value, types.FrameType) else ""
+    else:
+        module = sys.modules.get(_text(type.__getattribute__(type(value), "__module__")))
+        file, function = _text(getattr(module, "__file__", "")), ""
+    return ("", "") if is_installed(file) else (file, function)
+
+
+_GROWING = {"add", "append", "appendleft", "extend", "insert", "put", "register_buffer", "setdefault", "update"}
+_LONGEST_SOURCE = 1 << 20
+
+
+def _storing_line(file: str, function: str, name: str) -> tuple[int, bool]:
+    """Return the line that stores under a name, by preference one that adds to a container, and whether it does.
+
+    The line is 0 if there is none.
+    """
+    stores = _stores(file).get(name, []) if file else []
+    here = [store for store in stores if function in ("", store[0])] or stores
+    adding = [store for store in here if store[2]] or here
+    return (adding[-1][1], adding[-1][2]) if adding else (0, False)
+
+
+@functools.lru_cache(maxsize=64)
+def _stores(file: str) -> dict[str, list[tuple[str, int, bool]]]:
+    """Return function, line and whether it adds to a container, of each store in a source file, by name."""
+    source = "".join(linecache.getlines(file))
+    found: dict[str, list[tuple[str, int, bool]]] = {}
+    if len(source) > _LONGEST_SOURCE:
+        return found
+    try:
+        waiting: list[tuple[ast.AST, str]] = [(ast.parse(source), "")]
+    except (SyntaxError, ValueError, RecursionError):
+        return found
+    while waiting:
+        node, function = waiting.pop()
+        for name, adds in _stored_names(node):
+            found.setdefault(name, []).append((function, getattr(node, "lineno", 0), adds))
+        inner = node.name if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else function
+        waiting += [(child, inner) for child in ast.iter_child_nodes(node)]
+    for stores in found.values():
+        stores.sort(key=lambda store: store[1])
+    return found
+
+
+def _stored_names(node: ast.AST) -> Iterator[tuple[str, bool]]:
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _GROWING:
+        yield from ((name, True) for name, _ in _target_names(node.func.value))
+    elif isinstance(node, ast.ExceptHandler | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name:
+        yield node.name, False
+    targets = getattr(node, "targets", None) if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    for target in targets or ():
+        yield from _target_names(target)
+
+
+def _target_names(target: Any) -> Iterator[tuple[str, bool]]:
+    """Yield the names that a target of an assignment stores to (`.name` of an attribute), and whether an element is."""
+    match target:
+        case ast.Name(id=name):
+            yield name, False
+        case ast.Attribute(attr=name):
+            yield f".{name}", False
+        case ast.Subscript(value=value):
+            yield from ((name, True) for name, _ in _target_names(value))
+        case ast.Tuple(elts=elements) | ast.List(elts=elements):
+            for element in elements:
+                yield from _target_names(element)
 
 
 def _frames() -> list[types.FrameType]:
@@ -475,44 +722,78 @@ def is_library_module(name: Any) -> bool:
 
 
 def _others(
-    missing: set[int], storage_of: Callable[[torch.Tensor], int | None], visited: set[int], deadline: float
+    missing: set[int], storage_of: Callable[[torch.Tensor], int | None], walk: _Walk, deadline: float
 ) -> Iterator[tuple[int, Holder]]:
     """Name the holders of storages that no variable of the program leads to."""
-    for value in gc.get_objects():
-        if _is(value, torch.Tensor) and id(value) not in visited and (key := storage_of(value)) in missing:
-            missing.discard(key)
-            yield key, _holder_upwards(value, deadline)
+    # The list of all objects refers to each of them, so it is gone before referrers are asked for.
+    strays = [value for value in gc.get_objects() if _is(value, torch.Tensor) and id(value) not in walk.seen]
+    roots = [_Root("tensor", "", HolderKind.VARIABLE, stray) for stray in strays]
+    places = {id(stray): place for place, stray in enumerate(strays)}
+    found: dict[int, tuple[int, str]] = {}
+    for key, index in walk.find(roots, missing, storage_of):
+        value, path = walk.path_below(index)
+        found[key] = places[id(value)], path
+        del value
+    walk.forget()
+    del roots
+    above: dict[int, Holder] = {}
+    for key, (place, path) in found.items():
+        if place not in above:
+            above[place] = _holder_upwards(strays[place], {id(strays)}, deadline)
+        below = "" if path == "tensor" else f"{path} ← "
+        yield key, replace(above[place], chain=below + above[place].chain)
     for key in missing:
-        yield key, Holder(HolderKind.OUTSIDE_PYTHON, "PyTorch, in C++", "no Python object has it")
+        yield key, _OUTSIDE
 
 
 _IN_CYCLE = "no variable leads here: gc.collect() would free it"
+_OUTSIDE = Holder(HolderKind.OUTSIDE_PYTHON, "PyTorch, in C++", "no Python object has it")
 
 
-def _holder_upwards(tensor: torch.Tensor, deadline: float) -> Holder:
+def _holder_upwards(tensor: torch.Tensor, own: set[int], deadline: float) -> Holder:
     """Follow references from a tensor back to a library's variables; a cycle has none.
 
     Each level looks through all objects of the process once. That is less than to walk down from all libraries.
     """
     level: list[Any] = [tensor]
     names: list[str] = []
+    place = ""
     seen: set[int] = set()
+    is_cycle = False
+    own |= {id(seen), id(names)}
+    # Not of a frame that only a traceback or a generator keeps.
+    running = {id(frame) for frame in _frames()}
     while level and time.monotonic() < deadline:
-        seen |= {id(level), id(seen), id(names), *map(id, level)}
-        referrers = [one for one in gc.get_referrers(*level) if id(one) not in seen and not _is_own(one)]
+        own.add(id(level))
+        seen.update(map(id, level))
+        all_referrers = [one for one in gc.get_referrers(*level) if id(one) not in own and not _is_own(one)]
+        own.add(id(all_referrers))
+        referrers = [one for one in all_referrers if id(one) not in seen]
+        own.add(id(referrers))
+        is_cycle = is_cycle or len(referrers) < len(all_referrers)
         for one in referrers:
-            if _is(one, types.FrameType):
+            if id(one) in running:
                 place = f"local of {one.f_code.co_name}, {short_path(one.f_code.co_filename)}:{one.f_lineno}"
                 return Holder(HolderKind.VARIABLE, f"a {place}", " ← ".join([*names, place]))
             if type(one) is dict and type(name := one.get("__name__")) is str and "__spec__" in one:
                 return Holder(HolderKind.VARIABLE, f"module {name}", " ← ".join([*names, f"global of {name}"]))
-        seen.add(id(referrers))
         if referrers:
-            names.append(type(referrers[0]).__name__)
+            told = next((one for one in referrers if any(_source_of(one))), referrers[0])
+            # The attributes of an object are named by the object.
+            names += [] if type(told) is dict else [type(told).__name__]
+            place = place or _class_line(type(told))
         level = referrers
     if level:
         return Holder(HolderKind.CONTAINER, "a library", " ← ".join([*names, "not followed further"]))
-    return Holder(HolderKind.UNCOLLECTED_CYCLE, "cycle awaiting collection", " ← ".join([*names, _IN_CYCLE]))
+    if not is_cycle:
+        return _OUTSIDE
+    return Holder(HolderKind.UNCOLLECTED_CYCLE, "cycle awaiting collection", " ← ".join([*names, _IN_CYCLE]), place)
+
+
+def _class_line(kind: type) -> str:
+    file = _text(getattr(sys.modules.get(_text(type.__getattribute__(kind, "__module__"))), "__file__", ""))
+    line = 0 if is_installed(file) else _storing_line(file, "", kind.__name__)[0]
+    return f"{short_path(file)}:{line}" if line else ""
 
 
 _MOST_SECONDS_IN_ALL = 60.0
@@ -531,7 +812,7 @@ class HolderLog:
         self._interner = interner
         self._workspaces = workspaces
         """Live allocations that belong to no storage."""
-        self._rows: list[tuple[int, int, int, int, int]] = []
+        self._rows: list[tuple[int, ...]] = []
         self._last: dict[int, tuple[HolderKind, str]] = {}
         """Kind and owner that were noted last, by the number of the allocation."""
         self._seconds_left = _MOST_SECONDS_IN_ALL
@@ -553,7 +834,7 @@ class HolderLog:
         for allocation, holder in chain(held, zip(self._workspaces(), repeat(_WORKSPACES))):
             if self._last.get(allocation.number) != (holder.kind, holder.owner):
                 self._last[allocation.number] = holder.kind, holder.owner
-                texts = self._interner.string(holder.owner), self._interner.string(holder.chain)
+                texts = [self._interner.string(text) for text in (holder.owner, holder.chain, holder.place)]
                 self._rows.append((at, allocation.block.address, holder.kind, *texts))
         self._seconds_left -= time.monotonic() - start
 

@@ -11,13 +11,13 @@
     LABELS = {"category": text, "module": text, "phase": text}
     TAKEN_OVER = {"events": FOUND, "blocks": FOUND, "spans": {"phase": text, "step": text, "first": text}}
     FOUND = {"category": text, "certainty": text, "phase": text, "is_known": text}
-    HOLDERS = {"event": text, "address": text, "kind": text, "owner": text, "chain": text}
+    HOLDERS = {"event": text, "address": text, "kind": text, "owner": text, "chain": text, "place": text}
 
 Each LABELS column is the base64 text of one little-endian array over the device's events (or final blocks): uint8,
 int32 into `modules`, uint8. Text, because JSON has no bytes and because the pickle reader inside PyTorch's own page
 stops at an opcode for bytes. TAKEN_OVER, which an estimate inherits from its recording, is written so too: uint8, but
 for the spans' step (int32) and first event (int64). HOLDERS has a row for each moment and allocation: int64, int64,
-uint8, and two int32 into the texts of `holders`.
+uint8, and three int32 into the texts of `holders`.
 """
 
 from __future__ import annotations
@@ -124,12 +124,13 @@ def _spans(value: dict[str, Any], events: int) -> Spans:
     return spans
 
 
-_HOLDERS = {"kind": (np.uint8, len(HolderKind)), "owner": ("<i4", 0), "chain": ("<i4", 0)}
+_HOLDER_TEXTS = ("owner", "chain", "place")
+_HOLDERS = {"kind": (np.uint8, len(HolderKind)), **dict.fromkeys(_HOLDER_TEXTS, ("<i4", 0))}
 _MOST_HOLDER_TEXTS = 1 << 20
 
 
 def _dump_holders(holders: Holders, used: Ints4) -> dict[str, str]:
-    texts = {name: np.searchsorted(used, getattr(holders, name)).astype("<i4") for name in ("owner", "chain")}
+    texts = {name: np.searchsorted(used, getattr(holders, name)).astype("<i4") for name in _HOLDER_TEXTS}
     whole = {name: getattr(holders, name).astype("<i8") for name in ("event", "address")}
     columns = {**whole, "kind": holders.kind, **texts}
     return {name: text_of(column) for name, column in columns.items()}
@@ -141,11 +142,11 @@ def _read_holders(value: Any, events: int, texts: Ints4) -> Holders | None:
         return None
     count = len(_raw(value.get("kind")))
     event = column_of(value.get("event"), np.dtype("<i8"), count, events + 1)
-    kind, owner, chain = _read_columns(value, _HOLDERS, count, len(texts))
+    kind, *codes = _read_columns(value, _HOLDERS, count, len(texts))
     address = np.frombuffer(_raw(value.get("address")), dtype="<i8").astype(np.int64)
     if len(address) != count or (event[1:] < event[:-1]).any():
         raise TraceError("Its holders (under the key 'memviz') do not match its events.")
-    return Holders(event, address, kind, texts[owner], texts[chain])
+    return Holders(event, address, kind, *(texts[column] for column in codes))
 
 
 KEY = "memviz"
@@ -186,7 +187,7 @@ def dump(trace: Trace) -> dict[str, Any] | None:
         return None
     modules = [labels.module for device in labelled for labels in device.labels]
     used = np.unique(np.concatenate([*modules, np.zeros(1, dtype=np.int32)]))
-    held = [column for device in labelled if device.holders for column in (device.holders.owner, device.holders.chain)]
+    held = [getattr(device.holders, name) for device in labelled if device.holders for name in _HOLDER_TEXTS]
     texts = np.unique(np.concatenate([*held, np.zeros(0, dtype=np.int32)]))
     return {
         "version": _VERSION,

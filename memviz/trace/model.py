@@ -102,6 +102,10 @@ class Phase(IntEnum):
     STEP = 3
 
 
+GRAPH_SUFFIX = " (autograd graph)"
+"""End of the name of a holder whose graph keeps a tensor."""
+
+
 class HolderKind(IntEnum):
     """Kinds of references that keep the storage of a tensor alive."""
 
@@ -276,7 +280,9 @@ class Holders(Columns):
     owner: Ints4
     """Text by which holders are grouped: a variable of the program, such as `losses`."""
     chain: Ints4
-    """Text of the way from the variable to the tensor."""
+    """Text of the path from the variable to the tensor."""
+    place: Ints4
+    """Text of the line that stores it, such as `train.py:41`; empty where none is known."""
 
 
 @dataclass(frozen=True, eq=False)

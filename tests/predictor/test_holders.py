@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import json
 import subprocess
 import sys
@@ -83,13 +84,14 @@ def test_a_list_of_losses_keeps_what_their_graphs_saved():
     hidden = torch.randn(3, requires_grad=True).exp()
     saved = key(hidden)
     losses += [torch.zeros(1), (hidden * hidden).sum()]
+    line = inspect.currentframe().f_lineno - 1
     del hidden
     held = holder_of(saved)
     assert held.kind is HolderKind.AUTOGRAD_GRAPH
     assert held.owner == "losses (autograd graph)"
     assert held.chain.startswith("losses[1] → grad_fn")
     assert "MulBackward0 saved" in held.chain
-    assert held.length == 2
+    assert held.place.endswith(f"test_holders.py:{line}")
 
 
 def _closure() -> tuple[Callable[[], Any], int | None]:
@@ -228,10 +230,10 @@ def test_locals_of_the_program_stay_as_they_are():
     assert "added" in here
 
 
-def noted(trace: Trace) -> list[tuple[int, int, int, str, str]]:
+def noted(trace: Trace) -> list[tuple[Any, ...]]:
     rows = trace.devices[0].holders
     assert rows is not None
-    texts = ([trace.strings[code] for code in column] for column in (rows.owner, rows.chain))
+    texts = ([trace.strings[code] for code in column] for column in (rows.owner, rows.chain, rows.place))
     return list(zip(rows.event.tolist(), rows.address.tolist(), rows.kind.tolist(), *texts, strict=True))
 
 
@@ -325,14 +327,21 @@ def test_the_command_writes_holders_that_peak_and_diff_read(tmp_path, capfd):
 
 
 def test_a_stripped_file_names_holders_without_folders():
-    program = """with memviz.predicting(card="L4", holders=True) as predicted:
-    kept = torch.ones(1 << 10, device="cuda")"""
+    program = """def main():
+    with memviz.predicting(card="L4", holders=True) as predicted:
+        kept = torch.ones(1 << 10, device="cuda")
+    return predicted.trace
+"""
     names: dict[str, Any] = {"memviz": memviz, "torch": torch}
     exec(compile(program, "/home/somebody/secret/train.py", "exec"), names)
-    ((_, _, _, owner, chain),) = noted(names["predicted"].trace)
-    assert (owner, chain) == ("kept", "kept (global of /home/somebody/secret/train.py)")
-    ((_, _, _, owner, chain),) = noted(strip_paths(names["predicted"].trace))
-    assert (owner, chain) == ("kept", "kept (global of train.py)")
+    trace = names["main"]()
+    # The file cannot be read, so the line is where its frame was.
+    ((*_, owner, chain, place),) = noted(trace)
+    assert (owner, chain) == ("kept", "kept (local of main)")
+    assert place.startswith("/home/somebody/secret/train.py:")
+    ((*_, owner, chain, stripped),) = noted(strip_paths(trace))
+    assert (owner, chain) == ("kept", "kept (local of main)")
+    assert stripped == place.removeprefix("/home/somebody/secret/")
 
 
 def test_the_inspector_escapes_what_holds_an_allocation():
