@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import nn
@@ -63,8 +63,6 @@ RESERVED_IS_UNPROVEN = (
     "No recording of a rank was held against a prediction yet: what is live follows PyTorch's own code, but what is "
     "reserved depends on the order in which streams give memory back, and is not validated."
 )
-_NOTED = (("backward", Stage.START), ("optimizer step", Stage.END))
-"""Moments at which holders are noted: activations wait for backward, and what a step leaves behind stays."""
 _DTYPES = {torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8"}
 """Dtypes that some cards have no hardware for."""
 _EVENTS_BETWEEN_COLLECTIONS = 1000
@@ -155,14 +153,15 @@ class PredictedDevice:
         ledger.out_of_memory = self._out_of_memory
 
     is_predicted = True
-    _in_use = False
+    in_use: ClassVar[PredictedDevice | None] = None
+    """The one that torch pretends now."""
 
     @property
     def name(self) -> str:
         return self.card.name
 
     def __enter__(self) -> Self:
-        if PredictedDevice._in_use:
+        if PredictedDevice.in_use is not None:
             raise UsageError("A predicted device is in use already; torch can pretend only one at a time.")
         owners_of_a_lone_sum()
         forget_refusals()
@@ -174,7 +173,7 @@ class PredictedDevice:
         return self
 
     def _patch(self, patches: Patches) -> None:
-        patches.put(PredictedDevice, "_in_use", True)
+        patches.put(PredictedDevice, "in_use", self)
         # It would run when Python sees fit, which no prediction can follow.
         patches.enter_context(without_collection())
         recorder, position, assumptions = self.recorder, self.recorder.position, self.recorder.assumptions
@@ -254,10 +253,27 @@ class PredictedDevice:
                 self.passes.is_on &= len(self.recorder.ledger.history) == before
             self._mark(name, Stage.END)
 
+    def address_of(self, tensor: torch.Tensor) -> int | None:
+        """Return the address of a tensor's storage on the card; None if it has none there."""
+        if not tensor.is_meta or tensor.layout is not torch.strided:
+            return None
+        allocation = self.recorder.ledger.allocation_of(tensor.untyped_storage())
+        return None if allocation is None else allocation.block.address
+
+    def mark(self, name: str) -> None:
+        """Name this moment, and note holders if that was asked for."""
+        self._mark(name, Stage.START)
+        self._mark(name, Stage.END)
+        if self._notes_holders:
+            self._note_holders()
+
     def _mark(self, name: str, stage: Stage) -> None:
         self._marks.append((self._interner.string(name), stage, self.recorder.ledger.mark()))
-        if self._notes_holders and (name, stage) in _NOTED:
-            self._note_holders()
+        if self._notes_holders:
+            from memviz.predictor.holders import MOMENTS
+
+            if (name, stage) in MOMENTS:
+                self._note_holders()
 
     def _note_holders(self) -> None:
         if self._holders is None:

@@ -35,7 +35,7 @@ from memviz.predictor.compat import without_functions
 from memviz.predictor.ledger import Ledger, LiveAllocation
 from memviz.predictor.position import is_installed, short_path
 from memviz.trace.intern import Interner
-from memviz.trace.model import GRAPH_SUFFIX, HolderKind, Holders
+from memviz.trace.model import GRAPH_SUFFIX, HolderKind, Holders, Stage
 
 MOST_SECONDS = 2.0
 _MOST_ITEMS = 100_000
@@ -83,8 +83,33 @@ class _Root(NamedTuple):
     """Where its frame is now."""
 
 
+MOMENTS = (("backward", Stage.START), ("optimizer step", Stage.END))
+"""When holders are noted: activations wait for backward, and what a step leaves behind stays."""
+
+
+class _Wanted:
+    """Keys of the storages that are still to be found; all that there are, where none are named."""
+
+    def __init__(self, keys: Iterable[int] | None) -> None:
+        self.keys = None if keys is None else set(keys)
+        self._found: set[int] = set()
+
+    def take(self, key: int | None) -> bool:
+        """Return whether a storage was wanted, which it is once."""
+        if key is None or key in self._found or self.keys is not None and key not in self.keys:
+            return False
+        self._found.add(key)
+        if self.keys is not None:
+            self.keys.remove(key)
+        return True
+
+    @property
+    def is_over(self) -> bool:
+        return self.keys is not None and not self.keys
+
+
 def find_holders(
-    wanted: Iterable[int],
+    wanted: Iterable[int] | None,
     storage_of: Callable[[torch.Tensor], int | None],
     *,
     seconds: float = MOST_SECONDS,
@@ -92,10 +117,10 @@ def find_holders(
     """Return the holder of each wanted storage, as far as they are found within `seconds`.
 
     Args:
-        wanted: Keys of storages.
+        wanted: Keys of storages; None for all that `storage_of` gives.
         storage_of: From a tensor to the key of its storage; None where it is not one to look for.
     """
-    missing = set(wanted)
+    missing = _Wanted(wanted)
     found: dict[int, Holder] = {}
     with without_functions(), _collection_waits():
         deadline = time.monotonic() + seconds
@@ -103,7 +128,7 @@ def find_holders(
         for key, index in walk.find(_roots(), missing, storage_of):
             found[key] = walk.holder(index)
         walk.forget()
-        if missing and walk.is_complete:
+        if walk.is_complete and not missing.is_over:
             found.update(_others(missing, storage_of, walk, deadline))
     return found
 
@@ -140,18 +165,20 @@ class _Walk:
         self._roots: list[_Root] = []
         self._late: deque[_Visit] = deque()
         self._ways: dict[type, _Through] = {}
+        self._names: dict[int, dict[int, Any]] = {}
+        """Keys of what a container refers to, by the index of its visit: a long list is looked through once."""
 
     def find(
-        self, roots: Iterable[_Root], missing: set[int], storage_of: Callable[[torch.Tensor], int | None]
+        self, roots: Iterable[_Root], missing: _Wanted, storage_of: Callable[[torch.Tensor], int | None]
     ) -> Iterator[tuple[int, int]]:
         """Yield key and visit of each missing storage, and take it from `missing`."""
         # A walk that stands still has references to all it has seen, and Python collects no cycles meanwhile.
         with closing(self._tensors(roots)) as steps:
-            for index in steps if missing else ():
-                if (key := storage_of(self.visits[index][0])) in missing:
-                    missing.discard(key)
+            for index in () if missing.is_over else steps:
+                key = storage_of(self.visits[index][0])
+                if key is not None and missing.take(key):
                     yield key, index
-                    if not missing:
+                    if missing.is_over:
                         return
 
     def _tensors(self, roots: Iterable[_Root]) -> Generator[int, None, None]:
@@ -178,7 +205,9 @@ class _Walk:
             if way is _Through.REFERENTS:
                 self._add_all(gc.get_referents(value), index)
             elif way is not _Through.NOTHING:
-                self._expand(value, index, way)
+                # Another thread may change what is looked at; what was seen until then is used.
+                with suppress(RuntimeError):
+                    self._expand(value, index, way)
             index += 1
         self.is_complete = True
 
@@ -249,14 +278,17 @@ class _Walk:
     def _plain_step(self, parent: int, value: Any) -> _Step:
         """Name the reference from a list, tuple, dictionary or plain object."""
         holder, above, _ = self.visits[parent]
-        if type(holder) is list or type(holder) is tuple:
-            place = next((place for place, item in enumerate(list(holder)) if item is value), "…")
-            return _Step(HolderKind.CONTAINER, f"[{place}]")
-        names = holder if type(holder) is dict else _dict_of(holder)
+        is_row = type(holder) is list or type(holder) is tuple
+        names = holder if is_row or type(holder) is dict else _dict_of(holder)
         if value is names:
             # The dictionary of an object, as an object of its own.
             return _Step(HolderKind.ATTRIBUTE, "")
-        name = next((name for name, item in list(names.items()) if item is value), "…")
+        if parent not in self._names:
+            items = enumerate(list(names)) if is_row else list(names.items())
+            self._names[parent] = {id(item): name for name, item in items}
+        name = self._names[parent].get(id(value), "…")
+        if is_row:
+            return _Step(HolderKind.CONTAINER, f"[{name}]")
         is_attribute = names is not holder or above >= 0 and _dict_of(self.visits[above][0]) is names
         return _attribute_step(str(name)) if is_attribute else _Step(HolderKind.CONTAINER, f"[{_key(name)}]")
 
@@ -270,6 +302,7 @@ class _Walk:
         self.visits.clear()
         self._roots.clear()
         self._late.clear()
+        self._names.clear()
 
 
 _VISITS_BETWEEN_LOOKS = 64
@@ -566,8 +599,7 @@ def _roots() -> Iterator[_Root]:
     for frame in own:
         spaces.setdefault(id(frame.f_globals), frame)
     for frame in spaces.values():
-        module = frame.f_globals.get("__name__")
-        scope = f"global of {module}" if type(module) is str and module != "__main__" else "global"
+        scope = _scope(frame.f_globals.get("__name__"))
         yield from _variables(list(frame.f_globals.items()), scope, frame.f_code.co_filename)
     yield from _locals_of(own)
     for name in ("last_exc", "last_value"):
@@ -591,7 +623,11 @@ def _globals_of_modules() -> Iterator[_Root]:
         is_own = name.partition(".")[0] in ("memviz", "builtins")
         if type(module) is types.ModuleType and not is_own and not is_library_module(name):
             values = [(key, value) for key, value in vars(module).items() if key != "__builtins__"]
-            yield from _variables(values, f"global of {name}", _text(vars(module).get("__file__")))
+            yield from _variables(values, _scope(name), _text(vars(module).get("__file__")))
+
+
+def _scope(module: Any) -> str:
+    return f"global of {module}" if type(module) is str and module != "__main__" else "global"
 
 
 def _variables(values: Iterable[tuple[str, Any]], scope: str, *place: Any) -> Iterator[_Root]:
@@ -722,7 +758,7 @@ def is_library_module(name: Any) -> bool:
 
 
 def _others(
-    missing: set[int], storage_of: Callable[[torch.Tensor], int | None], walk: _Walk, deadline: float
+    missing: _Wanted, storage_of: Callable[[torch.Tensor], int | None], walk: _Walk, deadline: float
 ) -> Iterator[tuple[int, Holder]]:
     """Name the holders of storages that no variable of the program leads to."""
     # The list of all objects refers to each of them, so it is gone before referrers are asked for.
@@ -738,11 +774,13 @@ def _others(
     del roots
     above: dict[int, Holder] = {}
     for key, (place, path) in found.items():
+        if time.monotonic() > deadline:
+            return
         if place not in above:
             above[place] = _holder_upwards(strays[place], {id(strays)}, deadline)
         below = "" if path == "tensor" else f"{path} ← "
         yield key, replace(above[place], chain=below + above[place].chain)
-    for key in missing:
+    for key in missing.keys or ():
         yield key, _OUTSIDE
 
 
