@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,14 +21,17 @@ from torch.utils.checkpoint import checkpoint
 
 import memviz
 from memviz.analysis.allocations import allocation
+from memviz.analysis.findings.ranking import findings
+from memviz.analysis.holders import held_rows, held_until, holder_rows
 from memviz.commands import main
 from memviz.errors import TraceError
 from memviz.predictor.holders import Holder, find_holders
 from memviz.trace.memviz_labels import text_of
-from memviz.trace.model import HolderKind, Trace
+from memviz.trace.model import HolderKind, Holders, Trace
 from memviz.trace.strip import strip_paths
 from memviz.trace.write import snapshot_dict, write_pickle
 from memviz.ui.explore.inspector import allocation_html
+from tests.house.repository import ROOT
 from tests.traces import read
 
 
@@ -372,3 +376,30 @@ def test_holders_that_cannot_be_are_refused(column, values, dtype):
     with pytest.raises(TraceError, match="memviz"):
         read(root)
     del kept
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_holders_of_an_untrusted_file_may_say_anything(seed):
+    """Rows about any address and moment, repeated and contradicting each other, and texts of any length."""
+    random = np.random.default_rng(seed)
+    trace = memviz.open(ROOT / "sample_traces" / "training.pickle.gz").trace
+    device, count = trace.devices[0], 500
+    addresses = np.append(device.events.address, [-1, 0, 1 << 62])
+    texts = ("", "<b>", "losses (autograd graph)", "x" * 100_000)
+    codes = random.integers(len(trace.strings), len(trace.strings) + len(texts), (3, count))
+    holders = Holders(
+        np.sort(random.integers(0, len(device.events) + 1, count)),
+        random.choice(addresses, count),
+        random.integers(0, len(HolderKind), count).astype(np.uint8),
+        *codes.astype(np.int32),
+    )
+    device = replace(device, holders=holders)
+    trace = replace(trace, devices=(device,), strings=(*trace.strings, *texts))
+    found = findings(trace, device)
+    assert all(len(finding.sentence) + len(finding.remedy) < 1000 for finding in found)
+    assert sum(group.bytes for group in memviz.open(trace).peak().by("holder").groups) > 0
+    held = np.flatnonzero(holder_rows(device) >= 0)
+    assert len(held) and (held_until(device)[held_rows(device) >= 0] >= 0).all()
+    for row in held[:20].tolist():
+        html = str(allocation_html(trace, allocation(trace, device, row)))
+        assert "<b>" not in html.partition("Held by")[2].partition("</dd>")[0] and len(html) < 200_000

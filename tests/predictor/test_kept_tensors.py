@@ -17,9 +17,11 @@ from types import ModuleType
 import pytest
 
 import memviz
+from memviz.analysis.comparing.changes import changes
 from memviz.analysis.findings.finding import FindingKind
 from memviz.analysis.findings.ranking import findings
 from memviz.trace.model import HolderKind, Trace
+from memviz.ui.compare.waterfall import Surroundings, waterfall, waterfall_html
 
 BEGIN = """
 import contextvars, functools, gc, threading
@@ -417,9 +419,36 @@ def test_what_keeps_tensors_is_named_with_the_line_to_change(program: Program, m
     places = {place for kind, way, place in held if kind == program.kind.name and re.match(chain, way)}
     assert places == {line}, sorted(held)
 
-    found = [finding for finding in findings(trace, trace.devices[0]) if finding.holder]
+    all_found = findings(trace, trace.devices[0])
+    found = [finding for finding in all_found if finding.holder and finding.kind is not FindingKind.KEPT_TOO_LONG]
     kinds = [finding.kind for finding in found]
     assert kinds == ([program.finding] if program.finding else []), [finding.sentence for finding in found]
     for finding in found:
         assert finding.bytes >= program.least
         assert finding.line == line and line in finding.remedy
+
+
+def test_what_the_next_forward_finds_is_named_where_holders_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace, line = predicted(
+        """
+for _ in range(4):
+    x = batch()  # here
+    train(model(x).square().mean())
+""",
+        monkeypatch,
+    )
+    (finding,) = findings(trace, trace.devices[0])
+    assert (finding.kind, finding.holder, finding.line) == (FindingKind.KEPT_TOO_LONG, "x", line)
+    assert f"delete x (del) before the next step’s forward; {line} stores it" in finding.remedy
+
+
+def test_a_comparison_says_which_holder_grew(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = "seen = []\nfor _ in range(4):\n    x = batch()\n    train(model(x).square().mean())\n"
+    before, _ = predicted(loop, monkeypatch)
+    after, _ = predicted(f"{loop}    seen.append(x)\n", monkeypatch)
+    sides = [(trace, trace.devices[0]) for trace in (before, after)]
+    grown = [row.thing.label for row in changes(sides, "holder").rows if row.delta(1) > 0]
+    assert grown == ["seen"]
+    html = waterfall_html(waterfall(changes(sides, "holder"), 1), Surroundings("", ("a", "b"), has_holders=True))
+    assert 'data-value="holder"' in html and "seen" in html
+    assert 'data-value="holder"' not in waterfall_html(waterfall(changes(sides), 1), Surroundings("", ("a", "b")))

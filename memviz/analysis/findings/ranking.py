@@ -34,6 +34,14 @@ _DETECTORS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
 )
 
 
+_OF_HOLDERS = (
+    FindingKind.KEPT_BY_LIST,
+    FindingKind.KEPT_BY_GRAPH,
+    FindingKind.KEPT_BY_EXCEPTION,
+    FindingKind.WAITS_FOR_COLLECTION,
+)
+
+
 @cached
 def findings(trace: Trace, device: DeviceTrace) -> tuple[Finding, ...]:
     """Findings by bytes, largest first, after those of a failed request."""
@@ -60,12 +68,12 @@ def findings(trace: Trace, device: DeviceTrace) -> tuple[Finding, ...]:
 
 def _without_repeated(facts: Facts, found: list[Finding]) -> list[Finding]:
     """Drop what a finding with the name of the holder says about at least half of the same bytes."""
-    rows = np.unique(np.concatenate([np.zeros(0, np.int64), *(one.rows for one in found if one.holder)]))
+    rows = np.unique(np.concatenate([np.zeros(0, np.int64), *(one.rows for one in found if one.kind in _OF_HOLDERS)]))
     sizes = facts.rows.size
 
     def is_repeated(finding: Finding) -> bool:
         shared = finding.rows[np.isin(finding.rows, rows)]
-        is_vague = finding.kind in (FindingKind.GROWING, FindingKind.KEPT_TOO_LONG) and not finding.holder
+        is_vague = finding.kind in (FindingKind.GROWING, FindingKind.KEPT_TOO_LONG)
         return is_vague and 2 * int(sizes[shared].sum()) >= int(sizes[finding.rows].sum())
 
     return [finding for finding in found if not is_repeated(finding)]

@@ -11,7 +11,7 @@ import numpy as np
 from memviz.analysis.annotations import ended_steps
 from memviz.analysis.callstacks.sites import Site
 from memviz.analysis.findings.finding import NOTICEABLE, Facts, Finding, FindingKind, short_label, site_name
-from memviz.analysis.holders import held_rows, held_until
+from memviz.analysis.holders import held_rows, held_until, holder_rows
 from memviz.analysis.lifetimes import BEFORE
 from memviz.analysis.purpose.activity import Activity
 from memviz.analysis.purpose.phases import PhaseSpan, activity_of_rows, step_name
@@ -156,7 +156,9 @@ def kept_too_long(facts: Facts) -> Iterator[Finding]:
         if places > 1:
             by = f" at {count_text(places)} places{f', mostly {who},' if who else ''}"
         rows = np.sort(np.concatenate(groups))
-        remedy = f"If nothing reads it there, delete it (del) before the {following}."
+        holder, line = _last_holder(facts, rows)
+        stored = f"; {line} stores it" if line else ""
+        remedy = f"If nothing reads it there, delete {holder or 'it'} (del) before the {following}{stored}."
         if places >= _GRAPH:
             remedy = (
                 f"Probably one output or loss holds its whole graph: delete (del) or detach it before the {following}."
@@ -171,7 +173,24 @@ def kept_too_long(facts: Facts) -> Iterator[Finding]:
             facts.forwards[step + 1].first,
             who,
             facts.certainty(rows),
+            holder=holder,
+            line=line,
         )
+
+
+def _last_holder(facts: Facts, rows: Ints8) -> tuple[str, str]:
+    """Return the variable that kept most of these bytes when that was recorded last, and its line; empty if unknown."""
+    holders = facts.device.holders
+    if holders is None:
+        return "", ""
+    at = holder_rows(facts.device)[rows]
+    at = at[at >= 0]
+    at = at[holders.kind[at] < HolderKind.UNCOLLECTED_CYCLE]
+    owners, code = np.unique(holders.owner[at], return_inverse=True)
+    total = sum_by(code, facts.rows.size[held_rows(facts.device)[at]], len(owners))
+    if 2 * int(total.max(initial=0)) <= int(facts.rows.size[rows].sum()):
+        return "", ""
+    return _owner_and_line(facts, holders, at[code == int(total.argmax())])
 
 
 def _causes(facts: Facts, late: Ints8) -> dict[Site, list[Ints8]]:
