@@ -381,14 +381,14 @@ def collected() -> Iterator[None]:
 NUMBERS = count()
 
 
-def predicted(body: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Trace, str]:
+def predicted(body: str, monkeypatch: pytest.MonkeyPatch, *, holders: bool = True) -> tuple[Trace, str]:
     """Return the trace, and the line to change."""
     source, file = BEGIN + body, f"/programs/leak{next(NUMBERS)}.py"
     lines = source.splitlines(keepends=True)
     linecache.cache[file] = (len(source), None, lines, file)
     program = ModuleType("__main__")
     program.__file__ = file
-    with monkeypatch.context() as patch, memviz.predicting(card="L4", holders=True) as run:
+    with monkeypatch.context() as patch, memviz.predicting(card="L4", holders=holders) as run:
         patch.setitem(sys.modules, "__main__", program)
         exec(compile(source, file, "exec"), vars(program))
     wanted = [number for number, line in enumerate(lines, 1) if "# here" in line]
@@ -452,3 +452,21 @@ def test_a_comparison_says_which_holder_grew(monkeypatch: pytest.MonkeyPatch) ->
     html = waterfall_html(waterfall(changes(sides, "holder"), 1), Surroundings("", ("a", "b"), has_holders=True))
     assert 'data-value="holder"' in html and "seen" in html
     assert 'data-value="holder"' not in waterfall_html(waterfall(changes(sides), 1), Surroundings("", ("a", "b")))
+
+
+def test_what_fills_a_card_is_named_though_holders_were_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = """
+outputs = []
+try:
+    while True:
+        x = torch.randn(1 << 20, 256, device="cuda")
+        output = model(x)
+        output.sum().backward()
+        outputs.append(output.detach())  # here
+except torch.OutOfMemoryError:
+    pass
+"""
+    trace, line = predicted(source, monkeypatch, holders=False)
+    (finding,) = [finding for finding in findings(trace, trace.devices[0]) if finding.kind is FindingKind.GROWING]
+    assert (finding.holder, finding.line) == ("outputs", line)
+    assert f"outputs keeps it ({line})" in finding.remedy

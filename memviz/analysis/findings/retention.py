@@ -47,16 +47,21 @@ def growing(facts: Facts) -> Iterator[Finding]:
             origin = f" is made in forwards at {count_text(len(growth.sites))} places{site_text} and"
         least, most = int(growth.bytes.min()), int(growth.bytes.max())
         each_step = f"{'' if least == most else f'{bytes_text(least)} to '}{bytes_text(most)} each step"
+        holder, line = _last_holder(facts, growth.added)
+        keeper = (
+            f"{holder} keeps it{_at(line)}" if holder else "look for a list, a cache or a sum of losses that keeps it"
+        )
         yield Finding(
             FindingKind.GROWING,
             int(growth.bytes.sum()),
             f"What{origin} lives on grows by {each_step}: {bytes_text(int(growth.bytes.sum()))} in "
             f"{count_text(len(growth.bytes))} steps.",
-            "If it is not meant to be collected, look for a list, a cache or a sum of losses that keeps it: "
-            ".item() or .detach() lets go of what hangs on it.",
+            f"If it is not meant to be collected, {keeper}: .item() or .detach() lets go of what hangs on it.",
             growth.added,
             int(moments[-1]),
             site,
+            holder=holder,
+            line=line,
         )
 
 
