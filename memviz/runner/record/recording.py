@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import pickle
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -178,7 +179,7 @@ class Unrecorded(Recording):
 
 def note_holders(log: Log, kind: str) -> None:
     """Note what keeps each tensor of an accelerator alive, as far as that is found in two seconds."""
-    from memviz.predictor.holders import find_holders
+    from memviz.predictor.holders import MOST_SECONDS, find_holders
     from memviz.runner.record.model_hooks import addresses
 
     device = _predicted_device()
@@ -190,7 +191,10 @@ def note_holders(log: Log, kind: str) -> None:
             # A subclass may have no storage, and say so in its own way.
             return None
 
-    log.hold(find_holders(None, storage_of))
+    if log.holder_seconds > 0:
+        begun = time.monotonic()
+        log.hold(find_holders(None, storage_of, seconds=min(MOST_SECONDS, log.holder_seconds)))
+        log.holder_seconds -= time.monotonic() - begun
 
 
 _open: list[Recording] = []

@@ -131,6 +131,18 @@ def test_memory_that_runs_out_is_explained_before_the_error_lets_go_of_it(tmp_pa
     assert not [kind for kind, _ in held if kind is HolderKind.EXCEPTION]
 
 
+def test_the_time_for_all_walks_of_a_recording_is_limited():
+    gpu = FakeGpu()
+    kept = []
+    with memviz.recording(accelerator=gpu.accelerator, holders=True) as done:
+        for number in range(3):
+            with watching_torch(gpu):
+                kept.append(torch.ones(WIDTH))
+            memviz.mark(f"moment {number}")
+            done.log.holder_seconds = 60.0 * (number < 1)
+    assert {chain.partition(" ")[0] for _, chain in chains(done.trace)} == {"kept[0]", "kept[1]"}
+
+
 def test_a_cycle_that_waits_is_told_from_what_a_variable_holds():
     gpu = FakeGpu()
     gc.disable()
