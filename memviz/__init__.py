@@ -16,10 +16,11 @@ if TYPE_CHECKING:
     from memviz import figures
     from memviz.results.open_trace import open
     from memviz.runner.predicted_script import predict, predicting
-    from memviz.runner.record.recording import recording
+    from memviz.runner.record.recording import mark, recording
 
-__all__ = ["figures", "open", "predict", "predicting", "recording"]
+__all__ = ["figures", "mark", "open", "predict", "predicting", "recording"]
 _LIVES_IN = {
+    "mark": "memviz.runner.record.recording",
     "open": "memviz.results.open_trace",
     "predict": "memviz.runner.predicted_script",
     "predicting": "memviz.runner.predicted_script",

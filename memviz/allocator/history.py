@@ -148,6 +148,7 @@ def replayed_trace(
         event_labels=None if device.event_labels is None else take_rows(device.event_labels, history.causes()),
         block_labels=_block_labels(device, cause, recorded),
         taken_over=_taken_over(device.taken_over, events, history.causes(), cause, recorded),
+        holders=None,
     )
     return replace(trace, devices=(replayed,))
 

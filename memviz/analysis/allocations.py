@@ -9,6 +9,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from memviz.analysis.callstacks.sites import operator_name, operators, sites
+from memviz.analysis.holders import HeldBy, held_by
 from memviz.analysis.lifetimes import BEFORE, Lifetimes, has_times, lifetimes
 from memviz.analysis.purpose.categories import KINDS, categories, kinds
 from memviz.analysis.purpose.phases import label_of_rows, phases
@@ -73,6 +74,8 @@ class Allocation:
     """Certainty of the category."""
     metadata: str = ""
     compile_context: str = ""
+    held_by: HeldBy | None = None
+    """None where the run did not record it."""
 
 
 def allocation(trace: Trace, device: DeviceTrace, row: int) -> Allocation:
@@ -107,6 +110,7 @@ def allocation(trace: Trace, device: DeviceTrace, row: int) -> Allocation:
         phase=Phase(int(label.phase[place])) if label else Phase.UNKNOWN,
         metadata=trace.strings[events.metadata[start]] if begun else "",
         compile_context=trace.strings[events.context[start]] if begun else "",
+        held_by=held_by(trace, device, row),
     )
 
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from memviz.analysis.annotations import annotated, annotation_of_events
 from memviz.analysis.callstacks.sites import sites, with_line
+from memviz.analysis.holders import holder_rows
 from memviz.analysis.lifetimes import BEFORE, lifetimes
 from memviz.analysis.purpose.categories import KINDS, kinds
 from memviz.analysis.purpose.phases import label_of_rows, phases
@@ -161,6 +162,18 @@ def _by_annotation(trace: Trace, device: DeviceTrace, rows: Ints8) -> GroupCodes
     return GroupCodes(codes, name)
 
 
+def _by_holder(trace: Trace, device: DeviceTrace, rows: Ints8) -> GroupCodes:
+    """The variable that keeps an allocation, as last noted."""
+    at, holders = holder_rows(device)[rows], device.holders
+    codes = np.full(len(rows), -1) if holders is None else np.where(at >= 0, holders.owner[at], -1)
+
+    def name(code: int) -> tuple[str, str]:
+        # Quoted, so that no variable's key is that of the rest.
+        return (f"'{trace.strings[code]}", trace.strings[code]) if code >= 0 else ("no holder recorded",) * 2
+
+    return GroupCodes(codes, name)
+
+
 GROUPINGS: dict[str, Callable[[Trace, DeviceTrace, Ints8], GroupCodes]] = {
     "site": _by_site,
     "line": _by_line,
@@ -169,6 +182,7 @@ GROUPINGS: dict[str, Callable[[Trace, DeviceTrace, Ints8], GroupCodes]] = {
     ),
     "category": lambda trace, device, rows: GroupCodes(kinds(trace, device, rows), lambda code: (KINDS[code],) * 2),
     "module": _by_module,
+    "holder": _by_holder,
     "phase": lambda trace, device, rows: GroupCodes(
         phases(trace, device)[rows], lambda code: (Phase(code).name.lower(),) * 2
     ),

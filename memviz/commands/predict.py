@@ -95,6 +95,10 @@ def add_device(parser: argparse.ArgumentParser) -> None:
         "--continue", dest="goes_beyond_card", action="store_true",
         help="where memory runs out, go on beyond the card and say what the program needs",
     )  # fmt: skip
+    parser.add_argument(
+        "--holders", dest="notes_holders", action="store_true",
+        help="find which variable, container or autograd graph keeps each allocation (with -o)",
+    )  # fmt: skip
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -149,6 +153,7 @@ def _predict(args: argparse.Namespace) -> int:
         steps=args.steps,
         assume=stated_answers(args),
         goes_beyond_card=args.goes_beyond_card,
+        notes_holders=args.notes_holders,
         rank=_group_rank(args),
         output=args.output and args.output.absolute(),
         overwrite=args.overwrite,

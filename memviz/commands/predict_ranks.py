@@ -135,6 +135,7 @@ class _Runs:
             for value in getattr(args, name):
                 yield from (option, value)
         yield from (["--continue"] if args.goes_beyond_card else [])
+        yield from (["--holders"] if args.notes_holders else [])
         yield from ("--rank", str(rank), "--json")
         if args.output:
             self.file_of(rank).parent.mkdir()

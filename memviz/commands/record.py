@@ -43,6 +43,11 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="run torch's profiler too, for a few steps at most, and write its trace beside FILE (.profile.json.gz)",
     )
+    parser.add_argument(
+        "--holders",
+        action="store_true",
+        help="find which variable, container or autograd graph keeps each tensor, not only where memory runs out",
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace FILE if it is there already")
     parser.add_argument(
         "--ranks",
@@ -65,7 +70,14 @@ def record(args: argparse.Namespace, accelerator: Accelerator | None = None) -> 
 
     load = load_module if args.module else load_script
     options = RecordOptions(
-        args.output, args.stacks, args.max_entries, args.overwrite, args.ranks, args.mesh, args.profile
+        args.output,
+        args.stacks,
+        args.max_entries,
+        args.overwrite,
+        args.ranks,
+        args.mesh,
+        args.profile,
+        args.holders,
     )
     return record_script(load(args.script, args.arguments), options, accelerator)
 

@@ -43,6 +43,7 @@ class RecordedSteps:
         stacks: StackKind = "python",
         max_entries: int | None = None,
         overwrite: bool = False,
+        holders: bool = False,
     ) -> None:
         """Like `memviz.recording`, whose words the others are."""
         if not 1 <= first <= last:
@@ -53,7 +54,7 @@ class RecordedSteps:
         self.out_of_memory_path: Path | None = None
         """The moment when memory ran out, where it did."""
         self._named = Path(path)
-        self._how: dict[str, Any] = {"stacks": stacks, "max_entries": max_entries}
+        self._how: dict[str, Any] = {"stacks": stacks, "max_entries": max_entries, "holders": holders}
         self._overwrite = overwrite
         self._open: Recording | None = None
         self._around, self._in_step = ExitStack(), ExitStack()
@@ -134,7 +135,7 @@ class RecordedSteps:
         """Called in the failing allocation; the training may go on, with a smaller batch."""
         if self._open is None:
             return
-        self._open.hooks.see_all()
+        self._open.ran_out()
         path = sibling_path(self.path, OUT_OF_MEMORY)
         opened = self._open
         trace = trace_of_snapshot(

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import nn
@@ -56,6 +56,9 @@ from memviz.predictor.saved_files import follow_files
 from memviz.trace.intern import Interner
 from memviz.trace.model import About, Category, Stage, Trace
 
+if TYPE_CHECKING:
+    from memviz.predictor.holders import HolderLog
+
 RESERVED_IS_UNPROVEN = (
     "No recording of a rank was held against a prediction yet: what is live follows PyTorch's own code, but what is "
     "reserved depends on the order in which streams give memory back, and is not validated."
@@ -91,6 +94,7 @@ class PredictedDevice:
         figures_only: bool = False,
         platform: Platform = "linux",
         as_process: bool = False,
+        notes_holders: bool = False,
         goes_beyond_card: bool = False,
     ) -> None:
         """`release` is the torch release whose kernel choices are followed, as (2, 6); by default the installed one.
@@ -102,6 +106,7 @@ class PredictedDevice:
         `platform`: order the addresses of segments as its driver does.
         `as_process`: a whole program runs. Without `settings` it has those of PYTORCH_CUDA_ALLOC_CONF when it first
         allocates, and it finds `nvidia-smi`.
+        `notes_holders`: find what holds each allocation, at each backward, optimizer step, and at the end.
         `goes_beyond_card`: where memory runs out, note it, and go on without a limit.
         """
         self.card = card
@@ -128,6 +133,8 @@ class PredictedDevice:
             figures_only=figures_only,
         )
         self._marks: list[PhaseMark] = []
+        self._notes_holders = notes_holders
+        self._holders: HolderLog | None = None
         self.passes = PassRepeater(self.recorder, self._marks)
         self.blocks = BlockRepeater(self.recorder, self._marks)
         self.children = ChildProcesses(self.recorder)
@@ -143,19 +150,18 @@ class PredictedDevice:
         self.goes_beyond_card = goes_beyond_card
         if goes_beyond_card:
             ledger.goes_beyond_card = self._lift_limit
-        ledger.out_of_memory = lambda failure: self._report.error_for(
-            failure, ledger.allocator, len(ledger.history) - 1
-        )
+        ledger.out_of_memory = self._out_of_memory
 
     is_predicted = True
-    _in_use = False
+    in_use: ClassVar[PredictedDevice | None] = None
+    """The one that torch pretends now."""
 
     @property
     def name(self) -> str:
         return self.card.name
 
     def __enter__(self) -> Self:
-        if PredictedDevice._in_use:
+        if PredictedDevice.in_use is not None:
             raise UsageError("A predicted device is in use already; torch can pretend only one at a time.")
         owners_of_a_lone_sum()
         forget_refusals()
@@ -167,7 +173,7 @@ class PredictedDevice:
         return self
 
     def _patch(self, patches: Patches) -> None:
-        patches.put(PredictedDevice, "_in_use", True)
+        patches.put(PredictedDevice, "in_use", self)
         # It would run when Python sees fit, which no prediction can follow.
         patches.enter_context(without_collection())
         recorder, position, assumptions = self.recorder, self.recorder.position, self.recorder.assumptions
@@ -247,8 +253,35 @@ class PredictedDevice:
                 self.passes.is_on &= len(self.recorder.ledger.history) == before
             self._mark(name, Stage.END)
 
+    def address_of(self, tensor: torch.Tensor) -> int | None:
+        """Return the address of a tensor's storage on the card; None if it has none there."""
+        if not tensor.is_meta or tensor.layout is not torch.strided:
+            return None
+        allocation = self.recorder.ledger.allocation_of(tensor.untyped_storage())
+        return None if allocation is None else allocation.block.address
+
+    def mark(self, name: str) -> None:
+        """Name this moment, and note holders if that was asked for."""
+        self._mark(name, Stage.START)
+        self._mark(name, Stage.END)
+        if self._notes_holders:
+            self._note_holders()
+
     def _mark(self, name: str, stage: Stage) -> None:
         self._marks.append((self._interner.string(name), stage, self.recorder.ledger.mark()))
+        if self._notes_holders:
+            from memviz.predictor.holders import MOMENTS
+
+            if (name, stage) in MOMENTS:
+                self._note_holders()
+
+    def _note_holders(self) -> None:
+        if self._holders is None:
+            # Imported only where holders are asked for, or memory runs out.
+            from memviz.predictor.holders import HolderLog
+
+            self._holders = HolderLog(self.recorder.ledger, self._interner, lambda: self.recorder.workspaces.live)
+        self._holders.note()
 
     def empty_cache(self) -> None:
         """Collect cycles, then empty the cache.
@@ -312,6 +345,12 @@ class PredictedDevice:
         """Allocations that failed, whether or not the program continued."""
         return tuple(self._report.failures)
 
+    def _out_of_memory(self, failure: AllocationFailed) -> BaseException:
+        if self._as_process:
+            self._note_holders()
+        ledger = self.recorder.ledger
+        return self._report.error_for(failure, ledger.allocator, len(ledger.history) - 1)
+
     def _lift_limit(self, failure: AllocationFailed) -> bool:
         allocator = self.recorder.ledger.allocator
         self._report.note(failure, len(self.recorder.ledger.history) - 1)
@@ -367,6 +406,8 @@ class PredictedDevice:
         }
 
     def finish(self) -> Trace:
+        if self._notes_holders:
+            self._note_holders()
         return self._trace(None)
 
     def _trace(self, part: HistoryPart | None) -> Trace:
@@ -381,4 +422,6 @@ class PredictedDevice:
             settings=self.settings.to_snapshot(),
             about=about,
             part=part,
+            # Moments count the events of the whole run.
+            holders=None if part is not None or self._holders is None else self._holders.columns(),
         )

@@ -29,6 +29,7 @@ from memviz.trace.model import (
     Category,
     DeviceTrace,
     Events,
+    Holders,
     Ints4,
     Ints8,
     Labels,
@@ -299,6 +300,7 @@ def trace_of(
     settings: Any,
     about: About,
     part: HistoryPart | None = None,
+    holders: Holders | None = None,
 ) -> Trace:
     """Return the trace of the whole run, or of the part that a file of that moment shows."""
     with ledger.lock:
@@ -317,6 +319,7 @@ def trace_of(
         annotations=_annotations(marks, part, events),
         event_labels=_labels(columns, cause),
         block_labels=_labels(columns, block_cause),
+        holders=holders,
         is_timed=False,
     )
     return Trace(

@@ -34,6 +34,7 @@ class Findings:
                     "certainty": finding.certainty.word,
                     "event": finding.event,
                     "allocations": len(finding.rows),
+                    **({"holder": finding.holder, "line": finding.line} if finding.holder else {}),
                     **({"estimates": list(map(_offer_json, self.offers.get(finding.key, ())))} if self.offers else {}),
                 }
                 for finding in self.rows

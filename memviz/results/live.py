@@ -68,8 +68,8 @@ class Live(Result):
         return self.found.live.rest_bytes
 
     def by(self, by: str) -> Live:
-        """The same moment by "site", "line", "stack", "category", "module", "phase", "annotation", "stream", "pool"
-        or "size"."""
+        """The same moment by "site", "line", "stack", "category", "module", "holder", "phase", "annotation",
+        "stream", "pool" or "size"."""
         moment = at(self.trace, self._device, self.event, by, top=self.top)
         return Live(self.trace, self.device, moment, self.is_peak, self.top)
 

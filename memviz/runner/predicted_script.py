@@ -140,6 +140,7 @@ def predicting(
     world_size: int | None = None,
     rank: int = 0,
     goes_beyond_card: bool = False,
+    holders: bool = False,
 ) -> Iterator[Predicting]:
     """Run the block with a pretended CUDA device, which counts memory and computes nothing.
 
@@ -157,6 +158,8 @@ def predicting(
         world_size: Of a group of processes, as `torchrun` would say; the others are pretended.
         rank: Which of them runs here.
         goes_beyond_card: Where memory runs out, go on without a limit; `needs` says what the whole takes.
+        holders: Find which variable, container or autograd graph keeps each allocation, at the begin of each backward,
+            after each optimizer step and at the end. Where memory runs out that is found in any case.
 
     Raises:
         DataNeeded: The program asks for values that nobody computes, and no natural answer is known.
@@ -167,7 +170,7 @@ def predicting(
     group_rank = None if world_size is None else GroupRank(rank, world_size)
     device = device_for(
         card, torch=torch, platform=platform, settings=settings, assume=assume, rank=group_rank,
-        goes_beyond_card=goes_beyond_card,
+        goes_beyond_card=goes_beyond_card, notes_holders=holders,
     )  # fmt: skip
     done = Predicting(device)
     with device, OptimizerSteps(steps) as counted:
@@ -212,6 +215,7 @@ def device_for(
     assume: Mapping[str, Any] | None = None,
     rank: GroupRank | None = None,
     goes_beyond_card: bool = False,
+    notes_holders: bool = False,
 ) -> PredictedDevice:
     return PredictedDevice(
         card_named(card or DEFAULT_CARD),
@@ -223,6 +227,7 @@ def device_for(
         rank=rank,
         as_process=True,
         goes_beyond_card=goes_beyond_card,
+        notes_holders=notes_holders,
     )
 
 
@@ -235,6 +240,7 @@ def device_of(order: ScriptOrder) -> PredictedDevice:
         assume=order.assume,
         rank=order.rank,
         goes_beyond_card=order.goes_beyond_card,
+        notes_holders=order.notes_holders,
     )
 
 
@@ -551,6 +557,8 @@ class ScriptOrder:
     assume: Mapping[str, Any] = field(default_factory=dict)
     goes_beyond_card: bool = False
     """If memory runs out, continue without a limit."""
+    notes_holders: bool = False
+    """Find what holds each allocation."""
     output: Path | None = None
     overwrite: bool = False
     rank: GroupRank | None = None
@@ -566,7 +574,7 @@ class ScriptOrder:
             knobs[change.name] = {name: str(value) for name, value in asdict(named).items()}
         texts = {"card": self.card, "torch": self.torch, "platform": self.platform, "settings": self.settings_text}
         assume = {place: repr(value) for place, value in self.assume.items()}
-        own = {"steps": self.steps, "goes_beyond_card": self.goes_beyond_card}
+        own = {name: getattr(self, name) for name in ("steps", "goes_beyond_card", "notes_holders")}
         return {**texts, **own, "assume": assume, "optimizations": knobs}
 
     @classmethod

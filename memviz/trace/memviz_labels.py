@@ -4,16 +4,20 @@
         "version": 1,
         "about": {"origin": "predicted", "on": "NVIDIA H200", "facts": {"model": "..."}},
         "modules": ["", "layers.0.mlp", ...],
-        "devices": [{"kind": "gpu", "device": 0, "events": LABELS, "blocks": LABELS, "taken_over": TAKEN_OVER}, ...],
+        "devices": [{"kind": "gpu", "device": 0, "events": LABELS, "blocks": LABELS, "taken_over": TAKEN_OVER,
+                     "holders": HOLDERS}, ...],
+        "holders": ["losses", "losses[3] (local of train, train.py:12)", ...],
     }
     LABELS = {"category": text, "module": text, "phase": text}
     TAKEN_OVER = {"events": FOUND, "blocks": FOUND, "spans": {"phase": text, "step": text, "first": text}}
     FOUND = {"category": text, "certainty": text, "phase": text, "is_known": text}
+    HOLDERS = {"event": text, "address": text, "kind": text, "owner": text, "chain": text, "place": text}
 
 Each LABELS column is the base64 text of one little-endian array over the device's events (or final blocks): uint8,
 int32 into `modules`, uint8. Text, because JSON has no bytes and because the pickle reader inside PyTorch's own page
 stops at an opcode for bytes. TAKEN_OVER, which an estimate inherits from its recording, is written so too: uint8, but
-for the spans' step (int32) and first event (int64).
+for the spans' step (int32) and first event (int64). HOLDERS has a row for each moment and allocation: int64, int64,
+uint8, and three int32 into the texts of `holders`.
 """
 
 from __future__ import annotations
@@ -36,6 +40,8 @@ from memviz.trace.model import (
     Category,
     Columns,
     DeviceTrace,
+    HolderKind,
+    Holders,
     Ints4,
     Labels,
     Phase,
@@ -118,6 +124,31 @@ def _spans(value: dict[str, Any], events: int) -> Spans:
     return spans
 
 
+_HOLDER_TEXTS = ("owner", "chain", "place")
+_HOLDERS = {"kind": (np.uint8, len(HolderKind)), **dict.fromkeys(_HOLDER_TEXTS, ("<i4", 0))}
+_MOST_HOLDER_TEXTS = 1 << 20
+
+
+def _dump_holders(holders: Holders, used: Ints4) -> dict[str, str]:
+    texts = {name: np.searchsorted(used, getattr(holders, name)).astype("<i4") for name in _HOLDER_TEXTS}
+    whole = {name: getattr(holders, name).astype("<i8") for name in ("event", "address")}
+    columns = {**whole, "kind": holders.kind, **texts}
+    return {name: text_of(column) for name, column in columns.items()}
+
+
+def _read_holders(value: Any, events: int, texts: Ints4) -> Holders | None:
+    """None where a file has none."""
+    if type(value) is not dict or not len(texts):
+        return None
+    count = len(_raw(value.get("kind")))
+    event = column_of(value.get("event"), np.dtype("<i8"), count, events + 1)
+    kind, *codes = _read_columns(value, _HOLDERS, count, len(texts))
+    address = np.frombuffer(_raw(value.get("address")), dtype="<i8").astype(np.int64)
+    if len(address) != count or (event[1:] < event[:-1]).any():
+        raise TraceError("Its holders (under the key 'memviz') do not match its events.")
+    return Holders(event, address, kind, *(texts[column] for column in codes))
+
+
 KEY = "memviz"
 _VERSION = 1
 COUNTED_TIMES = "times"
@@ -137,7 +168,11 @@ def apply(trace: Trace, value: Any, interner: Interner) -> Trace:
     rows = [entry for entry in _list(value, "devices") if type(entry) is dict]
     named = [row for row in rows if type(row.get("kind")) is str and type(row.get("device")) is int]
     given = {(entry["kind"], entry["device"]): entry for entry in named}
-    devices = tuple(_labelled(device, given.get((device.kind, device.device)), table) for device in trace.devices)
+    held_by = _list(value, "holders")[:_MOST_HOLDER_TEXTS]
+    texts = np.array([interner.string(text) for text in held_by], dtype=np.int32)
+    devices = tuple(
+        _labelled(device, given.get((device.kind, device.device)), table, texts) for device in trace.devices
+    )
     about = _about(trace.about, value.get("about"))
     if about.origin == "predicted" or COUNTED_TIMES in about.facts:
         devices = tuple(replace(device, is_timed=False) for device in devices)
@@ -146,21 +181,24 @@ def apply(trace: Trace, value: Any, interner: Interner) -> Trace:
 
 def dump(trace: Trace) -> dict[str, Any] | None:
     """The value of KEY for this trace, or None where there is nothing to say."""
-    labelled = [device for device in trace.devices if device.labels or device.taken_over is not None]
+    labelled = [device for device in trace.devices if device.labels or device.taken_over or device.holders]
     about = trace.about
     if not labelled and about.origin == "measured" and not about.on and not about.facts:
         return None
     modules = [labels.module for device in labelled for labels in device.labels]
     used = np.unique(np.concatenate([*modules, np.zeros(1, dtype=np.int32)]))
+    held = [getattr(device.holders, name) for device in labelled if device.holders for name in _HOLDER_TEXTS]
+    texts = np.unique(np.concatenate([*held, np.zeros(0, dtype=np.int32)]))
     return {
         "version": _VERSION,
         "about": {"origin": about.origin, "on": about.on, "facts": dict(about.facts)},
         "modules": [trace.strings[code] for code in used],
-        "devices": [_dump_device(device_labels, used) for device_labels in labelled],
+        "devices": [_dump_device(device_labels, used, texts) for device_labels in labelled],
+        **({"holders": [trace.strings[code] for code in texts]} if held else {}),
     }
 
 
-def _dump_device(device: DeviceTrace, used: Ints4) -> dict[str, Any]:
+def _dump_device(device: DeviceTrace, used: Ints4, texts: Ints4) -> dict[str, Any]:
     row: dict[str, Any] = {"kind": device.kind, "device": device.device}
     for key, labels in (("events", device.event_labels), ("blocks", device.block_labels)):
         if labels is not None:
@@ -168,10 +206,12 @@ def _dump_device(device: DeviceTrace, used: Ints4) -> dict[str, Any]:
             row[key] = dump_columns(used_here, _labels_of(len(used)))
     if device.taken_over is not None:
         row["taken_over"] = dump_taken_over(device.taken_over)
+    if device.holders:
+        row["holders"] = _dump_holders(device.holders, texts)
     return row
 
 
-def _labelled(device: DeviceTrace, given: Any, modules: Any) -> DeviceTrace:
+def _labelled(device: DeviceTrace, given: Any, modules: Any, texts: Ints4) -> DeviceTrace:
     if given is None:
         return device
     events = _labels(given.get("events"), len(device.events), modules)
@@ -181,6 +221,7 @@ def _labelled(device: DeviceTrace, given: Any, modules: Any) -> DeviceTrace:
         event_labels=device.event_labels if events is None else events,
         block_labels=device.block_labels if blocks is None else blocks,
         taken_over=read_taken_over(given.get("taken_over"), len(device.events), len(device.blocks)),
+        holders=_read_holders(given.get("holders"), len(device.events), texts),
     )
 
 

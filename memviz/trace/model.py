@@ -102,6 +102,29 @@ class Phase(IntEnum):
     STEP = 3
 
 
+GRAPH_SUFFIX = " (autograd graph)"
+"""End of the name of a holder whose graph keeps a tensor."""
+
+
+class HolderKind(IntEnum):
+    """Kinds of references that keep the storage of a tensor alive."""
+
+    VARIABLE = 0
+    ATTRIBUTE = 1
+    CONTAINER = 2
+    CLOSURE = 3
+    HOOK = 4
+    AUTOGRAD_GRAPH = 5
+    EXCEPTION = 6
+    NOTEBOOK_OUTPUT = 7
+    UNCOLLECTED_CYCLE = 8
+    OUTSIDE_PYTHON = 9
+
+    @property
+    def label(self) -> str:
+        return self.name.lower().replace("_", " ")
+
+
 _TYPES = {"Bools": np.bool_, "Bytes1": np.uint8, "Ints4": np.int32, "Ints8": np.int64}
 
 
@@ -246,6 +269,23 @@ class Labels(Columns):
 
 
 @dataclass(frozen=True, eq=False)
+class Holders(Columns):
+    """Holders of allocations at marked moments, in order of moments; a row for each new or changed holder."""
+
+    event: Ints8
+    """How many events came before the moment."""
+    address: Ints8
+    kind: Bytes1
+    """A HolderKind."""
+    owner: Ints4
+    """Text by which holders are grouped: a variable of the program, such as `losses`."""
+    chain: Ints4
+    """Text of the path from the variable to the tensor."""
+    place: Ints4
+    """Text of the line that stores it, such as `train.py:41`; empty where none is known."""
+
+
+@dataclass(frozen=True, eq=False)
 class Purposes(Columns):
     """Inferred purpose of each event's tensor, or of each final block's."""
 
@@ -290,6 +330,7 @@ class DeviceTrace:
     event_labels: Labels | None = None
     block_labels: Labels | None = None
     taken_over: TakenOver | None = None
+    holders: Holders | None = None
     is_timed: bool = True
     """False where no clock ran: the times of a prediction count its events, and say nothing but their order."""
 

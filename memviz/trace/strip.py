@@ -21,7 +21,7 @@ from dataclasses import replace
 import numpy as np
 
 from memviz.trace.intern import Interner
-from memviz.trace.model import DeviceTrace, Ints4, Labels, Trace
+from memviz.trace.model import DeviceTrace, Holders, Ints4, Labels, Trace
 
 _KEPT_FROM = re.compile(
     r"(?:^|/)((?:site-packages|dist-packages|lib/python3\.[0-9]+|Lib|pytorch/torch|torch|torch_compile_debug)/.*"
@@ -137,16 +137,24 @@ def _kept_texts(trace: Trace, interner: Interner) -> Ints4:
     used = [device.annotations.name for device in trace.devices]
     used += [column for device in trace.devices for column in (device.events.context, device.events.metadata)]
     used += [label.module for device in trace.devices for label in device.labels]
+    holders = [device.holders for device in trace.devices if device.holders is not None]
+    texts = [column for rows in holders for column in (rows.owner, rows.chain, rows.place)]
+    used += texts
+    with_paths = {code for column in texts for code in np.unique(column).tolist()}
     table = np.zeros(len(trace.strings), dtype=np.int32)
     for code in np.unique(np.concatenate(used)).tolist():
-        table[code] = interner.string(trace.strings[code])
+        text = trace.strings[code]
+        table[code] = interner.string(_without_folders(text) if code in with_paths else text)
     for name in trace.other_actions:
         interner.string(name)
     return table
 
 
 def _device(device: DeviceTrace, stacks: Ints4, texts: Ints4) -> DeviceTrace:
-    events, annotations = device.events, device.annotations
+    events, annotations, holders = device.events, device.annotations, device.holders
+
+    def renumbered(rows: Holders) -> Holders:
+        return replace(rows, owner=texts[rows.owner], chain=texts[rows.chain], place=texts[rows.place])
 
     def relabelled(labels: Labels | None) -> Labels | None:
         return None if labels is None else replace(labels, module=texts[labels.module])
@@ -165,6 +173,7 @@ def _device(device: DeviceTrace, stacks: Ints4, texts: Ints4) -> DeviceTrace:
         annotations=replace(annotations, name=texts[annotations.name]),
         event_labels=relabelled(device.event_labels),
         block_labels=relabelled(device.block_labels),
+        holders=None if holders is None else renumbered(holders),
     )
 
 

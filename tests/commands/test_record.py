@@ -241,6 +241,34 @@ finally:
     assert trace.devices[0].blocks.requested.sum() == 40 * MiB
 
 
+@pytest.mark.parametrize("options", [(), ("--holders",)])
+def test_what_keeps_tensors_is_in_the_file_where_it_was_asked_for_or_memory_ran_out(tmp_path, options):
+    body = """
+import torch
+from tests.runner.torch_storages import watching_torch
+class Cache:
+    def __init__(self):
+        with watching_torch(GPU):
+            self.last = torch.ones(1024)
+cache = Cache()
+try:
+    GPU.malloc(60 << 20)
+except MemoryError:
+    pass
+except RuntimeError:
+    pass
+GPU.malloc(1000)
+"""
+    done = record(tmp_path, body, *options)
+    assert done.returncode == 0, done.stderr
+    assert names(tmp_path) == ["run.oom.pickle", "run.pickle"]
+    for name in names(tmp_path):
+        trace = load_trace(tmp_path / name)
+        rows = trace.devices[0].holders
+        found = set() if rows is None else {trace.strings[code] for code in rows.chain}
+        assert ("cache.last (global)" in found) == (bool(options) or "oom" in name), (name, found)
+
+
 @pytest.fixture
 def waiting(tmp_path: Path) -> Any:
     """Starts a script and gives its process as soon as the script waits."""

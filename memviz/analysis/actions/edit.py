@@ -149,6 +149,7 @@ def apply_edit(trace: Trace, device: DeviceTrace, edit: Edit) -> Trace:
         event_labels=_labels(device.event_labels, entries),
         blocks=_blocks(device, rows, sizes, edit),
         taken_over=_edit_purposes(inferred_purposes(trace, device), entries, edit.again_as),
+        holders=None,
     )
     return replace(trace, devices=(changed,))
 

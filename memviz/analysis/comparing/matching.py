@@ -103,6 +103,10 @@ def _group_keys(trace: Trace, device: DeviceTrace, by: str) -> Numbered:
     return np.searchsorted(codes, keyed.codes), [MatchKey(*keyed.name(int(code))) for code in codes]
 
 
+def has_holders(side: Pair) -> bool:
+    return side[1].holders is not None
+
+
 def has_modules(side: Pair) -> bool:
     modules = label_of_rows(side[1], "module")
     return modules is not None and bool(modules.any())
@@ -290,4 +294,4 @@ _BY_STACK: dict[str, Callable[[Sequence[Pair]], list[Numbered]]] = {
     "stack": _match_stacks,
 }
 """Matched for each stack, however many rows share it."""
-GROUPINGS = (*_BY_STACK, "category", "module", "phase", "annotation", "stream", "pool", "size")
+GROUPINGS = (*_BY_STACK, "category", "module", "holder", "phase", "annotation", "stream", "pool", "size")

@@ -33,6 +33,10 @@ class FindingKind(StrEnum):
     LARGE_TEMPORARY = "large_temporary"
     PRIVATE_POOLS = "private_pools"
     WAITING_FREES = "waiting_frees"
+    KEPT_BY_LIST = "kept_by_growing_list"
+    KEPT_BY_GRAPH = "kept_by_autograd_graph"
+    KEPT_BY_EXCEPTION = "kept_by_exception"
+    WAITS_FOR_COLLECTION = "waits_for_collection"
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +53,10 @@ class Finding:
     site: str = ""
     """Site of most of it; empty without a recorded stack or a single site."""
     certainty: Certainty = Certainty.SURE
+    holder: str = ""
+    """Variable that keeps most of it, where holders were recorded."""
+    line: str = ""
+    """Line of the program that stores it there, such as `train.py:41`."""
     number: int = 1
     """Among those of its kind, the largest first."""
 

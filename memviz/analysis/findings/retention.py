@@ -1,4 +1,5 @@
-"""Findings about tensors that live too long: growth over steps, results and gradients kept into the next forward."""
+"""Findings about tensors that live too long: growth over steps, results and gradients kept into the next forward, and
+what holds them where the run recorded that."""
 
 from __future__ import annotations
 
@@ -9,14 +10,15 @@ import numpy as np
 
 from memviz.analysis.annotations import ended_steps
 from memviz.analysis.callstacks.sites import Site
-from memviz.analysis.findings.finding import NOTICEABLE, Facts, Finding, FindingKind, site_name
+from memviz.analysis.findings.finding import NOTICEABLE, Facts, Finding, FindingKind, short_label, site_name
+from memviz.analysis.holders import held_rows, held_until, holder_rows
 from memviz.analysis.lifetimes import BEFORE
 from memviz.analysis.purpose.activity import Activity
 from memviz.analysis.purpose.phases import PhaseSpan, activity_of_rows, step_name
 from memviz.analysis.purpose.reasons import Certainty
 from memviz.analysis.sums import sum_by
-from memviz.trace.model import NO_STACK, Action, Category, Ints8
-from memviz.units import bytes_text, count_text
+from memviz.trace.model import GRAPH_SUFFIX, NO_STACK, Action, Category, HolderKind, Holders, Ints8
+from memviz.units import bytes_text, count_text, counted
 
 # Bytes that grow with every step: a leak, or something that is collected on purpose.
 
@@ -45,16 +47,21 @@ def growing(facts: Facts) -> Iterator[Finding]:
             origin = f" is made in forwards at {count_text(len(growth.sites))} places{site_text} and"
         least, most = int(growth.bytes.min()), int(growth.bytes.max())
         each_step = f"{'' if least == most else f'{bytes_text(least)} to '}{bytes_text(most)} each step"
+        holder, line = _last_holder(facts, growth.added)
+        keeper = (
+            f"{holder} keeps it{_at(line)}" if holder else "look for a list, a cache or a sum of losses that keeps it"
+        )
         yield Finding(
             FindingKind.GROWING,
             int(growth.bytes.sum()),
             f"What{origin} lives on grows by {each_step}: {bytes_text(int(growth.bytes.sum()))} in "
             f"{count_text(len(growth.bytes))} steps.",
-            "If it is not meant to be collected, look for a list, a cache or a sum of losses that keeps it: "
-            ".item() or .detach() lets go of what hangs on it.",
+            f"If it is not meant to be collected, {keeper}: .item() or .detach() lets go of what hangs on it.",
             growth.added,
             int(moments[-1]),
             site,
+            holder=holder,
+            line=line,
         )
 
 
@@ -154,7 +161,9 @@ def kept_too_long(facts: Facts) -> Iterator[Finding]:
         if places > 1:
             by = f" at {count_text(places)} places{f', mostly {who},' if who else ''}"
         rows = np.sort(np.concatenate(groups))
-        remedy = f"If nothing reads it there, delete it (del) before the {following}."
+        holder, line = _last_holder(facts, rows)
+        stored = f"; {line} stores it" if line else ""
+        remedy = f"If nothing reads it there, delete {holder or 'it'} (del) before the {following}{stored}."
         if places >= _GRAPH:
             remedy = (
                 f"Probably one output or loss holds its whole graph: delete (del) or detach it before the {following}."
@@ -169,7 +178,24 @@ def kept_too_long(facts: Facts) -> Iterator[Finding]:
             facts.forwards[step + 1].first,
             who,
             facts.certainty(rows),
+            holder=holder,
+            line=line,
         )
+
+
+def _last_holder(facts: Facts, rows: Ints8) -> tuple[str, str]:
+    """Return the variable that kept most of these bytes when that was recorded last, and its line; empty if unknown."""
+    holders = facts.device.holders
+    if holders is None:
+        return "", ""
+    at = holder_rows(facts.device)[rows]
+    at = at[at >= 0]
+    at = at[holders.kind[at] < HolderKind.UNCOLLECTED_CYCLE]
+    owners, code = np.unique(holders.owner[at], return_inverse=True)
+    total = sum_by(code, facts.rows.size[held_rows(facts.device)[at]], len(owners))
+    if 2 * int(total.max(initial=0)) <= int(facts.rows.size[rows].sum()):
+        return "", ""
+    return _owner_and_line(facts, holders, at[code == int(total.argmax())])
 
 
 def _causes(facts: Facts, late: Ints8) -> dict[Site, list[Ints8]]:
@@ -260,3 +286,147 @@ def _live_until_middle(spans: Sequence[PhaseSpan], start: Ints8, end: Ints8, siz
 
 def _middle(span: PhaseSpan) -> int:
     return (span.first + span.last) // 2
+
+
+# Holders that a run recorded: what grows at its moments, outlives an optimizer step, or waits for Python.
+
+_MOST_OWNERS = 200
+"""Holders with the most bytes; the others are not looked at."""
+_FEWEST_RISES = 2
+_MEANT_TO_STAY = (
+    Category.PARAMETER, Category.GRADIENT, Category.OPTIMIZER_STATE, Category.KV_CACHE, Category.WORKSPACE,
+)  # fmt: skip
+
+
+def held(facts: Facts) -> Iterator[Finding]:
+    holders = facts.device.holders
+    if holders is None or not facts.count:
+        return
+    found = held_rows(facts.device) >= 0
+    known = np.flatnonzero(found)
+    known = known[~facts.has_purpose(*_MEANT_TO_STAY)[held_rows(facts.device)[known]]]
+    # At its end a program lets go of everything: what waits there does no harm, unless memory ran out.
+    was_running = (holders.event[known] < holders.event.max()) | np.isin(holders.event[known] - 1, facts.failed_events)
+    for kind in (HolderKind.EXCEPTION, HolderKind.UNCOLLECTED_CYCLE):
+        yield from _held_by_python(facts, holders, known[was_running & (holders.kind[known] == kind)])
+    known = known[holders.kind[known] < HolderKind.EXCEPTION]
+    for part in _by_owner(facts, holders, known):
+        growth = _growth_of(facts, holders, part)
+        if growth is not None:
+            yield _growing_holder(facts, holders, part, *growth)
+        elif holders.kind[part[0]] == HolderKind.AUTOGRAD_GRAPH:
+            yield from _retained_graph(facts, holders, part)
+
+
+def _by_owner(facts: Facts, holders: Holders, known: Ints8) -> Iterator[Ints8]:
+    """Split rows of holders by their owner, those with the most bytes first."""
+    owners, code = np.unique(holders.owner[known], return_inverse=True)
+    total = sum_by(code, facts.rows.size[held_rows(facts.device)[known]], len(owners))
+    order = np.argsort(code, kind="stable")
+    bounds = np.searchsorted(code[order], np.arange(len(owners) + 1))
+    for owner in np.argsort(-total, kind="stable")[:_MOST_OWNERS].tolist():
+        if total[owner] >= _least(facts):
+            yield known[order[bounds[owner] : bounds[owner + 1]]]
+
+
+def _growth_of(facts: Facts, holders: Holders, part: Ints8) -> tuple[Ints8, Ints8] | None:
+    """Return how much a holder's bytes rise up to their highest, and at which moments; None unless they only rise."""
+    moments = np.unique(holders.event)
+    size, until = facts.rows.size[held_rows(facts.device)[part]], held_until(facts.device)[part]
+    first, past = np.searchsorted(moments, holders.event[part]), np.searchsorted(moments, until)
+    change = sum_by(first, size, len(moments) + 1) - sum_by(past, size, len(moments) + 1)
+    live, begin = np.cumsum(change)[:-1], int(first.min())
+    rises = np.diff(live[begin : int(live.argmax()) + 1])
+    if (rises < 0).any() or int((rises > 0).sum()) < _FEWEST_RISES or int(rises.sum()) < _least(facts):
+        return None
+    return rises[rises > 0], moments[begin + 1 + np.flatnonzero(rises > 0)]
+
+
+def _growing_holder(facts: Facts, holders: Holders, part: Ints8, rises: Ints8, moments: Ints8) -> Finding:
+    owner, line = _owner_and_line(facts, holders, part)
+    least, most, total = int(rises.min()), int(rises.max()), int(rises.sum())
+    each = f"{'' if least == most else f'{bytes_text(least)} to '}{bytes_text(most)}"
+    steps = np.searchsorted([span.first for span in facts.forwards], moments)
+    when = f"each step: {bytes_text(total)} in {counted(len(rises), 'step')}"
+    if (np.diff(steps) != 1).any():
+        when = f"at {counted(len(rises), 'moment')} of the program: {bytes_text(total)} in all"
+    is_graph = holders.kind[part[0]] == HolderKind.AUTOGRAD_GRAPH
+    remedy = f"If it is not meant to be collected, keep less of it or move it to the host (.cpu()){_at(line)}."
+    if is_graph:
+        remedy = f"Keep .item() or .detach() instead{_at(line)}: a loss or an output keeps all that its backward needs."
+    return Finding(
+        FindingKind.KEPT_BY_GRAPH if is_graph else FindingKind.KEPT_BY_LIST,
+        total,
+        f"{f'The autograd graph of {owner}' if is_graph else owner} grows by {each} {when}.",
+        remedy,
+        np.unique(held_rows(facts.device)[part]),
+        int(holders.event[part].max()) - 1,
+        holder=owner,
+        line=line,
+    )
+
+
+def _retained_graph(facts: Facts, holders: Holders, part: Ints8) -> Iterator[Finding]:
+    """Saved tensors that are live at a moment after the next forward, and that no backward frees."""
+    row, until = held_rows(facts.device)[part], held_until(facts.device)[part]
+    backwards = [span for span in facts.phases.spans if span.doing == Activity.BACKWARD]
+    first, last = (np.array([getattr(span, name) for span in backwards], np.int64) for name in ("first", "last"))
+    within = np.searchsorted(first, facts.rows.free_requested[row], side="right") - 1
+    is_used = (within >= 0) & (facts.rows.free_requested[row] <= np.append(last, -1)[within])
+    # A name that the next forward binds again is what `kept_too_long` reports.
+    begins = np.array([span.first for span in facts.forwards], dtype=np.int64)
+    next_forward = np.append(begins, facts.count)[np.searchsorted(begins, holders.event[part])]
+    moments = np.unique(holders.event)
+    next_moment = np.append(moments, facts.count + 1)[np.searchsorted(moments, next_forward + 1)]
+    kept = np.flatnonzero((until > next_moment) & ~is_used)
+    if not len(kept):
+        return
+    rows = np.unique(row[kept])
+    size, event = facts.most_together(rows)
+    if size < facts.noticeable_bytes:
+        return
+    owner, line = _owner_and_line(facts, holders, part[kept])
+    yield Finding(
+        FindingKind.KEPT_BY_GRAPH,
+        size,
+        f"{bytes_text(size)} that were saved for a backward are live after the next forward: "
+        f"the autograd graph of {owner} keeps them.",
+        f"Delete (del) it after its backward, or keep .detach() or .item() of it{_at(line)}.",
+        rows,
+        event,
+        holder=owner,
+        line=line,
+    )
+
+
+def _held_by_python(facts: Facts, holders: Holders, part: Ints8) -> Iterator[Finding]:
+    """Tensors that an exception's traceback keeps, or a cycle of objects that Python has not collected yet."""
+    for of_owner in _by_owner(facts, holders, part):
+        rows = np.unique(held_rows(facts.device)[of_owner])
+        size, event = facts.most_together(rows)
+        if size < facts.noticeable_bytes:
+            continue
+        owner, line = _owner_and_line(facts, holders, of_owner)
+        if holders.kind[of_owner[0]] == HolderKind.EXCEPTION:
+            kind, sentence = FindingKind.KEPT_BY_EXCEPTION, f"are kept by the traceback of the exception {owner}"
+            remedy = f"Delete (del) the exception once it is handled, or keep str() of it{_at(line)}."
+        else:
+            kind, sentence = FindingKind.WAITS_FOR_COLLECTION, "wait for garbage collection: no variable leads to them"
+            remedy = (
+                f"Objects refer to one another in a cycle{_at(line)}: break it, or call gc.collect() after their use."
+            )
+        yield Finding(kind, size, f"{bytes_text(size)} {sentence}.", remedy, rows, event, holder=owner, line=line)
+
+
+def _owner_and_line(facts: Facts, holders: Holders, part: Ints8) -> tuple[str, str]:
+    """Return the owner, and the line that stores most of these bytes."""
+    size = facts.rows.size[held_rows(facts.device)[part]]
+    places, code = np.unique(holders.place[part], return_inverse=True)
+    place = places[int(sum_by(code, size, len(places)).argmax())]
+    strings = facts.trace.strings
+    owner = strings[holders.owner[part[0]]].removesuffix(GRAPH_SUFFIX)
+    return short_label(owner), short_label(strings[place])
+
+
+def _at(line: str) -> str:
+    return f" ({line})" if line else ""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from memviz.trace.model import (
     Category,
     DeviceTrace,
     Events,
+    HolderKind,
+    Holders,
     Ints8,
     Labels,
     Phase,
@@ -102,6 +105,21 @@ class TensorSeen:
 
 
 @dataclass(frozen=True)
+class HolderSeen:
+    """A holder of the storage at an address, at one moment."""
+
+    counts: Counts | None
+    address: int
+    kind: HolderKind
+    owner: str
+    chain: str
+    place: str
+
+
+_MOST_HOLDERS = 1_000_000
+
+
+@dataclass(frozen=True)
 class AnnotationEnd:
     counts: Counts
     time_us: int
@@ -116,6 +134,11 @@ class Log:
     marks: list[Mark] = field(default_factory=list)
     tensors_seen: list[TensorSeen] = field(default_factory=list)
     annotations: list[AnnotationEnd] = field(default_factory=list)
+    holders: list[HolderSeen] = field(default_factory=list)
+    holder_seconds: float = 60.0
+    """Time left for finding holders: a program that tries sizes until one fits runs out of memory many times."""
+    annotated: Callable[[str, Stage], None] = field(default=lambda name, stage: None)
+    """Called after each begin and end of an annotation."""
     phase: Phase = Phase.UNKNOWN
     _modules: list[str] = field(default_factory=list)
     _span: int = 0
@@ -152,6 +175,12 @@ class Log:
     def see(self, address: int, category: Category, module: str, counts: Counts | None) -> None:
         self.tensors_seen.append(TensorSeen(counts, address, category, module))
 
+    def hold(self, holders: Mapping[int, Any]) -> None:
+        """Keep the holder of each address at this moment."""
+        counts = self.counts()
+        for address, holder in islice(holders.items(), max(_MOST_HOLDERS - len(self.holders), 0)):
+            self.holders.append(HolderSeen(counts, address, holder.kind, holder.owner, holder.chain, holder.place))
+
     def _turn_to(self, phase: Phase) -> None:
         if phase != self.phase:
             self.phase = phase
@@ -169,6 +198,7 @@ class Log:
         counts = self.counts()
         if counts is not None:
             self.annotations.append(AnnotationEnd(counts, self.clock_us(), name, stage))
+        self.annotated(name, stage)
 
 
 _LAST_WORD = (Category.OUTPUT, Category.INPUT, Category.OPTIMIZER_STATE, Category.GRADIENT, Category.PARAMETER)
@@ -213,7 +243,28 @@ def _with_labels(device: DeviceTrace, log: Log, end: Counts | None, names: _Name
         annotations=_annotations(device, log, end, names),
         event_labels=Labels(labels.category, labels.module, labels.phase),
         block_labels=labels.of_blocks(),
+        holders=_holders(log.holders, events, end, names),
     )
+
+
+def _holders(seen: Sequence[HolderSeen], events: Events, end: Counts | None, names: _Names) -> Holders | None:
+    """Holders by how many events came before each moment; without counts only those of the last, at the end."""
+    if end is None or any(holder.counts is None for holder in seen):
+        entries = [holder for holder in seen if holder.counts == seen[-1].counts]
+        at = np.full(len(entries), len(events), dtype=np.int64)
+    else:
+        moments = [holder.counts for holder in seen if holder.counts is not None]
+        part = comparable(moments, end)
+        entries, at = list(seen[part]), event_indices(events, end, moments[part])
+    if not entries:
+        return None
+    order = np.argsort(at, kind="stable")
+    rows = [
+        (at[row], one.address, one.kind, names(one.owner), names(one.chain), names(one.place))
+        for row in order.tolist()
+        for one in (entries[row],)
+    ]
+    return Holders.typed(*zip(*rows, strict=True))
 
 
 def _placed(tensors_seen: Sequence[TensorSeen], events: Events, end: Counts | None) -> tuple[list[TensorSeen], Ints8]:

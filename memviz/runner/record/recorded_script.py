@@ -29,6 +29,7 @@ from memviz.runner.record.log import Log
 from memviz.runner.record.memory_history import HistorySnapshot, RecordedHistory, StackKind
 from memviz.runner.record.recording import (
     free_path,
+    note_holders,
     notes_of,
     trace_of_snapshot,
     with_labels,
@@ -291,6 +292,8 @@ class RecordOptions:
     mesh: str = ""
     profile: bool = False
     """Run torch's profiler too."""
+    holders: bool = False
+    """Find what keeps each tensor in every file, not only in one of memory that ran out."""
 
 
 def record_script(script: Script, options: RecordOptions, accelerator: Accelerator | None = None) -> int:
@@ -305,7 +308,9 @@ def record_script(script: Script, options: RecordOptions, accelerator: Accelerat
     profile = None
     if options.profile:
         profile = Profile(free_path(profile_path(path), overwrite=options.overwrite), _say)
-    writer = _RecordingWriter(history, path, script.name, position, is_wanted=is_wanted, profile=profile)
+    writer = _RecordingWriter(
+        history, path, script.name, position, is_wanted=is_wanted, profile=profile, holders=options.holders
+    )
     signals = Signals(writer.answers(), writer.in_main)
     accelerator.when_used(writer.start)
     signals.open()
@@ -383,6 +388,7 @@ class _RecordingWriter:
     is_wanted: bool
     """Its end, where it does not fail."""
     profile: Profile | None = None
+    holders: bool = False
     is_profiled: bool = False
     lock: Any = field(default_factory=threading.RLock)
     signals: int = 0
@@ -441,7 +447,7 @@ class _RecordingWriter:
             if self.out_of_memory > _MOST_OUT_OF_MEMORY:
                 return
             path = sibling_path(self.path, OUT_OF_MEMORY)
-            if self._keep(path, lambda: snapshot, "as memory ran out"):
+            if self._keep(path, lambda: snapshot, "as memory ran out", with_holders=True):
                 self.oom_path = path
 
     def finish(self, error: BaseException | None) -> bool:
@@ -480,13 +486,24 @@ class _RecordingWriter:
             return f"There is nothing to record. {error}"
         return f"{self.script} never used the GPU, so there is nothing to record."
 
-    def _keep(self, path: Path, take: Callable[[], HistorySnapshot], when: str, *, look_round: bool = True) -> bool:
+    def _keep(
+        self,
+        path: Path,
+        take: Callable[[], HistorySnapshot],
+        when: str,
+        *,
+        look_round: bool = True,
+        with_holders: bool = False,
+    ) -> bool:
         if not self.history.is_on:
             _say("Nothing is recorded yet, so nothing is written.")
             return False
         try:
             snapshot = take()
-            write_snapshot(path, self._with_labels(snapshot, path.name) if look_round else snapshot.snapshot)
+            found = snapshot.snapshot
+            if look_round:
+                found = self._with_labels(snapshot, path.name, with_holders=with_holders or self.holders)
+            write_snapshot(path, found)
         except Exception as error:
             _say(f"Nothing is written. {error}")
             return False
@@ -496,7 +513,7 @@ class _RecordingWriter:
             _say(f"{note.text} {note.remedy}")
         return True
 
-    def _with_labels(self, snapshot: HistorySnapshot, source: str) -> dict[str, Any]:
+    def _with_labels(self, snapshot: HistorySnapshot, source: str, *, with_holders: bool) -> dict[str, Any]:
         """The snapshot with labels; as torch gave it where these fail, so that the recording is not lost."""
         log = Log(lambda: None)
         facts = {"script": self.script}
@@ -511,6 +528,8 @@ class _RecordingWriter:
                 # Another thread may change what is looked at; then what was seen until then is used.
                 with suppress(RuntimeError):
                     see_everything_alive(log, self.history.accelerator.kind)
+                if with_holders:
+                    note_holders(log, self.history.accelerator.kind)
             quick = replace(snapshot, snapshot=without_stacks(snapshot.snapshot))
             trace = trace_of_snapshot(self.history, quick, log, None, facts=facts, source=source)
             return with_labels(snapshot.snapshot, trace)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -71,7 +73,13 @@ class Recording:
     """One memory history with its log. `trace` is set at its end."""
 
     def __init__(
-        self, history: RecordedHistory, device: int, facts: Mapping[str, str], *, follow_phases: bool = True
+        self,
+        history: RecordedHistory,
+        device: int,
+        facts: Mapping[str, str],
+        *,
+        follow_phases: bool = True,
+        holders: bool = False,
     ) -> None:
         from memviz.runner.record.model_hooks import ModelHooks
 
@@ -82,7 +90,9 @@ class Recording:
         self.log = Log(history.counts) if clock_us is None else Log(history.counts, clock_us)
         self.hooks = ModelHooks(self.log, history.accelerator.kind, follow_phases=follow_phases, failed=history.failed)
         self.trace: Trace | None = None
-        history.when_out_of_memory = lambda _: self.hooks.see_all()
+        self.log.annotated = self._annotated
+        self._notes_holders = holders
+        history.when_out_of_memory = lambda _: self.ran_out()
 
     def label(self, model: nn.Module | None = None, optimizer: Optimizer | None = None) -> None:
         """For a model or an optimizer that is made only within the recording."""
@@ -95,6 +105,28 @@ class Recording:
         """Names a stretch of the program; 'forward', 'backward' and 'optimizer step' are phases of training."""
         return self.log.during(name)
 
+    def mark(self, name: str) -> None:
+        with self.log.during(name):
+            pass
+        if self._notes_holders:
+            self.note_holders()
+
+    def ran_out(self) -> None:
+        """Look at all that the failing allocation found live, before its error lets go of it."""
+        self.hooks.see_all()
+        self.note_holders()
+
+    def note_holders(self) -> None:
+        """Note which variable, container or autograd graph keeps each tensor alive."""
+        note_holders(self.log, self.history.accelerator.kind)
+
+    def _annotated(self, name: str, stage: Stage) -> None:
+        if self._notes_holders:
+            from memviz.predictor.holders import MOMENTS
+
+            if (name, stage) in MOMENTS:
+                self.note_holders()
+
     def take(self, source: str = "") -> tuple[HistorySnapshot, Trace]:
         self.look()
         return self._read(self.history.take_last(), source)
@@ -105,6 +137,9 @@ class Recording:
             # Without counts earlier tensors cannot be placed in time, only those that are live now.
             self.log.tensors_seen.clear()
         self.hooks.see_all()
+        # When memory ran out holders were noted already, before the error let go of them.
+        if self._notes_holders and not self.history.ended_out_of_memory():
+            self.note_holders()
 
     def finish(self, source: str = "") -> tuple[HistorySnapshot, Trace]:
         """Take the last snapshot and switch the history off, after a last look."""
@@ -135,8 +170,51 @@ class Unrecorded(Recording):
     def phase(self, name: str) -> AbstractContextManager[None]:
         return nullcontext()
 
+    def mark(self, name: str) -> None:
+        pass
+
     def take(self, source: str = "") -> tuple[HistorySnapshot, Trace]:
         raise UsageError("Nothing was taken: this recording is off.")
+
+
+def note_holders(log: Log, kind: str) -> None:
+    """Note what keeps each tensor of an accelerator alive, as far as that is found in two seconds."""
+    from memviz.predictor.holders import MOST_SECONDS, find_holders
+    from memviz.runner.record.model_hooks import addresses
+
+    device = _predicted_device()
+
+    def storage_of(tensor: Any) -> int | None:
+        try:
+            return next(addresses(tensor, kind), None) if device is None else device.address_of(tensor)
+        except Exception:
+            # A subclass may have no storage, and say so in its own way.
+            return None
+
+    if log.holder_seconds > 0:
+        begun = time.monotonic()
+        log.hold(find_holders(None, storage_of, seconds=min(MOST_SECONDS, log.holder_seconds)))
+        log.holder_seconds -= time.monotonic() - begun
+
+
+_open: list[Recording] = []
+
+
+def _predicted_device() -> Any:
+    predictor = sys.modules.get("memviz.predictor.device")
+    return None if predictor is None else predictor.PredictedDevice.in_use
+
+
+def mark(name: str) -> None:
+    """Name a moment of the program, such as `memviz.mark("after eval")`.
+
+    It is an annotation of the recording or prediction that is on. Where that has `holders=True`, what keeps each tensor
+    is noted as well. Without either it does nothing.
+    """
+    if (device := _predicted_device()) is not None:
+        device.mark(name)
+    for recording in _open:
+        recording.mark(name)
 
 
 def trace_of_snapshot(
@@ -178,6 +256,7 @@ def recording(
     overwrite: bool = False,
     accelerator: Accelerator | None = None,
     enabled: bool = True,
+    holders: bool = False,
 ) -> Iterator[Recording]:
     """Records what happens inside, and writes it when that ends, an error included.
 
@@ -191,6 +270,9 @@ def recording(
         overwrite: Whether a file that is there already may be replaced.
         accelerator: For programs that bring their own.
         enabled: False does nothing and needs nothing, so that a switch of the program's may stand here.
+        holders: Note which variable, container or autograd graph keeps each tensor: where each backward begins, after
+            each optimizer step, at each `memviz.mark` and at the end, for two seconds at most each time. Where memory
+            runs out that is noted in any case.
 
     Raises:
         UsageError: There is no GPU, a recording is on already, or the file cannot be written.
@@ -203,9 +285,10 @@ def recording(
     accelerator.wake()
     index = int(accelerator.api.current_device()) if device is None else device
     history = RecordedHistory(accelerator, stacks=stacks, max_entries=max_entries, device=index)
-    done = Recording(history, index, facts={})
+    done = Recording(history, index, facts={}, holders=holders)
     try:
         history.start()
+        _open.append(done)
         done.label(model, optimizer)
         try:
             yield done
@@ -214,6 +297,7 @@ def recording(
             raise
         _finish(done, target)
     finally:
+        _open[:] = [one for one in _open if one is not done]
         done.end()
 
 

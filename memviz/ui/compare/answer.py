@@ -16,7 +16,7 @@ from memviz.analysis.comparing.changes import (
     scores,
     setting_differences,
 )
-from memviz.analysis.comparing.matching import has_modules
+from memviz.analysis.comparing.matching import has_holders, has_modules
 from memviz.analysis.lifetimes import has_times
 from memviz.figures.colouring import colouring
 from memviz.results.comparison import comparison_headline
@@ -156,6 +156,7 @@ class TabComparison:
             tuple(side.key for side in self.sides),
             why_by=_CATEGORY_FIRST if chosen_for_them else "",
             has_modules=any(has_modules(side.pair) for side in self.sides),
+            has_holders=any(has_holders(side.pair) for side in self.sides),
         )
         return waterfall_html(fall, around)
 

@@ -12,7 +12,7 @@ from memviz.ui.payloads.timelines import LinkedTrace
 from memviz.ui.shell.session import Context, Opened, Session, find_by_link, link_name, timeline_key
 
 LETTERS = "ABCDEFGH"
-GROUPINGS = ("site", "category", "module", "stack")
+GROUPINGS = ("site", "category", "module", "stack", "holder")
 """Groupings that the page offers."""
 COLOURS = ("category", "site", "module")
 """Groupings by which the timelines can be coloured: those that match between traces."""

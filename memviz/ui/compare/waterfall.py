@@ -21,14 +21,15 @@ from memviz.units import bytes_text, count_text, delta_text
 FEW_ROWS = 8
 MOST_ROWS = 200
 _LONGEST_KEY = 2000
-_CHOICES = {"site": "Site", "category": "Category", "module": "Module", "stack": "Stack"}
+_CHOICES = {"site": "Site", "category": "Category", "module": "Module", "stack": "Stack", "holder": "Holder"}
 _FIRST_HEAD = {
     "site": "Site and operator",
     "category": "Category",
     "module": "Module",
     "stack": "Stack, innermost first",
+    "holder": "Holder",
 }
-_MANY = {"site": "sites", "category": "categories", "module": "modules", "stack": "stacks"}
+_MANY = {"site": "sites", "category": "categories", "module": "modules", "stack": "stacks", "holder": "holders"}
 _NEAR = 45.0
 """In hundredths of the bars' width: two labels closer than this overlap."""
 
@@ -109,6 +110,7 @@ class Surroundings:
     why_by: str = ""
     """Why this grouping was chosen for the visitor, if it was."""
     has_modules: bool = True
+    has_holders: bool = False
 
 
 def waterfall_html(fall: Waterfall, around: Surroundings) -> Html:
@@ -148,12 +150,13 @@ def _title(fall: Waterfall, letter: str, around: Surroundings) -> Html:
     verb = "row adds" if count == 1 else "rows add"
     text = f"{count_text(count)} {verb} up to {_exact_change(fall.delta)}, to the byte"
     why = {} if around.has_modules else NO_MODULES
+    choices = {by: label for by, label in _CHOICES.items() if by != "holder" or around.has_holders}
     return tag(
         "div",
         tag("h2", f"From peak A to peak {letter}"),
         tag("span", text, class_="mv-soft"),
         tag("span", around.why_by, class_="mv-why") if around.why_by else "",
-        switch("by", "Rows by", _CHOICES, fall.by, kind="mvt-switch", disabled=why),
+        switch("by", "Rows by", choices, fall.by, kind="mvt-switch", disabled=why),
         class_="mv-falltitle",
     )
 
@@ -197,7 +200,7 @@ def _row(step: WaterfallRow, by: str, scale: _ChangeScale) -> Html:
 
 def _name_button(change: Change, by: str) -> Html:
     thing = change.thing
-    look = "mv-code" if by in ("site", "stack", "module") else None
+    look = "mv-code" if by in ("site", "stack", "module", "holder") else None
     detail = tag("span", cut(thing.detail), class_="mv-code mv-detail") if thing.detail else ""
     words = joined(swatch(change.kind), tag("span", cut(thing.label), class_=look), detail)
     title = f"{cut(thing.label)} {cut(thing.detail)}\nmostly {change.kind}. Click keeps it lit."

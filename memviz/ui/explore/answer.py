@@ -55,7 +55,7 @@ from memviz.ui.explore.live_set import (
     weights_by_count,
     weights_by_lifetime,
 )
-from memviz.ui.explore.state import Chosen, ExploreState, chosen_of
+from memviz.ui.explore.state import Chosen, ExploreState, chosen_of, groupings_of
 from memviz.ui.html.elements import button, facts_html
 from memviz.ui.html.labels import headline_html
 from memviz.ui.payloads.event_rows import list_value
@@ -229,11 +229,14 @@ def _head(view: _View) -> Html:
         return head_html(view.state)
     if view.state.weight == "lifetime":
         weights, measure = weights_by_lifetime(view.device, view.span, view.colours("category"))
-        return head_html(view.state, lifetime_total_html(view.span, weights, measure))
+        return head_html(
+            view.state, lifetime_total_html(view.span, weights, measure), groupings=groupings_of(view.device)
+        )
     rows = live_rows(view.device, view.event)
     live = Total(len(rows), int(lifetimes(view.device).size[rows].sum()))
     moment_text = moment_total_html(view.event, live, of_range=view.during is not None, is_still=view.is_still)
-    return head_html(view.state, moment_text, range_html(view.during) if view.during else Html(""))
+    facts = range_html(view.during) if view.during else Html("")
+    return head_html(view.state, moment_text, facts, groupings_of(view.device))
 
 
 def _live_set(view: _View) -> list[Html]:

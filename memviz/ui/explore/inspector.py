@@ -106,6 +106,10 @@ def _allocation_facts(allocation: Allocation, of_profile: bool) -> Iterable[tupl
         yield "Pool", " · ".join([*pool, f"stream {allocation.stream}"])
     if allocation.module:
         yield "Module", tag("span", cut(allocation.module), class_="mv-code")
+    if (held := allocation.held_by) is not None:
+        stored = f"stored in {cut(held.place)}, " if held.place else ""
+        noted = _secondary(f"{stored}{held.kind.label}, noted after event {count_text(held.event - 1)}")
+        yield "Held by", joined(tag("span", cut(held.chain, _LONGEST_TEXT), class_="mv-code"), noted)
     if allocation.phase is not Phase.UNKNOWN:
         yield "Phase", allocation.phase.name.lower()
     if allocation.metadata:

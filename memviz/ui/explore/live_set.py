@@ -120,19 +120,24 @@ _DIFFER_AT_THE_END = ("module", "line")
 _END = 14
 _LINE_END = 8
 """Letters of a place's end that stay: its line, with some of the file's name."""
-_NAMES = {"site": "Site", "category": "Category", "module": "Module", "line": "Line"}
+_NAMES = {"site": "Site", "category": "Category", "module": "Module", "line": "Line", "holder": "Holder"}
 
 
-def head_html(state: ExploreState, moment: Html | str = "", facts: Html | str = "") -> Html:
+def head_html(
+    state: ExploreState,
+    moment: Html | str = "",
+    facts: Html | str = "",
+    groupings: Mapping[str, str] = GROUPINGS,
+) -> Html:
     """Moment and switch belong to the live set; the other tabs have their own."""
     tabs = []
     for name, label in TABS.items():
         is_selected = "true" if name == state.tab else "false"
         tabs.append(button(label, "tab", None, role="tab", data_value=name, aria_selected=is_selected))
     tab_list = tag("div", *tabs, class_="mv-tabs", role="tablist", aria_label="Views of this moment")
-    groupings = switch("by", "What a row is", GROUPINGS, state.by)
+    rows = switch("by", "What a row is", groupings, state.by)
     weights = switch("weight", "What is counted", WEIGHTS, state.weight)
-    switches = joined(groupings, weights) if state.tab == "live" else ""
+    switches = joined(rows, weights) if state.tab == "live" else ""
     return joined(tag("div", tab_list, moment, switches, class_="mv-head"), facts)
 
 

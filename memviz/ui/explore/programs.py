@@ -93,7 +93,7 @@ def peak(file: str, by: str = "site", top: int = 20) -> dict[str, Any]:
 
     Args:
         file: A snapshot.
-        by: What a row is: site, line, stack, category, module, phase, annotation, stream, pool or size.
+        by: What a row is: site, line, stack, category, module, holder, phase, annotation, stream, pool or size.
         top: How many rows.
     """
     with with_worded_errors():
@@ -108,7 +108,7 @@ def at(file: str, event: int, by: str = "site", top: int = 20) -> dict[str, Any]
     Args:
         file: A snapshot.
         event: Its number; -1 is before the first.
-        by: What a row is: site, line, stack, category, module, phase, annotation, stream, pool or size.
+        by: What a row is: site, line, stack, category, module, holder, phase, annotation, stream, pool or size.
         top: How many rows.
     """
     with with_worded_errors():

@@ -18,7 +18,9 @@ from memviz.trace.model import DeviceTrace
 from memviz.ui.shell.session import Session
 
 TABS = {"live": "Live set", "segments": "Segments", "events": "Events", "never": "Never freed"}
-GROUPINGS = {"stack": "Stack", "site": "Site", "category": "Category", "module": "Module", "line": "Line"}
+GROUPINGS = {
+    "stack": "Stack", "site": "Site", "category": "Category", "module": "Module", "line": "Line", "holder": "Holder",
+}  # fmt: skip
 WEIGHTS = {"bytes": "Bytes", "count": "Count", "lifetime": "Bytes × lifetime"}
 """Weights of an allocation in the tables."""
 SORTS = ("name", "category", "count", "bytes")
@@ -66,6 +68,11 @@ def _integer(value: Any) -> int | None:
 
 def _bounded(value: int, low: int, high: int) -> int:
     return min(max(value, low), high)
+
+
+def groupings_of(device: DeviceTrace) -> dict[str, str]:
+    """Return the groupings that a trace offers; few files have holders."""
+    return {by: label for by, label in GROUPINGS.items() if by != "holder" or device.holders is not None}
 
 
 @dataclass(frozen=True)

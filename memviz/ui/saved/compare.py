@@ -11,7 +11,7 @@ import numpy as np
 
 from memviz.analysis.comparing.align import Alignment, Axis, list_alignments
 from memviz.analysis.comparing.changes import Changes, best_grouping, changes
-from memviz.analysis.comparing.matching import Pair, has_modules, match_allocations
+from memviz.analysis.comparing.matching import Pair, has_holders, has_modules, match_allocations
 from memviz.text import Html
 from memviz.ui.compare.answer import TabComparison, overlay_value
 from memviz.ui.compare.state import GROUPINGS, SORTS, CompareState, Side, changed
@@ -87,7 +87,8 @@ class SavedComparison:
 
 def saved_comparison(sides: tuple[Side, ...], by: str, budget: SizeBudget, *, has_times: bool) -> SavedComparison:
     pairs = [side.pair for side in sides]
-    groupings = tuple(grouping for grouping in GROUPINGS if grouping != "module" or any(map(has_modules, pairs)))
+    needs = {"module": has_modules, "holder": has_holders}
+    groupings = tuple(by for by in GROUPINGS if by not in needs or any(map(needs[by], pairs)))
     choices = _Choices(
         sides,
         by=groupings,

@@ -20,7 +20,7 @@ from memviz.trace.model import Action, DeviceTrace, Trace
 from memviz.ui.explore.answer import ALL, Details, details, verdict_html
 from memviz.ui.explore.findings import findings_html
 from memviz.ui.explore.inspector import stack_html
-from memviz.ui.explore.state import GROUPINGS, ExploreState
+from memviz.ui.explore.state import ExploreState, groupings_of
 from memviz.ui.html.elements import button
 from memviz.ui.payloads.timelines import timeline_value
 from memviz.ui.saved.document import Follow, SavedLinks, SavedPanel, SizeBudget, State, Texts
@@ -84,7 +84,7 @@ def saved_trace(trace: Trace, device: DeviceTrace, name: str, texts: Texts, budg
     panels = views.panels()
     value = timeline_value(trace, device, name)
     start = _SavedView("live", "stack", "", views.moments[0])
-    groupings = ("site", "line", "module") if "modules" in saved.pieces else ("site", "line")
+    groupings = ("site", "line", "holder", *(["module"] if "modules" in saved.pieces else []))
     data = {
         "value": {**value, "has_times": saved.has_times},
         "pieces": saved.pieces,
@@ -123,7 +123,7 @@ class _Views:
     def panels(self) -> dict[str, dict[tuple[str, ...], Html]]:
         """Return the views by the panel's place, then by the state."""
         peak = self.moments[0]
-        views = [_SavedView("live", by, "", at) for at in self.moments for by in GROUPINGS]
+        views = [_SavedView("live", by, "", at) for at in self.moments for by in groupings_of(self.device)]
         views += [_SavedView("live", "stack", path, peak) for path in self.paths]
         html_of = {view: self._drawn(view) for view in views}
         never = self._drawn(_SavedView("never", "site", "", peak))

@@ -111,7 +111,7 @@ def test_without_modules_all_is_one_thing():
 
 
 def test_an_unknown_grouping_is_refused_with_the_choices():
-    with pytest.raises(UsageError, match="site, line, stack, category, module, phase"):
+    with pytest.raises(UsageError, match="site, line, stack, category, module, holder, phase"):
         match_allocations(sides(program()), "colour")
 
 

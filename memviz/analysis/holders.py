@@ -1,0 +1,78 @@
+"""Recorded holders of allocations: the variable, container or autograd graph that kept each alive."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from memviz.analysis.cache import cached
+from memviz.analysis.lifetimes import lifetimes
+from memviz.trace.model import DeviceTrace, HolderKind, Ints8, Trace
+
+
+@dataclass(frozen=True)
+class HeldBy:
+    kind: HolderKind
+    owner: str
+    chain: str
+    place: str
+    """Line of the program that stores it there; empty where none is known."""
+    event: int
+    """How many events came before the moment at which it was noted."""
+
+
+def held_by(trace: Trace, device: DeviceTrace, row: int) -> HeldBy | None:
+    """Return the last recorded holder of a row of `lifetimes`; None if it has none."""
+    at = int(holder_rows(device)[row])
+    if device.holders is None or at < 0:
+        return None
+    holders = device.holders
+    texts = (trace.strings[column[at]] for column in (holders.owner, holders.chain, holders.place))
+    return HeldBy(HolderKind(int(holders.kind[at])), *texts, int(holders.event[at]))
+
+
+@cached
+def holder_rows(device: DeviceTrace) -> Ints8:
+    """Return, for each row of `lifetimes`, the last row of the device's holders that is about it, or -1."""
+    found, holders = np.full(len(lifetimes(device)), -1, dtype=np.int64), device.holders
+    if holders is None:
+        return found
+    row = held_rows(device)
+    # In the order of moments, so the last one stays; but a variable that once had it says more than that none has now.
+    for chosen in (row >= 0, (row >= 0) & (holders.kind < HolderKind.UNCOLLECTED_CYCLE)):
+        found[row[chosen]] = np.flatnonzero(chosen)
+    return found
+
+
+@cached
+def held_rows(device: DeviceTrace) -> Ints8:
+    """Return, for each row of the device's holders, the row of `lifetimes` that it is about, or -1."""
+    rows, holders = lifetimes(device), device.holders
+    if holders is None or not len(rows):
+        return np.full(0 if holders is None else len(holders), -1, dtype=np.int64)
+    # An address is used again and again: the allocation there is the last that began before the moment.
+    order = np.lexsort((rows.start, rows.address))
+    addresses, address_of = np.unique(rows.address, return_inverse=True)
+    width = len(device.events) + 2
+    keys = address_of[order] * width + rows.start[order] + 1
+    known = np.searchsorted(addresses, holders.address)
+    exists = addresses[np.minimum(known, len(addresses) - 1)] == holders.address
+    place = np.searchsorted(keys, known * width + holders.event + 1, side="left") - 1
+    row = order[np.maximum(place, 0)]
+    is_live = (rows.address[row] == holders.address) & (rows.start[row] < holders.event)
+    is_live &= (rows.end[row] >= holders.event) & exists & (place >= 0)
+    return np.where(is_live, row, -1)
+
+
+@cached
+def held_until(device: DeviceTrace) -> Ints8:
+    """Return, for each row of the device's holders, how many events came before its end: a free or another holder."""
+    rows, row, holders = lifetimes(device), held_rows(device), device.holders
+    if holders is None:
+        return row
+    until = np.where(row >= 0, rows.end[row] + 1, holders.event) if len(rows) else holders.event.copy()
+    order = np.lexsort((holders.event, row))
+    is_same = row[order[1:]] == row[order[:-1]]
+    until[order[:-1][is_same]] = holders.event[order[1:][is_same]]
+    return until

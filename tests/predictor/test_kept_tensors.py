@@ -1,0 +1,472 @@
+"""Small programs that keep tensors for longer than they need, as people write them, and what is said of each.
+
+Each is predicted with holders recorded. The line with `# here` is the one to change.
+"""
+
+from __future__ import annotations
+
+import gc
+import linecache
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+from types import ModuleType
+
+import pytest
+
+import memviz
+from memviz.analysis.comparing.changes import changes
+from memviz.analysis.findings.finding import FindingKind
+from memviz.analysis.findings.ranking import findings
+from memviz.trace.model import HolderKind, Trace
+from memviz.ui.compare.waterfall import Surroundings, waterfall, waterfall_html
+
+BEGIN = """
+import contextvars, functools, gc, threading
+import torch
+from torch import nn
+
+model = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 256)).cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+SIZE = 512 * 256 * 4
+
+def batch():
+    return torch.randn(512, 256, device="cuda")
+
+def train(loss):
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@dataclass(frozen=True)
+class Program:
+    source: str
+    kind: HolderKind
+    chain: str
+    """Begin of the chain that is expected; @ is a number."""
+    finding: FindingKind | None = None
+    least: int = 512 * 256 * 4
+    """Bytes that it keeps at least."""
+
+
+LIST, GRAPH = FindingKind.KEPT_BY_LIST, FindingKind.KEPT_BY_GRAPH
+PROGRAMS = {
+    "a list of losses": Program(
+        """
+def main():
+    losses = []
+    for _ in range(5):
+        hidden = model(batch()).exp()
+        loss = hidden.square().mean()
+        train(loss)
+        losses.append((hidden * hidden).sum())  # here
+main()
+""",
+        HolderKind.AUTOGRAD_GRAPH,
+        "losses[2] → grad_fn → … → ",
+        GRAPH,
+    ),
+    "a sum of losses": Program(
+        """
+total = 0
+for _ in range(5):
+    output = model(batch())
+    train(output.square().mean())
+    total = total + output.exp().sum()  # here
+""",
+        HolderKind.AUTOGRAD_GRAPH,
+        "total → grad_fn → … → ExpBackward0 saved result (global)",
+        GRAPH,
+    ),
+    "outputs of an evaluation": Program(
+        """
+class Trainer:
+    def __init__(self):
+        self.outputs = []
+
+    def step(self):
+        x = batch()
+        train(model(x).square().mean())
+        self.outputs.append(model(x).detach())  # here
+
+trainer = Trainer()
+for _ in range(5):
+    trainer.step()
+""",
+        HolderKind.CONTAINER,
+        "trainer.outputs[3] (global)",
+        LIST,
+    ),
+    "a dictionary by step": Program(
+        """
+history = {}
+for step in range(5):
+    x = batch()
+    train(model(x).square().mean())
+    history[f"step {step}"] = x  # here
+""",
+        HolderKind.CONTAINER,
+        "history['step 2'] (global)",
+        LIST,
+    ),
+    "a hook that stores": Program(
+        """
+def watch():
+    seen = []
+    def hook(module, inputs, output):
+        seen.append(output.detach() * 2)  # here
+    model[0].register_forward_hook(hook)
+
+watch()
+for _ in range(5):
+    train(model(batch()).square().mean())
+""",
+        HolderKind.HOOK,
+        "model.0._forward_hooks[@] → seen, which hook closes over[2]",
+        LIST,
+    ),
+    "an exception in a variable": Program(
+        """
+def step(number):
+    x = batch()
+    loss = model(x).square().mean()
+    if number == 1:
+        raise ValueError("too large")
+    train(loss)
+
+for number in range(4):
+    try:
+        step(number)
+    except ValueError as error:
+        last_error = error  # here
+""",
+        HolderKind.EXCEPTION,
+        "last_error → traceback → x in step (global)",
+        FindingKind.KEPT_BY_EXCEPTION,
+    ),
+    "exceptions in a list": Program(
+        """
+failures = []
+def step(number):
+    x = batch()
+    train(model(x).square().mean())
+    raise ValueError("too large")
+
+for number in range(4):
+    try:
+        step(number)
+    except ValueError as error:
+        failures.append(error)  # here
+""",
+        HolderKind.EXCEPTION,
+        "failures[1] → traceback → x in step (global)",
+        FindingKind.KEPT_BY_EXCEPTION,
+    ),
+    "a closure": Program(
+        """
+def later(x):
+    return lambda: x.sum()
+
+callbacks = []
+for _ in range(5):
+    x = batch()
+    train(model(x).square().mean())
+    callbacks.append(later(x))  # here
+""",
+        HolderKind.CLOSURE,
+        "callbacks[2] → x, which <lambda> closes over",
+        LIST,
+    ),
+    "a cycle without collection": Program(
+        """
+gc.disable()
+class State:  # here
+    def __init__(self, x):
+        self.x = x
+        self.itself = self
+
+for _ in range(5):
+    state = State(batch())
+    train(model(state.x).square().mean())
+""",
+        HolderKind.UNCOLLECTED_CYCLE,
+        "State ← no variable leads here",
+        FindingKind.WAITS_FOR_COLLECTION,
+    ),
+    "an exception in a cycle": Program(
+        """
+gc.disable()
+def step():
+    x = batch()
+    loss = model(x).exp().mean()
+    try:
+        raise ValueError("too large")
+    except ValueError as error:
+        kept = error
+    train(loss)
+
+for _ in range(4):
+    step()
+""",
+        HolderKind.UNCOLLECTED_CYCLE,
+        "frame ← ",
+        FindingKind.WAITS_FOR_COLLECTION,
+    ),
+    "states of an optimizer": Program(
+        """
+optimizer = torch.optim.AdamW(model.parameters())  # here
+for _ in range(3):
+    train(model(batch()).square().mean())
+""",
+        HolderKind.CONTAINER,
+        "optimizer.state[parameter]['exp_avg'] (global)",
+        least=256 * 256 * 4,
+    ),
+    "the last output": Program(
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = model
+        self.last_output = None
+
+    def forward(self, x):
+        x = self.body(x)
+        self.last_output = x  # here
+        return x
+
+net = Net()
+for _ in range(4):
+    train(net(batch()).square().mean())
+""",
+        HolderKind.ATTRIBUTE,
+        "net.last_output (global)",
+    ),
+    "a cache of a function": Program(
+        """
+@functools.lru_cache(maxsize=None)
+def positions(step):  # here
+    return torch.full((512, 256), float(step), device="cuda")
+
+for step in range(5):
+    train(model(batch() + positions(step)).square().mean())
+""",
+        HolderKind.CONTAINER,
+        "positions → cached results[@] (global)",
+        LIST,
+    ),
+    "a default argument": Program(
+        """
+def collect(x, seen=[]):
+    seen.append(x)  # here
+    return x
+
+for _ in range(5):
+    train(model(collect(batch())).square().mean())
+""",
+        HolderKind.CLOSURE,
+        "collect → seen, a default of collect[2] (global)",
+        LIST,
+    ),
+    "a generator that was left": Program(
+        """
+def batches():
+    while True:
+        current = batch()  # here
+        yield current * 2
+
+source = batches()
+for _ in range(3):
+    train(model(next(source)).square().mean())
+""",
+        HolderKind.VARIABLE,
+        "source → current in batches (global)",
+    ),
+    "a variable of a thread": Program(
+        """
+local = threading.local()
+for _ in range(3):
+    local.x = batch()  # here
+    train(model(local.x).square().mean())
+""",
+        HolderKind.ATTRIBUTE,
+        "local.x",
+    ),
+    "a context variable": Program(
+        """
+current = contextvars.ContextVar("current")
+for _ in range(3):
+    current.set(batch())
+    train(model(current.get()).square().mean())
+""",
+        HolderKind.VARIABLE,
+        "current (context variable)",
+    ),
+    "the batch after the loop": Program(
+        """
+def epoch():
+    loader = torch.utils.data.DataLoader(torch.arange(1024), batch_size=512)
+    for numbers in loader:
+        x = batch()  # here
+        train(model(x).square().mean())
+    optimizer.zero_grad()
+    train(model(torch.randn(1, 256, device="cuda")).square().mean())
+
+epoch()
+""",
+        HolderKind.VARIABLE,
+        "x (local of epoch)",
+    ),
+    "an output of a notebook": Program(
+        """
+Out = {}
+for cell in range(3):
+    x = batch()
+    train(model(x).square().mean())
+    Out[cell] = x  # here
+    del x
+train(model(torch.randn(1, 256, device="cuda")).square().mean())
+""",
+        HolderKind.NOTEBOOK_OUTPUT,
+        "Out[1] (global)",
+    ),
+    "a graph that is kept for later": Program(
+        """
+x = batch()
+first = model(x).exp().mean()  # here
+first.backward(retain_graph=True)
+del x
+for _ in range(4):
+    train(model(batch()).square().mean())
+""",
+        HolderKind.AUTOGRAD_GRAPH,
+        "first → grad_fn",
+        GRAPH,
+    ),
+    "gradients of an input": Program(
+        """
+attack = torch.zeros(512, 256, device="cuda", requires_grad=True)  # here
+for _ in range(3):
+    train(model(batch() + attack).square().mean())
+""",
+        HolderKind.ATTRIBUTE,
+        "attack.grad (global)",
+    ),
+    "a copy of all weights": Program(
+        """
+best = {}
+for _ in range(3):
+    train(model(batch()).square().mean())
+    best = {name: value.clone() for name, value in model.state_dict().items()}  # here
+""",
+        HolderKind.CONTAINER,
+        "best['0.weight'] (global)",
+        least=256 * 256 * 4,
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def collected() -> Iterator[None]:
+    gc.collect()
+    yield
+    gc.enable()
+    gc.collect()
+
+
+NUMBERS = count()
+
+
+def predicted(body: str, monkeypatch: pytest.MonkeyPatch, *, holders: bool = True) -> tuple[Trace, str]:
+    """Return the trace, and the line to change."""
+    source, file = BEGIN + body, f"/programs/leak{next(NUMBERS)}.py"
+    lines = source.splitlines(keepends=True)
+    linecache.cache[file] = (len(source), None, lines, file)
+    program = ModuleType("__main__")
+    program.__file__ = file
+    with monkeypatch.context() as patch, memviz.predicting(card="L4", holders=holders) as run:
+        patch.setitem(sys.modules, "__main__", program)
+        exec(compile(source, file, "exec"), vars(program))
+    wanted = [number for number, line in enumerate(lines, 1) if "# here" in line]
+    return run.trace, f"{file}:{wanted[0]}" if wanted else ""
+
+
+def all_held(trace: Trace) -> set[tuple[str, str, str]]:
+    """Return kind, chain and place of each holder at any moment."""
+    rows = trace.devices[0].holders
+    assert rows is not None
+    texts = ([trace.strings[code] for code in column] for column in (rows.chain, rows.place))
+    return set(zip((HolderKind(kind).name for kind in rows.kind), *texts, strict=True))
+
+
+QUICK = ("a list of losses", "an exception in a variable", "a cycle without collection", "the last output")
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(program, id=name, marks=[] if name in QUICK else [pytest.mark.slow])
+        for name, program in PROGRAMS.items()
+    ],
+)
+def test_what_keeps_tensors_is_named_with_the_line_to_change(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    trace, line = predicted(program.source, monkeypatch)
+    held, chain = all_held(trace), re.escape(program.chain).replace("@", r"\d+")
+    places = {place for kind, way, place in held if kind == program.kind.name and re.match(chain, way)}
+    assert places == {line}, sorted(held)
+
+    all_found = findings(trace, trace.devices[0])
+    found = [finding for finding in all_found if finding.holder and finding.kind is not FindingKind.KEPT_TOO_LONG]
+    kinds = [finding.kind for finding in found]
+    assert kinds == ([program.finding] if program.finding else []), [finding.sentence for finding in found]
+    for finding in found:
+        assert finding.bytes >= program.least
+        assert finding.line == line and line in finding.remedy
+
+
+def test_what_the_next_forward_finds_is_named_where_holders_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace, line = predicted(
+        """
+for _ in range(4):
+    x = batch()  # here
+    train(model(x).square().mean())
+""",
+        monkeypatch,
+    )
+    (finding,) = findings(trace, trace.devices[0])
+    assert (finding.kind, finding.holder, finding.line) == (FindingKind.KEPT_TOO_LONG, "x", line)
+    assert f"delete x (del) before the next step’s forward; {line} stores it" in finding.remedy
+
+
+def test_a_comparison_says_which_holder_grew(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = "seen = []\nfor _ in range(4):\n    x = batch()\n    train(model(x).square().mean())\n"
+    before, _ = predicted(loop, monkeypatch)
+    after, _ = predicted(f"{loop}    seen.append(x)\n", monkeypatch)
+    sides = [(trace, trace.devices[0]) for trace in (before, after)]
+    grown = [row.thing.label for row in changes(sides, "holder").rows if row.delta(1) > 0]
+    assert grown == ["seen"]
+    html = waterfall_html(waterfall(changes(sides, "holder"), 1), Surroundings("", ("a", "b"), has_holders=True))
+    assert 'data-value="holder"' in html and "seen" in html
+    assert 'data-value="holder"' not in waterfall_html(waterfall(changes(sides), 1), Surroundings("", ("a", "b")))
+
+
+def test_what_fills_a_card_is_named_though_holders_were_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = """
+outputs = []
+try:
+    while True:
+        x = torch.randn(1 << 20, 256, device="cuda")
+        output = model(x)
+        output.sum().backward()
+        outputs.append(output.detach())  # here
+except torch.OutOfMemoryError:
+    pass
+"""
+    trace, line = predicted(source, monkeypatch, holders=False)
+    (finding,) = [finding for finding in findings(trace, trace.devices[0]) if finding.kind is FindingKind.GROWING]
+    assert (finding.holder, finding.line) == ("outputs", line)
+    assert f"outputs keeps it ({line})" in finding.remedy
