@@ -371,7 +371,9 @@ def _dict_of(value: Any) -> dict[str, Any]:
 
 def _owner_suffix(steps: list[_Step], kind: HolderKind) -> str:
     """Name `model.0` and `optimizer.state` apart, and what a graph has saved; elements of one list are together."""
-    attribute = "".join(step.text for step in steps[:1] if step.kind is HolderKind.ATTRIBUTE)
+    # The dictionary of an object may be a step of its own, which nobody writes.
+    written = [step for step in steps if step.text][:1]
+    attribute = "".join(step.text for step in written if step.kind is HolderKind.ATTRIBUTE)
     return f"{attribute}{GRAPH_SUFFIX}" if kind is HolderKind.AUTOGRAD_GRAPH else attribute
 
 

@@ -67,6 +67,15 @@ class Trainer:
         return loss
 
 
+def test_what_an_object_has_is_told_apart_once_its_dictionary_exists():
+    """Python makes it when somebody asks, as pickle and many libraries do; then it is an object on the way."""
+    trainer = Trainer()
+    storage = key(trainer.model[0].weight)
+    before = holder_of(storage)
+    assert vars(trainer)
+    assert (before.owner, holder_of(storage).owner) == ("trainer.model", "trainer.model")
+
+
 def test_weights_gradients_and_states_are_named_as_the_program_reads_them():
     trainer = Trainer()
     trainer.step()
