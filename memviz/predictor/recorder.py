@@ -582,4 +582,6 @@ def _is_wrapper(tensor: torch.Tensor) -> bool:
 
 
 def _is_allocated(recorder: AllocationRecorder, tensor: torch.Tensor) -> bool:
-    return tensor.is_meta and recorder.ledger.allocation_of(tensor.untyped_storage()) is not None
+    with without_functions():
+        # To the program it is not on `meta`, but on the card.
+        return tensor.is_meta and recorder.ledger.allocation_of(tensor.untyped_storage()) is not None

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from tests.truth import filled_tables_model as filled_tables
 from tests.truth import turned_halves_model as turned_halves
@@ -158,6 +159,36 @@ def _forward_later(*, halves: bool) -> Program:
     return run
 
 
+_LARGEST = replace(_MEDIUM, width=2560, inner=10240, layers=32, heads=32)
+
+
+def _library_step(context: int, *, halves: bool, trains: bool) -> Program:
+    """Run torch's own loss and AdamW five times, or the forward without gradients, and record the sixth."""
+
+    def run() -> None:
+        model = TurnedHalvesModel(replace(_LARGEST, context=context)).to("cuda")
+        words, targets = _drawn(4, context), _drawn(4, context)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+        def step() -> None:
+            optimizer.zero_grad()
+            precision = torch.autocast("cuda", dtype=torch.bfloat16) if halves else nullcontext()
+            with torch.set_grad_enabled(trains), precision:
+                scores = model(words)
+            if trains:
+                loss = functional.cross_entropy(scores.float().flatten(0, 1), targets.flatten())
+                loss.backward()
+                optimizer.step()
+
+        for _ in range(5):
+            step()
+        _record()
+        step()
+        _dump()
+
+    return run
+
+
 _LARGE = Sizes(batch=4, context=256, width=1280, inner=5120, layers=36, heads=20)
 _HUGE = replace(_LARGE, width=1600, inner=6400, layers=48, heads=25)
 
@@ -225,4 +256,13 @@ PROGRAMS: dict[str, Program] = {
     "forward-many-segments": _steps_in_full(_HUGE, halves=True, only_forward=True),
     "biases-and-mask": _compare_without_gradients,
     "train-weights-first": _steps_in_full(_LARGE, halves=False, only_forward=False),
+    **{
+        f"largest-{'train' if trains else 'forward'}-{context}{'-bf16' if halves else ''}": _library_step(
+            context, halves=halves, trains=trains
+        )
+        for context in (128, 512, 1024, 2048)
+        for halves in (False, True)
+        for trains in (False, True)
+        if not trains or context <= 512
+    },
 }
