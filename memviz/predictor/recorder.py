@@ -27,6 +27,7 @@ from memviz.predictor.host import Host, PinnedHost
 from memviz.predictor.known_values import IndexTensors
 from memviz.predictor.ledger import AllocationColumns, Ledger, LiveAllocation, Place
 from memviz.predictor.position import ACCUMULATE, NO_TASK, NoStacks, ProgramPosition, StackTable
+from memviz.predictor.releases import LT_KEPT_SINCE
 from memviz.predictor.rules import (
     COLLECTIVES,
     COPIES,
@@ -43,7 +44,7 @@ from memviz.predictor.rules import (
     rule_of,
 )
 from memviz.predictor.shapes import ShapeKey, tensors_among, tensors_of
-from memviz.predictor.workspaces import LT_KEPT_SINCE, OperatorCall, WorkspaceSizes, uses_lt, workspace_sizes
+from memviz.predictor.workspaces import OperatorCall, WorkspaceSizes, uses_lt, workspace_sizes
 from memviz.trace.intern import Interner
 from memviz.trace.model import NO_STACK, Category, Phase
 
@@ -339,6 +340,8 @@ class AllocationRecorder:
                     self._allocate_temporaries(size, treatment)
                 elif size > 0:
                     allocations.append(self.allocate(Category.TEMPORARY, size, treatment.name))
+                elif size < 0:
+                    self.ledger.free(allocations.pop(size))
             if treatment.uses_cublas:
                 self.workspaces.need(self._handle, treatment)
         finally:

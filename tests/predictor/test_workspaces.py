@@ -14,7 +14,7 @@ from torch.nn import functional
 from memviz.predictor.cards import KnownCard, card_named
 from memviz.predictor.device import PredictedDevice
 from memviz.predictor.workspaces import Accumulator, reduction_buffers, sort_scratch_bytes
-from memviz.trace.model import Category
+from memviz.trace.model import Action, Category
 from tests.predictor.rows import A100, WORKSPACE, allocations
 
 RTX_4090 = card_named("RTX 4090")
@@ -35,6 +35,16 @@ def sizes_of(
         run()
         rows = [row for row in allocations(device.finish()) if row.operator == operator]
     return [row.size for row in rows if row.category is Category.TEMPORARY or not temporary]
+
+
+def test_the_wrapped_index_lives_until_it_is_multiplied() -> None:
+    """As in the recorded training steps."""
+    with PredictedDevice(A100) as device:
+        add_at((512, 16), (100, 16), 100)()
+        events = device.finish().devices[0].events
+    moves = [int(action) for action, size in zip(events.action, events.size, strict=True) if size == 800]
+    first = moves.index(Action.ALLOC, 1)
+    assert moves[first : first + 4] == [Action.ALLOC, Action.ALLOC, Action.FREE_REQUESTED, Action.FREE_COMPLETED]
 
 
 def zeros(*shape: int, **options: Any) -> Tensor:
