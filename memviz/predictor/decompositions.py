@@ -391,11 +391,13 @@ def _additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 
 
 def _aligned_mask(mask: Tensor, call: AttentionCall) -> Tensor:
-    """Expand a mask whose rows begin at multiples of 16 bytes, if need be in a padded copy."""
+    """Expand a mask whose rows begin at multiples of 8 elements, if need be in a padded copy.
+
+    By `preprocess_mask` in `attention.cpp`, which pads a row that is one already to the next.
+    """
     length = mask.size(-1)
-    unit = 16 // mask.element_size()
-    if length % unit and length > 1:
-        mask = functional.pad(mask, (0, -length % unit))[..., :length]
+    if mask.stride(-1) != 1 or any(stride % 8 for stride in mask.stride()[:-1]):
+        mask = functional.pad(mask, (0, 8 - length % 8))[..., :length]
     query, keys = call.query, call.key.size(2)
     return mask.expand(query.size(0), query.size(1), query.size(2), keys)
 

@@ -32,6 +32,7 @@ from memviz.predictor.rules import (
     COLLECTIVES,
     COPIES,
     CUBLAS_NUMBER,
+    MASK_FIRST,
     NCCL_NUMBER,
     NO_RULE,
     RECURRENT,
@@ -182,7 +183,8 @@ class AllocationRecorder:
             there = [arg for arg in tensors_of(args) if arg.is_meta]
             storages = {arg.untyped_storage()._cdata for arg in there if arg.layout is torch.strided}
             counted = None if treatment.rule == NO_RULE else RULES[treatment.rule].counted
-            for number, tensor in enumerate((out,) if type(out) is torch.Tensor else tensors_of(out)):
+            results = list(enumerate((out,) if type(out) is torch.Tensor else tensors_of(out)))
+            for number, tensor in reversed(results) if treatment.name in MASK_FIRST else results:
                 if tensor.is_meta:
                     follows = counted is Counted.ALL or (number and counted not in (None, Counted.TEMPORARIES))
                     self._rule = treatment.rule if follows else NO_RULE
