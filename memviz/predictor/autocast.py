@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from memviz.predictor.compat import Patches
+from memviz.predictor.releases import AUTOCAST_SINCE
 from memviz.predictor.shapes import leaves_of
 
 aten = torch.ops.aten
@@ -47,8 +48,6 @@ TO_WIDEST = {
     *("addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot", "grid_sampler", "index_put", "tensordot"),
     "scatter_add",
 }
-SINCE = {"rms_norm": (2, 12)}
-"""The first release that casts them, where it is not as old as the predictor knows."""
 _NORMS = {"norm.Scalar": "ScalarOpt_dtype", "norm.ScalarOpt_dim": "ScalarOpt_dim_dtype"}
 """Norms without a dtype argument, and the overloads that return fp32."""
 _ALL = TO_HALF | TO_SINGLE | ANSWER_IN_SINGLE | TO_WIDEST | set(_NORMS)
@@ -63,7 +62,7 @@ class Autocast:
         self.release = release
         self._on_cast = on_cast
         """Called with each cast that enters the cache."""
-        self.names = {name for name in _ALL if release >= SINCE.get(name, release)}
+        self.names = {name for name in _ALL if release >= AUTOCAST_SINCE.get(name, release)}
         self._wrapped: set[str] = set()
         self._regions: list[bool] = []
         """Enabled state of each nested autocast region; torch itself forgets it below autograd."""

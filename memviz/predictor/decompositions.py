@@ -29,13 +29,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from memviz.predictor.assumptions import no_such_kernel
 from memviz.predictor.cards import KnownCard
 from memviz.predictor.compat import Patches
+from memviz.predictor.releases import CUDNN_ATTENTION_SINCE, EINSUM_REORDERS_SINCE, FUSED_RMS_NORM_SINCE
 
 aten = torch.ops.aten
 _HALVES = (torch.float16, torch.bfloat16)
 
-# Since then torch swaps the operands where the rows of the result then lie as the equation orders them (read; the older
-# way is proved by recordings of torch 2.6). It decides the layout of the result, and so what the next operators copy.
-EINSUM_REORDERS_SINCE = (2, 9)
 _ELLIPSIS = "."
 """Prefix of the name of an ellipsis dimension, followed by its number from the right."""
 
@@ -93,9 +91,6 @@ def _matrix_product(left: Tensor, right: Tensor, output_dims: int) -> Any:
     return product.view(product.shape[:output_dims])
 
 
-# Up to it every ":" of `x[:, -1, :]` makes a slice, though it shows the whole dimension, and the gradient of a slice is
-# padded with zeros to the size of the sliced tensor.
-SLICES_UNTIL = (2, 6)
 _SLICE_END = 2**63 - 1
 _FULL_SLICE = slice(None)
 
@@ -244,10 +239,6 @@ class _Probe(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
 
-_CUDNN_ATTENTION_SINCE = (2, 10)
-"""The first whose wheels bring a cuDNN that is preferred, 9.15.1."""
-
-
 class Backend(IntEnum):
     """Numbered as torch numbers them."""
 
@@ -313,7 +304,7 @@ def _order(card: KnownCard, release: tuple[int, int]) -> tuple[Backend, ...]:
     if order != _ORDER:
         return order
     put_back = os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") == "1"
-    prefers = card.prefers_cudnn_attention and release >= _CUDNN_ATTENTION_SINCE
+    prefers = card.prefers_cudnn_attention and release >= CUDNN_ATTENTION_SINCE
     return _CUDNN_FIRST if prefers and not put_back else _ORDER
 
 
@@ -401,11 +392,13 @@ def _additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 
 
 def _aligned_mask(mask: Tensor, call: AttentionCall) -> Tensor:
-    """Expand a mask whose rows begin at multiples of 16 bytes, if need be in a padded copy."""
+    """Expand a mask whose rows begin at multiples of 8 elements, if need be in a padded copy.
+
+    By `preprocess_mask` in `attention.cpp`, which pads a row that is one already to the next.
+    """
     length = mask.size(-1)
-    unit = 16 // mask.element_size()
-    if length % unit and length > 1:
-        mask = functional.pad(mask, (0, -length % unit))[..., :length]
+    if mask.stride(-1) != 1 or any(stride % 8 for stride in mask.stride()[:-1]):
+        mask = functional.pad(mask, (0, 8 - length % 8))[..., :length]
     query, keys = call.query, call.key.size(2)
     return mask.expand(query.size(0), query.size(1), query.size(2), keys)
 
@@ -543,7 +536,6 @@ def _kernel_check(backend: Backend, card: KnownCard) -> Callable[..., bool]:
 
 _COMPOSED = torch._C.DispatchKey.CompositeImplicitAutograd
 _ATTENTION_TAKES = ("attn_mask", "dropout_p", "is_causal")
-_FUSED_RMS_NORM_SINCE = (2, 9)
 Kernel = Callable[..., Any]
 _Library: Any = torch.library.Library
 
@@ -577,7 +569,7 @@ def kernels_for(card: KnownCard, release: tuple[int, int]) -> dict[str, Kernel]:
         return attend(call, backend_for(call, card, release), arguments.get("scale"))
 
     kernels: dict[str, Kernel] = {"scaled_dot_product_attention": attention, "dropout": _dropout, "linear": _linear}
-    if release >= _FUSED_RMS_NORM_SINCE:
+    if release >= FUSED_RMS_NORM_SINCE:
         kernels["rms_norm"] = _rms_norm
     if release < EINSUM_REORDERS_SINCE:
         kernels["einsum"] = _einsum

@@ -49,6 +49,7 @@ from memviz.predictor.hooks import (
 from memviz.predictor.ledger import HistoryPart, PhaseMark, trace_of
 from memviz.predictor.modes import AllocationMode, follow_cuda
 from memviz.predictor.recorder import AllocationRecorder, MoveTo, move_model
+from memviz.predictor.releases import follow_release
 from memviz.predictor.repetition import BlockRepeater, PassRepeater
 from memviz.predictor.rules import COLLECTIVES, Unproven, unseen_by
 from memviz.predictor.run_device import TakesInputs
@@ -182,6 +183,7 @@ class PredictedDevice:
         follow_optimizers(patches, recorder, phases)
         follow_backward(patches, phases)
         follow_resizing(patches, recorder)
+        follow_release(patches, self.release)
         autocast = Autocast(self.release, lambda cast: self.label(cast, Category.AUTOCAST_WEIGHT_COPIES))
         kernels = kernels_for(self.card, self.release)
         kernels = {name: autocast.around(name, kernel) for name, kernel in kernels.items()}

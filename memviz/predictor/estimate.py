@@ -18,7 +18,7 @@ from memviz.predictor.accuracy import doubt_on, expected_error, fit_on, reserved
 from memviz.predictor.assumptions import Assumption
 from memviz.predictor.cards import KnownCard, card_named, common_cards
 from memviz.predictor.cuda.memory import HistoryWindow
-from memviz.predictor.expected_error import ExpectedError, Fit
+from memviz.predictor.expected_error import NOTHING, ExpectedError, Fit
 from memviz.predictor.group.ranks import GroupRank, Layout
 from memviz.predictor.ledger import live_changes, trains
 from memviz.predictor.rules import Unproven
@@ -146,9 +146,11 @@ class Estimate:
         """Expected error, from recordings of the same class."""
         error = expected_error(self.operators, trains=trains(self.trace), card=self.card, unproven=self.unproven)
         error = replace(error, **self.elsewhere)
-        if not self.commands and not self.children_used_the_card:
-            return error
-        return replace(error, not_counted=(*error.not_counted, "processes that it started"), estimates_all=False)
+        if self.commands or self.children_used_the_card:
+            return replace(error, not_counted=(*error.not_counted, "processes that it started"), estimates_all=False)
+        if not self.peak_reserved:
+            return replace(error, kind=NOTHING, live=None, allocated=None, reserved=None, recordings=0, published=0)
+        return error
 
     @property
     def peak_reserved_on_card(self) -> int | None:

@@ -8,10 +8,13 @@ from typing import Any
 
 from memviz.units import bytes_text
 
+NOTHING = "nothing"
+"""Class of a program that allocates nothing on the card."""
+
 
 @dataclass(frozen=True)
 class ExpectedError:
-    """In percent of what was recorded, either way: the worst of the class. None where nothing was recorded."""
+    """In percent of what was recorded, either way; 95 % of the class are closer. None where nothing was recorded."""
 
     live: float | None
     allocated: float | None
@@ -21,7 +24,7 @@ class ExpectedError:
     published: int
     """Number of peaks in public tables, of which only allocated bytes are known."""
     kind: str
-    """The class: "training" or "inference"."""
+    """The class: "training", "inference", or "nothing" where a program allocates nothing on the card."""
     not_covered: tuple[str, ...] = ()
     """Families of operators that neither recordings nor tables have: their rules are read in PyTorch's source."""
     not_counted: tuple[str, ...] = ()
@@ -71,13 +74,15 @@ class ExpectedError:
 
     @property
     def _sentence(self) -> str:
+        if self.kind == NOTHING:
+            return "Nothing is allocated on the card, so there is no error to expect."
         if not self.recordings and not self.published:
             text = f"No recording of {self._steps} shows the expected error."
             return f"{text} The peak is a lower bound: {self.uncounted_words}." if self.is_lower_bound else text
         without = f" without {_listed(self.not_covered)}, which no recording has" if self.not_covered else ""
         text = f"Expected error{without}: {self._figures} ({self._basis}{' like this' if self.covered else ''})."
         if self.is_lower_bound:
-            bound = f"at least this peak ({self._figures}; {self._basis}), and more"
+            bound = f"at least this peak ({'; '.join(filter(None, (self._figures, self._basis)))}), and more"
             text = f"Expected error{without}: {bound}: {self.uncounted_words}."
         return text if self.like_card else f"{text} None of these was on a card like this."
 
@@ -97,7 +102,8 @@ class ExpectedError:
         """With a lower bound the error has one side, as what is missing can only make a peak higher."""
         sign = "\N{MINUS SIGN}" if self.is_lower_bound else "±"
         figures = (("live", self.live), ("allocated", self.allocated), ("reserved", self.reserved))
-        return ", ".join(f"{name} {sign} {_percent(value)}" for name, value in figures if value is not None)
+        told = ((name, value) for name, value in figures if value or value is not None and not self.is_lower_bound)
+        return ", ".join(f"{name} {sign} {_percent(value)}" for name, value in told)
 
     @property
     def _basis(self) -> str:

@@ -52,7 +52,7 @@ from memviz.predictor.cuda.memory import (
 )
 from memviz.predictor.cuda.nvml import follow_management
 from memviz.predictor.cuda.streams import GraphPools, StreamOrder, follow_data_parallel, follow_graphs, follow_streams
-from memviz.predictor.decompositions import FLEX_ASSUMED, SLICES_UNTIL, flex_attention, index_with_every_slice
+from memviz.predictor.decompositions import FLEX_ASSUMED, flex_attention, index_with_every_slice
 from memviz.predictor.group.process_group import run_on_shards
 from memviz.predictor.hooks import (
     ChildProcesses,
@@ -63,6 +63,7 @@ from memviz.predictor.hooks import (
     follow_workers,
 )
 from memviz.predictor.recorder import NOTHING_TO_COPY, AllocationRecorder, ModelMove, MoveTo, move_model
+from memviz.predictor.releases import SLICES_UNTIL
 from memviz.predictor.rules import Operator, Treatment, treatment_of
 from memviz.predictor.shapes import ShapeKey, is_on_device, lies_on_device, shape_key, tensors_of
 from memviz.predictor.sparse import Sparse, may_be_sparse, new_of_sparse

@@ -27,10 +27,12 @@ from memviz.predictor.host import Host, PinnedHost
 from memviz.predictor.known_values import IndexTensors
 from memviz.predictor.ledger import AllocationColumns, Ledger, LiveAllocation, Place
 from memviz.predictor.position import ACCUMULATE, NO_TASK, NoStacks, ProgramPosition, StackTable
+from memviz.predictor.releases import LT_KEPT_SINCE
 from memviz.predictor.rules import (
     COLLECTIVES,
     COPIES,
     CUBLAS_NUMBER,
+    MASK_FIRST,
     NCCL_NUMBER,
     NO_RULE,
     RECURRENT,
@@ -43,7 +45,7 @@ from memviz.predictor.rules import (
     rule_of,
 )
 from memviz.predictor.shapes import ShapeKey, tensors_among, tensors_of
-from memviz.predictor.workspaces import LT_KEPT_SINCE, OperatorCall, WorkspaceSizes, uses_lt, workspace_sizes
+from memviz.predictor.workspaces import OperatorCall, WorkspaceSizes, uses_lt, workspace_sizes
 from memviz.trace.intern import Interner
 from memviz.trace.model import NO_STACK, Category, Phase
 
@@ -181,7 +183,8 @@ class AllocationRecorder:
             there = [arg for arg in tensors_of(args) if arg.is_meta]
             storages = {arg.untyped_storage()._cdata for arg in there if arg.layout is torch.strided}
             counted = None if treatment.rule == NO_RULE else RULES[treatment.rule].counted
-            for number, tensor in enumerate((out,) if type(out) is torch.Tensor else tensors_of(out)):
+            results = list(enumerate((out,) if type(out) is torch.Tensor else tensors_of(out)))
+            for number, tensor in reversed(results) if treatment.name in MASK_FIRST else results:
                 if tensor.is_meta:
                     follows = counted is Counted.ALL or (number and counted not in (None, Counted.TEMPORARIES))
                     self._rule = treatment.rule if follows else NO_RULE
@@ -339,6 +342,8 @@ class AllocationRecorder:
                     self._allocate_temporaries(size, treatment)
                 elif size > 0:
                     allocations.append(self.allocate(Category.TEMPORARY, size, treatment.name))
+                elif size < 0:
+                    self.ledger.free(allocations.pop(size))
             if treatment.uses_cublas:
                 self.workspaces.need(self._handle, treatment)
         finally:
@@ -582,4 +587,6 @@ def _is_wrapper(tensor: torch.Tensor) -> bool:
 
 
 def _is_allocated(recorder: AllocationRecorder, tensor: torch.Tensor) -> bool:
-    return tensor.is_meta and recorder.ledger.allocation_of(tensor.untyped_storage()) is not None
+    with without_functions():
+        # To the program it is not on `meta`, but on the card.
+        return tensor.is_meta and recorder.ledger.allocation_of(tensor.untyped_storage()) is not None

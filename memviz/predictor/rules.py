@@ -567,6 +567,8 @@ _WITHOUT_KERNEL = {
 _MOST_WORK = 1 << 14
 """Sets of shapes that are remembered of one operator."""
 COPIES = {"_to_copy", "copy_", "_foreach_copy_"}
+MASK_FIRST = {"native_dropout"}
+"""Operators that allocate a later result first: `dropout_cuda` in `Dropout.cu`."""
 _MADE_OF_OTHERS = {
     aten._safe_softmax.default,
     aten.binary_cross_entropy_with_logits.default,

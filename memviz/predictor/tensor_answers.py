@@ -317,10 +317,17 @@ class TensorAnswers:
     def _deep_copy(self, args: Any, kwargs: Any) -> Any:
         """Copy by operators, because torch would copy the storage without one."""
         tensor, memo = args[0], args[1]
-        if tensor not in self._host.unknown or not tensor.is_leaf or type(tensor) is not Tensor:
+        if not tensor.is_leaf or type(tensor) is not Tensor:
+            return NotImplemented
+        is_plain = tensor.layout is torch.strided and tensor.grad is None and not vars(tensor)
+        there = is_plain and lies_on_device(tensor)
+        if tensor not in self._host.unknown and not there:
             return NotImplemented
         if id(tensor) not in memo:
             memo[id(tensor)] = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+            if there:
+                # The tensor that gets the copied storage has one of its own until then.
+                tensor.detach().new_empty(())
         return memo[id(tensor)]
 
     def _split(self, args: Any, kwargs: Any) -> Any:

@@ -21,6 +21,12 @@ from torch import Tensor
 
 from memviz.allocator.blocks import round_up
 from memviz.predictor.cards import KnownCard
+from memviz.predictor.releases import (
+    LT_MAY_BE_SHARED_SINCE,
+    LT_SHARED_SINCE,
+    WIDE_HALVES_SINCE,
+    WIDE_SINGLES_SINCE,
+)
 from memviz.predictor.shapes import convolution_layout, image_layout
 
 _broadcast_shapes: Any = torch.broadcast_shapes
@@ -43,7 +49,7 @@ class OperatorCall(NamedTuple):
 
 
 Sizes = Iterable[int | tuple[int, ...]]
-"""Bytes of each buffer; a tuple is taken and given back before the next."""
+"""Bytes of each buffer; a tuple is taken and given back before the next, and -2 gives back the last but one."""
 Temporaries = Callable[[OperatorCall], Sizes]
 
 
@@ -224,10 +230,6 @@ def heads_first(rule: Temporaries, first: int) -> Temporaries:
 # cuBLAS and cublasLt.
 
 _LT_WORKSPACE = 1 << 20
-LT_KEPT_SINCE, _LT_SHARED_SINCE = (2, 9), (2, 11)
-"""First releases with a cublasLt workspace per handle and stream instead of per call, and with cuBLAS's for both."""
-_LT_MAY_BE_SHARED_SINCE = (2, 7)
-"""First release with a setting to share cuBLAS's workspace with cublasLt."""
 _CONFIG = re.compile(r":([0-9]+):([0-9]+)")
 _WHOLE = re.compile(r"\s*\+?([0-9]+)")
 
@@ -270,8 +272,8 @@ def _cublas_size(card: KnownCard, release: tuple[int, int], environment: Mapping
 
 def _is_shared(release: tuple[int, int], environment: Mapping[str, str]) -> bool:
     """Return whether cublasLt shares cuBLAS's workspace; torch ignores values other than 0 and 1."""
-    unified = environment.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE") if release >= _LT_MAY_BE_SHARED_SINCE else None
-    return unified == "1" or unified != "0" and release >= _LT_SHARED_SINCE
+    unified = environment.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE") if release >= LT_MAY_BE_SHARED_SINCE else None
+    return unified == "1" or unified != "0" and release >= LT_SHARED_SINCE
 
 
 def uses_lt(args: Any, kwargs: Any) -> bool:
@@ -453,9 +455,7 @@ def _sorted_and_added(tensor: Tensor, indices: Any, added: Tensor, card: KnownCa
     for number, index in enumerate(present):
         # Wrapped to bounds, then times its stride, then added to the others.
         if number == 0:
-            if index.is_meta:
-                yield (count * _INDEX,)
-            yield count * _INDEX
+            yield from (count * _INDEX, count * _INDEX, -2) if index.is_meta else (count * _INDEX,)
         else:
             yield (count * _INDEX, count * _INDEX) if index.is_meta else (count * _INDEX,)
     if added.numel() and not (expanded := _expanded(added, tensor, indices, shape)).is_contiguous():
@@ -704,8 +704,6 @@ def _in_32_bits(iteration: _Iteration) -> Iterator[_Iteration]:
         yield from _in_32_bits(_Iteration(part, iteration.offset + begin * dims[at].input))
 
 
-_WIDE_HALVES_SINCE, _WIDE_SINGLES_SINCE = (2, 7), (2, 10)
-"""Sums along memory read 8 elements at once; since when is estimated. It matters to rows of a few thousand."""
 _AccumulatorRule = Callable[[Tensor, Tensor, tuple[int, int]], Accumulator]
 """From an input as the kernel reads it, the result, and torch's release."""
 
@@ -743,8 +741,8 @@ def _accumulate_sum(tensor: Tensor, answer: Tensor, release: tuple[int, int], *,
 
 
 def _accumulate_wide_sum(tensor: Tensor, answer: Tensor, release: tuple[int, int]) -> Accumulator:
-    wide = tensor.element_size() == 2 and release >= _WIDE_HALVES_SINCE
-    if tensor.dtype == torch.float32 and release >= _WIDE_SINGLES_SINCE:
+    wide = tensor.element_size() == 2 and release >= WIDE_HALVES_SINCE
+    if tensor.dtype == torch.float32 and release >= WIDE_SINGLES_SINCE:
         wide = tensor.numel() // answer.numel() % 1024 == 0
     return _accumulate_sum(tensor, answer, release, at_once=8 if wide else 4)
 

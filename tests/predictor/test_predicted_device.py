@@ -282,6 +282,15 @@ def test_tied_weights_stay_tied_and_take_memory_once() -> None:
             assert device.allocated_bytes == 256_000
 
 
+def test_a_module_that_several_hold_moves_its_buffers_once() -> None:
+    shared = nn.Module()
+    shared.register_buffer("table", torch.ones(4096))
+    with PredictedDevice(A100) as device:
+        nn.ModuleList([nn.ModuleList([shared]), nn.ModuleList([shared])]).to("cuda")
+        trace = device.finish()
+    assert trace.devices[0].events.size[trace.devices[0].events.action == Action.ALLOC].tolist() == [4 * 4096]
+
+
 def test_the_process_is_as_before_when_it_ends_even_by_an_error() -> None:
     before = (nn.Module.__call__, nn.Module.to, torch.cuda.is_available(), torch.amp.autocast_mode.autocast.__enter__)
     was_on = gc.isenabled()

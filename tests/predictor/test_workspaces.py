@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
@@ -14,8 +15,8 @@ from torch.nn import functional
 from memviz.predictor.cards import KnownCard, card_named
 from memviz.predictor.device import PredictedDevice
 from memviz.predictor.workspaces import Accumulator, reduction_buffers, sort_scratch_bytes
-from memviz.trace.model import Category
-from tests.predictor.rows import A100, WORKSPACE, allocations
+from memviz.trace.model import Action, Category
+from tests.predictor.rows import A100, WORKSPACE, allocations, sizes
 
 RTX_4090 = card_named("RTX 4090")
 NEWEST = (2, 13)
@@ -35,6 +36,38 @@ def sizes_of(
         run()
         rows = [row for row in allocations(device.finish()) if row.operator == operator]
     return [row.size for row in rows if row.category is Category.TEMPORARY or not temporary]
+
+
+@pytest.mark.parametrize(("columns", "padded"), [(24, []), (25, [32]), (28, [32]), (31, [32])])
+def test_a_mask_of_rows_that_are_no_multiple_of_8_is_padded_to_one(columns: int, padded: list[int]) -> None:
+    def attend() -> None:
+        keys = zeros(2, 4, columns, 64)
+        functional.scaled_dot_product_attention(zeros(2, 4, 16, 64), keys, keys, attn_mask=zeros(2, 1, 16, columns))
+
+    assert sizes_of(attend, "constant_pad_nd") == [4 * 2 * 16 * row for row in padded]
+
+
+@pytest.mark.parametrize(("kind", "more"), [(lambda tensor: tensor, [4]), (torch.nn.Parameter, [])])
+def test_a_deep_copy_of_a_tensor_takes_an_empty_one_for_a_moment(
+    kind: Callable[[Tensor], Tensor], more: list[int]
+) -> None:
+    """A parameter is cloned instead."""
+    with PredictedDevice(A100) as device:
+        tensor = kind(zeros(1024))
+        before = len(sizes(device.finish()))
+        copied = copy.deepcopy(tensor)
+        assert sizes(device.finish())[before:] == [4096, *more] and type(copied) is type(tensor)
+        assert device.allocated_bytes == 2 * 4096
+
+
+def test_the_wrapped_index_lives_until_it_is_multiplied() -> None:
+    """As in the recorded training steps."""
+    with PredictedDevice(A100) as device:
+        add_at((512, 16), (100, 16), 100)()
+        events = device.finish().devices[0].events
+    moves = [int(action) for action, size in zip(events.action, events.size, strict=True) if size == 800]
+    first = moves.index(Action.ALLOC, 1)
+    assert moves[first : first + 4] == [Action.ALLOC, Action.ALLOC, Action.FREE_REQUESTED, Action.FREE_COMPLETED]
 
 
 def zeros(*shape: int, **options: Any) -> Tensor:
@@ -100,7 +133,7 @@ TAKEN: dict[str, tuple[Callable[[], object], str, list[int]]] = {
         "replication_pad2d",
         [PADDED, 2 * 3 * 16 * 16 * 4],
     ),
-    "dropout": (lambda: functional.dropout(zeros(64, 64)), "native_dropout", [64 * 64 * 4, 64 * 64]),
+    "dropout": (lambda: functional.dropout(zeros(64, 64)), "native_dropout", [64 * 64, 64 * 64 * 4]),
     "narrow heads": (attend(256, 128, torch.float16), "_scaled_dot_product_efficient_attention", [2 * 256 * 128 * 2]),
     # As in the one head of a picture decoder.
     "wide heads": (

@@ -13,6 +13,7 @@ from typing import Any
 from memviz.predictor.accuracy import DATA, MeasuredPeak, measured_peaks
 from memviz.predictor.rules import NOT_COUNTED, all_families, families_of
 from tests.truth.comparison import compare
+from tests.truth.programs import CUT_SHORT
 from tests.truth.recordings import recordings
 
 RECORDINGS = "recordings"
@@ -30,6 +31,8 @@ def row(name: str) -> dict[str, Any]:
     recorded, truth, told = result.recording, result.recording.peaks, result.predicted
     return {
         "name": name,
+        "source": recorded.source.split()[0].removeprefix("github.com/"),
+        "whole": name not in CUT_SHORT,
         "card": recorded.card,
         "torch": ".".join(map(str, recorded.release)),
         "class": "training" if result.trains else "inference",

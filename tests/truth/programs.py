@@ -8,10 +8,13 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
+from tests.truth import default_device_model as default_device
 from tests.truth import filled_tables_model as filled_tables
 from tests.truth import turned_halves_model as turned_halves
 from tests.truth.biased_model import BiasedModel
+from tests.truth.default_device_model import DefaultDeviceModel
 from tests.truth.filled_tables_model import FilledTablesModel
 from tests.truth.language_model import AdamW, LanguageModel, Sizes, cross_entropy
 from tests.truth.summed_squares_model import SummedSquaresModel
@@ -21,7 +24,7 @@ Program = Callable[[], None]
 
 
 def _words(*shape: int) -> Tensor:
-    return torch.zeros(shape, dtype=torch.int64).to("cuda")
+    return torch.zeros(shape, dtype=torch.int64, device="cpu").to("cuda")
 
 
 def _drawn(*shape: int) -> Tensor:
@@ -158,6 +161,70 @@ def _forward_later(*, halves: bool) -> Program:
     return run
 
 
+_LARGEST = replace(_MEDIUM, width=2560, inner=10240, layers=32, heads=32)
+
+
+def _library_step(context: int, *, halves: bool, trains: bool) -> Program:
+    """Run torch's own loss and AdamW five times, or the forward without gradients, and record the sixth."""
+
+    def run() -> None:
+        model = TurnedHalvesModel(replace(_LARGEST, context=context)).to("cuda")
+        words, targets = _drawn(4, context), _drawn(4, context)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+        def step() -> None:
+            optimizer.zero_grad()
+            precision = torch.autocast("cuda", dtype=torch.bfloat16) if halves else nullcontext()
+            with torch.set_grad_enabled(trains), precision:
+                scores = model(words)
+            if trains:
+                loss = functional.cross_entropy(scores.float().flatten(0, 1), targets.flatten())
+                loss.backward()
+                optimizer.step()
+
+        for _ in range(5):
+            step()
+        _record()
+        step()
+        _dump()
+
+    return run
+
+
+def _default_device_step(context: int, *, halves: bool, trains: bool) -> Program:
+    """Build a model under a default device, run its forward once, and record a second one or a whole step."""
+
+    def run() -> None:
+        torch.set_default_device("cuda")
+        try:
+            _second_step(context, halves=halves, trains=trains)
+        finally:
+            torch.set_default_device(None)
+
+    return run
+
+
+def _second_step(context: int, *, halves: bool, trains: bool) -> None:
+    model = DefaultDeviceModel(replace(_LARGEST, context=context))
+    optimizer = default_device.AdamW(model.parameters())
+    starts = torch.randint(10_000 - context, (4,))
+    words, targets = _words(4, context), _words(4, context)
+    del starts
+    precision = torch.autocast("cuda", dtype=torch.bfloat16) if halves else nullcontext()
+    with precision:
+        scores = model(words)
+    _record()
+    with precision:
+        scores = model(words)
+        if trains:
+            loss = turned_halves.cross_entropy(scores.flatten(0, 1), targets.flatten())
+    if trains:
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    _dump()
+
+
 _LARGE = Sizes(batch=4, context=256, width=1280, inner=5120, layers=36, heads=20)
 _HUGE = replace(_LARGE, width=1600, inner=6400, layers=48, heads=25)
 
@@ -212,6 +279,9 @@ def _set_aside(model: torch.nn.Module) -> None:
         del copied
 
 
+CUT_SHORT = {"forward-many-segments", "train-weights-first"}
+"""Two steps of 48, whose last was recorded: all take minutes to predict, and what is reserved depends on
+them. The whole of `train-weights-first` is exact. These two are not in the data of stated intervals."""
 PROGRAMS: dict[str, Program] = {
     "forward-complete": _forward,
     "train-complete": _train(100, halves=False),
@@ -225,4 +295,19 @@ PROGRAMS: dict[str, Program] = {
     "forward-many-segments": _steps_in_full(_HUGE, halves=True, only_forward=True),
     "biases-and-mask": _compare_without_gradients,
     "train-weights-first": _steps_in_full(_LARGE, halves=False, only_forward=False),
+    **{
+        f"largest-{'train' if trains else 'forward'}-{context}{'-bf16' if halves else ''}": _library_step(
+            context, halves=halves, trains=trains
+        )
+        for context in (128, 512, 1024, 2048)
+        for halves in (False, True)
+        for trains in (False, True)
+        if not trains or context <= 512
+    },
+    "default-device-train-128": _default_device_step(128, halves=False, trains=True),
+    **{
+        f"default-device-forward-{context}": _default_device_step(context, halves=False, trains=False)
+        for context in (128, 256, 512)
+    },
+    "default-device-forward-512-bf16": _default_device_step(512, halves=True, trains=False),
 }

@@ -6,6 +6,7 @@ import pytest
 
 from memviz.predictor.rules import CUBLAS, RULES, PredictorRule, Standing
 from tests.truth.comparison import compare
+from tests.truth.programs import PROGRAMS
 from tests.truth.recordings import recording, recordings
 
 DIFFERENCES: dict[str, tuple[tuple[bool, bool, bool], int | None, str]] = {
@@ -14,6 +15,7 @@ DIFFERENCES: dict[str, tuple[tuple[bool, bool, bool], int | None, str]] = {
 }
 """Exactness of live, allocated and reserved, the first allocation that differs, and why."""
 LONG = {"train-late-start", "train-weights-first", "forward-many-segments"}
+LONG |= {name for name in PROGRAMS if name.startswith("largest-")}
 
 
 def marked(value: object, name: str, of: str) -> object:

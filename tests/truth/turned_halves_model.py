@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import sqrt
 from typing import Any
 
@@ -78,12 +79,12 @@ class Attention(nn.Module):
         key = self.rotary(key)
         places = torch.arange(x.size(1), device=x.device)
         mask = places.view(-1, 1) >= places.view(1, -1)
-        mixed = _mixed(query, key, value, mask[None, ...])
-        mixed = mixed.transpose(1, 2).reshape(x.shape)
-        return self.out(mixed)
+        joined = mixed(query, key, value, mask[None, ...])
+        joined = joined.transpose(1, 2).reshape(x.shape)
+        return self.out(joined)
 
 
-def _mixed(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+def mixed(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
     scores = torch.einsum("...qd,...kd->...qk", query, key) / sqrt(key.size(-1))
     scores = torch.where(mask, scores, float("-inf"))
     shares = softmax(scores)
@@ -91,14 +92,15 @@ def _mixed(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
 
 
 class Gated(nn.Module):
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, sizes: Sizes, linear: Callable[[int, int], nn.Module] = Linear) -> None:
         super().__init__()
-        self.gate = Linear(sizes.width, sizes.inner)
-        self.down = Linear(sizes.inner, sizes.width)
-        self.up = Linear(sizes.width, sizes.inner)
+        self.gate = linear(sizes.width, sizes.inner)
+        self.down = linear(sizes.inner, sizes.width)
+        self.up = linear(sizes.width, sizes.inner)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(_silu(self.gate(x)) * self.up(x))
+        out: Tensor = self.down(_silu(self.gate(x)) * self.up(x))
+        return out
 
 
 def _silu(x: Tensor) -> Tensor:
