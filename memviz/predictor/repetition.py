@@ -46,7 +46,7 @@ class Gradient:
 
 
 @dataclass(frozen=True)
-class Recording:
+class RecordedStretch:
     """A stretch that ran: its part of the history, and what it counted."""
 
     events: range
@@ -62,7 +62,7 @@ class Recording:
 
 @dataclass(frozen=True)
 class _RecordedPass:
-    recording: Recording
+    recording: RecordedStretch
     gradients: tuple[Gradient, ...]
 
 
@@ -87,7 +87,7 @@ class Repeater:
             "pinned": recorder.pinned.used,
         }
 
-    def _recording(self, start: Mapping[str, Any], *, own: bool = True) -> Recording | None:
+    def _recording(self, start: Mapping[str, Any], *, own: bool = True) -> RecordedStretch | None:
         """Return what ran since `start`; None where it cannot be repeated. With `own` it freed only what it made."""
         end, history = self._state(), self._ledger.history
         if end["emptied"] != start["emptied"] or end["pinned"] != start["pinned"]:
@@ -102,9 +102,9 @@ class Repeater:
             return None
         work = tuple(after - first for after, first in zip(end["work"], start["work"], strict=True))
         marks = tuple(self._marks[start["marks"] :])
-        return Recording(events, numbers, marks, work, end["arrived"] - start["arrived"])
+        return RecordedStretch(events, numbers, marks, work, end["arrived"] - start["arrived"])
 
-    def _kept(self, recording: Recording) -> set[int] | None:
+    def _kept(self, recording: RecordedStretch) -> set[int] | None:
         """Return the allocations that were not freed within it, but workspaces; None where a workspace is gone."""
         history, categories = self._ledger.history, self._recorder.categories.values
         kept = set(recording.numbers)
@@ -117,7 +117,7 @@ class Repeater:
 
     def _repeat_events(
         self,
-        recording: Recording,
+        recording: RecordedStretch,
         allocate: Callable[[int, int], LiveAllocation | None],
         free: Callable[[int, int, dict[int, LiveAllocation]], None] | None = None,
     ) -> dict[int, LiveAllocation]:
@@ -264,7 +264,7 @@ class OutputTensor:
 
 @dataclass(frozen=True)
 class _RecordedBlock:
-    recording: Recording
+    recording: RecordedStretch
     path: str
     """Path of its module."""
     outputs: tuple[OutputTensor, ...]

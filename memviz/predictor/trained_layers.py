@@ -25,7 +25,7 @@ from memviz.predictor.repetition import (
     BlockRepeater,
     Gradient,
     OutputTensor,
-    Recording,
+    RecordedStretch,
     is_held_elsewhere,
     like_in_memory,
     memory_of,
@@ -45,7 +45,7 @@ class NotRepeatable(BaseException):
 _Source = tuple[str, int] | None
 """Origin of an argument with a gradient: an output of the layer before, or the same argument as of the layer before."""
 _Origin = tuple[str, int]
-"""What a backward frees: its own ("new"), of its layer's forward, a gradient of an output, or an argument."""
+"""Owner of memory that a backward frees: itself ("new"), its forward, a gradient of an output, or an argument."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class _Place:
 class _TrainedForward:
     """The forward of a layer that ran with gradients."""
 
-    recording: Recording
+    recording: RecordedStretch
     path: str
     outputs: tuple[OutputTensor, ...]
     is_tuple: bool
@@ -95,10 +95,10 @@ class _RanLayer:
 
 @dataclass(frozen=True)
 class _TrainedBackward:
-    recording: Recording
+    recording: RecordedStretch
     path: str
     origins: Mapping[int, _Origin]
-    """Of each allocation that it frees."""
+    """Owners of the allocations that it frees."""
     weights: Mapping[int, Gradient]
     """Gradients of weights, by allocation."""
     arguments: tuple[tuple[int, int, torch.Tensor], ...]
@@ -109,7 +109,7 @@ class _TrainedBackward:
 
 
 class _RepeatedLayer:
-    """What a repeated layer keeps until its backward."""
+    """Memory that a repeated layer keeps until its backward."""
 
     def __init__(self, repeater: TrainedBlockRepeater, key: Hashable, place: _Place, path: str) -> None:
         self.repeater, self.key, self.place, self.path = repeater, key, place, path
@@ -217,7 +217,10 @@ class TrainedBlockRepeater(BlockRepeater):
             outputs = list(out) if type(out) is tuple else [out]
             self._before = None if forward is None else (place, signs, tuple(map(self._sign, outputs)))
             if forward is not None and sources is not None:
-                self._follow_backward(key, place, forward, module, arguments, sources, outputs)
+                weights, numbers = tuple(module.parameters()), tuple(map(self._number_of, arguments))
+                had = tuple(weight.grad is not None for weight in weights)
+                ran = _RanLayer(key, place, forward, weights, had, sources, numbers)
+                self._follow_backward(ran, outputs)
         return out
 
     @property
@@ -297,20 +300,7 @@ class TrainedBlockRepeater(BlockRepeater):
             held,
         )
 
-    def _follow_backward(
-        self,
-        key: Hashable,
-        place: _Place,
-        forward: _TrainedForward,
-        module: nn.Module,
-        arguments: list[torch.Tensor],
-        sources: tuple[_Source, ...],
-        outputs: list[torch.Tensor],
-    ) -> None:
-        weights = tuple(module.parameters())
-        numbers = tuple(self._number_of(argument) for argument in arguments)
-        had = tuple(weight.grad is not None for weight in weights)
-        layer = _RanLayer(key, place, forward, weights, had, sources, numbers)
+    def _follow_backward(self, layer: _RanLayer, outputs: list[torch.Tensor]) -> None:
         for number, output in enumerate(outputs):
             node: Any = output.grad_fn
             node.register_prehook(partial(self._begin_backward, layer, number, output.output_nr))
@@ -422,7 +412,9 @@ class TrainedBlockRepeater(BlockRepeater):
         kinds = {number: categories.values[number] for number in recording.numbers}
         return _TrainedBackward(recording, forward.path, origins, weights, arguments, given, kinds)
 
-    def _origins(self, ran: _RanLayer, recording: Recording, given: Mapping[int, int | None]) -> dict[int, _Origin]:
+    def _origins(
+        self, ran: _RanLayer, recording: RecordedStretch, given: Mapping[int, int | None]
+    ) -> dict[int, _Origin]:
         known: dict[int | None, _Origin] = {number: ("argument", at) for at, number in enumerate(ran.arguments)}
         known |= {number: ("gradient", at) for at, number in given.items()}
         known |= {number: ("forward", at) for at, number in enumerate(ran.forward.order)}
@@ -436,7 +428,7 @@ class TrainedBlockRepeater(BlockRepeater):
                 origins[number] = known[number]
         return origins
 
-    def _weight_gradients(self, ran: _RanLayer, recording: Recording) -> dict[int, Gradient]:
+    def _weight_gradients(self, ran: _RanLayer, recording: RecordedStretch) -> dict[int, Gradient]:
         gradients = {}
         for place, (weight, had) in enumerate(zip(ran.weights, ran.had_gradients, strict=True)):
             gradient = weight.grad
