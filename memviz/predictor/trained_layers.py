@@ -359,7 +359,7 @@ class TrainedBlockRepeater(BlockRepeater):
             layer.sources = sources
             layer.inputs = tuple(place for place, source in enumerate(sources) if source is not None)
             del results, storages
-            outputs = _RepeatedNode.apply(layer, *(arguments[place] for place in layer.inputs))
+            outputs = _RepeatedNode.apply(layer, *(arguments[place] for place in layer.inputs))  # type: ignore[no-untyped-call]
         recorder.position.skip_earlier_nodes()
         self._before = (layer.place, signs, tuple(map(self._sign, outputs)))
         return outputs if forward.is_tuple else outputs[0]
@@ -539,7 +539,7 @@ class _BackwardEvents:
 
 def _owners(tensor: Any) -> int:
     """Return how many hold a tensor or its memory, of Python and of C++."""
-    memory: Any = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)  # type: ignore[attr-defined]
+    memory: Any = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
     return int(memory) + int(tensor._use_count()) + sys.getrefcount(tensor)
 
 
