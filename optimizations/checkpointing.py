@@ -101,8 +101,12 @@ class Checkpointing:
             enable()
             return disable
         kinds = {chosen[number]: (type(chosen[number]), number) for number in self.chosen(len(chosen))}
+        classes: dict[type[nn.Module], type[nn.Module]] = {}
         for block, (plain, number) in kinds.items():
-            block.__class__ = _checkpointed_class(plain, self, number)
+            # Blocks of one class stay so, unless a function of the caller's own is told their numbers.
+            made = classes.get(plain) if self.function is None else None
+            classes[plain] = made or _checkpointed_class(plain, self, number)
+            block.__class__ = classes[plain]
 
         def undo() -> None:
             if any("unchecked_class" not in vars(type(block)) for block in kinds):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -65,6 +65,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="stop then, as in 90s, 10m or 2h, and show what was found",
     )
     parser.add_argument("--tries", type=positive, metavar="N", help="predict at most N (default: 300, or all of fewer)")
+    parser.add_argument(
+        "--all", action="store_true", help="list every configuration that was predicted, not only the Pareto front"
+    )
     add_optimizer(parser)
     add_parallel(parser)
     parser.add_argument(
@@ -86,7 +89,7 @@ def _count(text: str) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from memviz.runner.fit.fit import find_fit, fit_json, trial_label
+    from memviz.runner.fit.fit import by_cost, find_fit, fit_json, trial_json, trial_label
     from memviz.runner.fit.search import Stop
 
     request, progress_line, stop = request_of(args), _Progress(), Stop(args.time_limit)
@@ -115,9 +118,10 @@ def _run(args: argparse.Namespace) -> int:
         from memviz.runner.fit.measurement import measured_json
 
         rows = None if measured is None else [measured_json(each, trial_label(each.way)) for each in measured]
-        print_json({**fit_json(answer), "measured": rows})
+        more = {"ways": [trial_json(trial) for trial in by_cost(ways)]} if args.all else {}
+        print_json({**fit_json(answer), "measured": rows, **more})
     elif ways:
-        _print(answer, measured)
+        _print(answer, measured, by_cost(ways) if args.all else ())
     if answer.stopped and (args.json or not ways):
         print(f"memviz: {_stop_sentence(answer)}", file=sys.stderr)
     if not ways and not answer.stopped:
@@ -213,7 +217,7 @@ class _Progress:
             print(f"memviz: {printable(line)}", file=sys.stderr, flush=True)
 
 
-def _print(answer: FitAnswer, measured: list[Measurement] | None = None) -> None:
+def _print(answer: FitAnswer, measured: list[Measurement] | None = None, every: Sequence[Trial] = ()) -> None:
     from memviz.runner.plan import plan_of
 
     plan, chosen = plan_of(answer.request), answer.chosen
@@ -224,7 +228,7 @@ def _print(answer: FitAnswer, measured: list[Measurement] | None = None) -> None
         _print_chosen(answer, chosen, room)
     _print_grid(answer)
     print()
-    _print_front(answer)
+    _print_ways(answer, every)
     searched, refused = answer.searched, len(answer.searched.refused)
     predicted = f"Predicted {count_text(searched.tried - refused)} of {count_text(searched.of)} configurations"
     are = "1 was refused" if refused == 1 else f"{count_text(refused)} were refused, the first"
@@ -301,16 +305,17 @@ def _print_grid(answer: FitAnswer) -> None:
     print_table(["sequence", *map(count_text, batches), "largest batch"], rows, number_columns=1)
 
 
-def _print_front(answer: FitAnswer) -> None:
-    """Print the rows around the chosen one."""
+def _print_ways(answer: FitAnswer, every: Sequence[Trial]) -> None:
+    """Print every configuration, or of the Pareto front the rows around the chosen one."""
     from memviz.results.fit import cost_figure, cost_unit, fit_cell
     from memviz.runner.fit.fit import trial_json, trial_label
 
-    ways, chosen = answer.listed, answer.chosen
+    ways, chosen = every or answer.listed, answer.chosen
+    most = len(every) or _MOST_ROWS
     at = 0 if chosen is None else ways.index(chosen)
-    first = max(0, at - _MOST_ROWS // 2) if at >= _MOST_ROWS else 0
+    first = max(0, at - most // 2) if at >= most else 0
     rows = []
-    for way in ways[first : first + _MOST_ROWS]:
+    for way in ways[first : first + most]:
         trial = trial_json(way)
         mark = ", chosen" if way is chosen else ""
         reserved = bytes_text(way.peak_reserved_bytes)
@@ -319,8 +324,10 @@ def _print_front(answer: FitAnswer) -> None:
     if first:
         print(f"{count_text(first)} that cost less and do not fit are left out")
     print_table(["reserved", per, "", "configuration, cheapest first"], rows, number_columns=1)
-    if len(ways) > first + _MOST_ROWS:
-        print(f"and {len(ways) - first - _MOST_ROWS} that take less and cost more")
+    if len(ways) > first + most:
+        print(f"and {len(ways) - first - most} that take less and cost more")
+    if not every and (beside := len(answer.searched.ways) - len(ways)) > 0:
+        print(f"{count_text(beside)} others cost or take as much or more than one of these; --all lists them.")
 
 
 def _print_measured(measured: list[Measurement], plan: Plan) -> None:

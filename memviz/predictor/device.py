@@ -50,10 +50,11 @@ from memviz.predictor.ledger import HistoryPart, PhaseMark, trace_of
 from memviz.predictor.modes import AllocationMode, follow_cuda
 from memviz.predictor.recorder import AllocationRecorder, MoveTo, move_model
 from memviz.predictor.releases import follow_release
-from memviz.predictor.repetition import BlockRepeater, PassRepeater
+from memviz.predictor.repetition import PassRepeater
 from memviz.predictor.rules import COLLECTIVES, Unproven, unseen_by
 from memviz.predictor.run_device import TakesInputs
 from memviz.predictor.saved_files import follow_files
+from memviz.predictor.trained_layers import TrainedBlockRepeater
 from memviz.trace.intern import Interner
 from memviz.trace.model import About, Category, Stage, Trace
 
@@ -137,7 +138,7 @@ class PredictedDevice:
         self._notes_holders = notes_holders
         self._holders: HolderLog | None = None
         self.passes = PassRepeater(self.recorder, self._marks)
-        self.blocks = BlockRepeater(self.recorder, self._marks)
+        self.blocks = TrainedBlockRepeater(self.recorder, self._marks)
         self.children = ChildProcesses(self.recorder)
         self.limited = limited
         self._patches = Patches()

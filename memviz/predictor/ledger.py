@@ -153,6 +153,10 @@ class Ledger:
             self._date(stack)
         self.freed(allocation)
 
+    def let_go(self, storage: torch.UntypedStorage, stack: int) -> None:
+        """Free the allocation of a storage that lives on."""
+        self.free(self.live.pop(storage._cdata), stack)
+
     def replace(self, storage: torch.UntypedStorage, stack: int) -> LiveAllocation | None:
         """Allocate new memory for a resized storage, then free the old, as torch copies between them."""
         old = self.live.get(storage._cdata)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import wraps
 from typing import Any
 
 import torch
@@ -476,6 +477,7 @@ def _enter_in_hooks(patches: Patches, mode: Mode) -> None:
 
 
 def _run_in_mode(mode: Mode, run: Any) -> Any:
+    @wraps(run)
     def run_within(*args: Any, **kwargs: Any) -> Any:
         if any(isinstance(entered, FakeCudaMode) for entered in function_modes()):
             return run(*args, **kwargs)

@@ -291,9 +291,9 @@ class ProgramPosition:
         """Path of the innermost module entered."""
         return self._texts.get(self.module, "")
 
-    def paths_from(self, path: str) -> Callable[[int], int]:
-        """Return a function that moves paths of modules below `path` to below the current module."""
-        here = self.path
+    def paths_from(self, path: str, to: str | None = None) -> Callable[[int], int]:
+        """Return a function that moves paths of modules below `path` to below another, or the current module."""
+        here = self.path if to is None else to
         moved: dict[int, int] = {}
 
         def move(number: int) -> int:

@@ -34,7 +34,7 @@ _DEFAULT_POOL = (0, 0)
 
 
 @dataclass(frozen=True)
-class _Gradient:
+class Gradient:
     """Gradient that a pass makes."""
 
     weight: int
@@ -46,7 +46,7 @@ class _Gradient:
 
 
 @dataclass(frozen=True)
-class _Recording:
+class RecordedStretch:
     """A stretch that ran: its part of the history, and what it counted."""
 
     events: range
@@ -62,11 +62,11 @@ class _Recording:
 
 @dataclass(frozen=True)
 class _RecordedPass:
-    recording: _Recording
-    gradients: tuple[_Gradient, ...]
+    recording: RecordedStretch
+    gradients: tuple[Gradient, ...]
 
 
-class _Repeater:
+class Repeater:
     """Records what runs on one stream, and repeats its mallocs and frees."""
 
     def __init__(self, recorder: AllocationRecorder, marks: list[PhaseMark]) -> None:
@@ -87,8 +87,8 @@ class _Repeater:
             "pinned": recorder.pinned.used,
         }
 
-    def _recording(self, start: Mapping[str, Any]) -> _Recording | None:
-        """Return what ran since `start`; None where it cannot be repeated."""
+    def _recording(self, start: Mapping[str, Any], *, own: bool = True) -> RecordedStretch | None:
+        """Return what ran since `start`; None where it cannot be repeated. With `own` it freed only what it made."""
         end, history = self._state(), self._ledger.history
         if end["emptied"] != start["emptied"] or end["pinned"] != start["pinned"]:
             return None
@@ -97,14 +97,14 @@ class _Repeater:
             return None
         if set(history.pool[events.start : events.stop]) - {_DEFAULT_POOL}:
             return None
-        if any(number not in numbers for number in history.cause[events.start : events.stop]):
+        if own and any(number not in numbers for number in history.cause[events.start : events.stop]):
             # It freed what was there before.
             return None
         work = tuple(after - first for after, first in zip(end["work"], start["work"], strict=True))
         marks = tuple(self._marks[start["marks"] :])
-        return _Recording(events, numbers, marks, work, end["arrived"] - start["arrived"])
+        return RecordedStretch(events, numbers, marks, work, end["arrived"] - start["arrived"])
 
-    def _kept(self, recording: _Recording) -> set[int] | None:
+    def _kept(self, recording: RecordedStretch) -> set[int] | None:
         """Return the allocations that were not freed within it, but workspaces; None where a workspace is gone."""
         history, categories = self._ledger.history, self._recorder.categories.values
         kept = set(recording.numbers)
@@ -116,7 +116,10 @@ class _Repeater:
         return None if workspaces - live else kept - workspaces
 
     def _repeat_events(
-        self, recording: _Recording, allocate: Callable[[int, int], LiveAllocation | None]
+        self,
+        recording: RecordedStretch,
+        allocate: Callable[[int, int], LiveAllocation | None],
+        free: Callable[[int, int, dict[int, LiveAllocation]], None] | None = None,
     ) -> dict[int, LiveAllocation]:
         """Allocate and free as recorded; return the allocations that live on, by the recorded number."""
         recorder, ledger, history = self._recorder, self._ledger, self._ledger.history
@@ -132,6 +135,8 @@ class _Repeater:
                 allocation = allocate(event, number)
                 if allocation is not None:
                     made[number] = allocation
+            elif action == Action.FREE_COMPLETED and free is not None:
+                free(event, number, made)
             elif action == Action.FREE_COMPLETED:
                 ledger.free(made.pop(number), ledger.stacks[event])
         for mark in marks[next_mark:]:
@@ -153,7 +158,7 @@ class _Repeater:
         self._marks.append((mark[0], mark[1], self._ledger.mark()))
 
 
-class PassRepeater(_Repeater):
+class PassRepeater(Repeater):
     """Runs passes of one program, and repeats those that are equal to an earlier one."""
 
     def __init__(self, recorder: AllocationRecorder, marks: list[PhaseMark]) -> None:
@@ -184,7 +189,7 @@ class PassRepeater(_Repeater):
 
     def _gradients(
         self, before: list[torch.Tensor | None], weights: Sequence[torch.Tensor], numbers: range
-    ) -> tuple[_Gradient, ...] | None:
+    ) -> tuple[Gradient, ...] | None:
         """Return the gradients that are new, each with memory of its own; None where others changed."""
         gradients = []
         for place, (weight, old) in enumerate(zip(weights, before, strict=True)):
@@ -199,7 +204,7 @@ class PassRepeater(_Repeater):
                 return None
             with without_modes():
                 like = torch.empty_strided(gradient.shape, gradient.stride(), dtype=gradient.dtype, device="meta")
-            gradients.append(_Gradient(place, allocation.number, like))
+            gradients.append(Gradient(place, allocation.number, like))
         if len({gradient.number for gradient in gradients}) < len(gradients):
             return None
         return tuple(gradients)
@@ -227,8 +232,8 @@ class PassRepeater(_Repeater):
             allocation = self._allocate(event, number)
             if number in gradients and allocation is not None:
                 gradient = gradients[number]
-                with without_functions():
-                    weights[gradient.weight].grad = self._owner(gradient.like, allocation)
+                with without_functions(), without_modes():
+                    weights[gradient.weight].grad = tensor_that_owns(self._ledger, gradient.like, allocation)
             return allocation
 
         made = self._repeat_events(recorded.recording, allocate)
@@ -244,16 +249,9 @@ class PassRepeater(_Repeater):
         self._copy_labels(number, columns.module[number])
         return ledger.malloc(ledger.history.size[event], ledger.stacks[event])
 
-    def _owner(self, like: torch.Tensor, allocation: LiveAllocation) -> torch.Tensor:
-        """Return a new tensor that owns the allocation."""
-        with without_modes():
-            tensor = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="meta")
-            self._ledger.own(tensor.untyped_storage(), allocation)
-        return tensor
-
 
 @dataclass(frozen=True)
-class _OutputTensor:
+class OutputTensor:
     """A tensor that a block returned."""
 
     number: int
@@ -266,10 +264,10 @@ class _OutputTensor:
 
 @dataclass(frozen=True)
 class _RecordedBlock:
-    recording: _Recording
+    recording: RecordedStretch
     path: str
     """Path of its module."""
-    outputs: tuple[_OutputTensor, ...]
+    outputs: tuple[OutputTensor, ...]
     is_tuple: bool
     used: tuple[int, ...]
     """Places of the parameters on the device that operators took."""
@@ -277,7 +275,7 @@ class _RecordedBlock:
     """Calls that made the allocations whose category was open at the end."""
 
 
-class BlockRepeater(_Repeater):
+class BlockRepeater(Repeater):
     """Runs the layers of lists in a forward pass without gradients, and repeats those that are equal to another."""
 
     def __init__(self, recorder: AllocationRecorder, marks: list[PhaseMark]) -> None:
@@ -313,7 +311,7 @@ class BlockRepeater(_Repeater):
             return call(module, *args, **kwargs)
         start = self._state()
         out = call(module, *args, **kwargs)
-        if _is_held_elsewhere(out):
+        if is_held_elsewhere(out):
             # A hook collects the outputs, as transformers does for hidden states.
             self._recorded[key] = None
             return out
@@ -351,15 +349,19 @@ class BlockRepeater(_Repeater):
         if kept != {output.number for output in outputs if output.argument < 0}:
             return None
         undecided = {number: self._recorder.categories.call_of(number) for number in recording.numbers}
-        used = tuple(place for place, weight in enumerate(module.parameters()) if self._is_labelled(weight))
+        used = self._used(module)
         path = self._recorder.position.path
         return _RecordedBlock(recording, path, outputs, isinstance(out, tuple), used, undecided)
+
+    def _used(self, module: nn.Module) -> tuple[int, ...]:
+        """Return the places of the parameters on the device that operators took."""
+        return tuple(place for place, weight in enumerate(module.parameters()) if self._is_labelled(weight))
 
     def _is_labelled(self, weight: torch.Tensor) -> bool:
         allocation = self._ledger.allocation_of(weight.untyped_storage())
         return allocation is not None and self._recorder.categories.values[allocation.number] == Category.PARAMETER
 
-    def _outputs(self, arguments: list[torch.Tensor], out: Any) -> tuple[_OutputTensor, ...] | None:
+    def _outputs(self, arguments: list[torch.Tensor], out: Any) -> tuple[OutputTensor, ...] | None:
         tensors = list(out) if type(out) is tuple else [out]
         storages = [argument.untyped_storage()._cdata for argument in arguments]
         known = self._recorder.host.known
@@ -373,8 +375,8 @@ class BlockRepeater(_Repeater):
                 return None
             argument = storages.index(storage._cdata) if storage._cdata in storages else -1
             with without_modes():
-                like = _like(tensor, _memory(storage.nbytes()))
-            outputs.append(_OutputTensor(allocation.number, argument, like))
+                like = like_in_memory(tensor, memory_of(storage.nbytes()))
+            outputs.append(OutputTensor(allocation.number, argument, like))
         return tuple(outputs)
 
     def _repeat(self, recorded: _RecordedBlock, module: nn.Module, arguments: list[torch.Tensor]) -> Any:
@@ -403,14 +405,14 @@ class BlockRepeater(_Repeater):
                 elif output.number in storages:
                     storage = storages[output.number]
                 else:
-                    storage = _memory(output.like.untyped_storage().nbytes())
+                    storage = memory_of(output.like.untyped_storage().nbytes())
                     self._ledger.own(storage, made[output.number])
                     storages[output.number] = storage
-                results.append(_like(output.like, storage))
+                results.append(like_in_memory(output.like, storage))
         return tuple(results) if recorded.is_tuple else results[0]
 
 
-def _is_held_elsewhere(out: Any) -> bool:
+def is_held_elsewhere(out: Any) -> bool:
     """Return whether anything but the caller has a reference to what was returned."""
     # That of the caller's variable, of the parameter here, and of the argument of getrefcount.
     if sys.getrefcount(out) > 3:
@@ -418,13 +420,20 @@ def _is_held_elsewhere(out: Any) -> bool:
     return type(out) is tuple and any(sys.getrefcount(out[place]) > 2 for place in range(len(out)))
 
 
-def _like(tensor: torch.Tensor, storage: torch.UntypedStorage) -> torch.Tensor:
+def tensor_that_owns(ledger: Any, like: torch.Tensor, allocation: LiveAllocation) -> torch.Tensor:
+    """Return a new tensor that owns the allocation."""
+    tensor = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="meta")
+    ledger.own(tensor.untyped_storage(), allocation)
+    return tensor
+
+
+def like_in_memory(tensor: torch.Tensor, storage: torch.UntypedStorage) -> torch.Tensor:
     """Return a tensor of the same dtype, offset, shape and strides in other memory."""
     empty = torch.empty(0, dtype=tensor.dtype, device="meta")
     return empty.set_(storage, int(tensor.storage_offset()), tensor.size(), tensor.stride())
 
 
-def _memory(size: int) -> torch.UntypedStorage:
+def memory_of(size: int) -> torch.UntypedStorage:
     return torch.UntypedStorage(size, device="meta")  # type: ignore[no-untyped-call]
 
 

@@ -38,14 +38,17 @@ def cost_rank(trial: Way) -> float:
 
 
 def cheapest_fitting(trials: Sequence[Way]) -> int | None:
-    """The number of the cheapest that fits, of the strongest class in which any does; of equally cheap ones, that with
-    the fewest changes."""
+    """The number of the cheapest that fits, of the strongest class in which any does; of equally cheap ones, one that
+    is not only close, with the fewest changes."""
+
+    def order(number: int) -> tuple[float, bool, int, int, int]:
+        trial = trials[number]
+        return cost_rank(trial), trial.get("fit") == "close", _changes(trial), trial["peak_reserved_bytes"], number
+
     for keeps in _KEEPS:
         fitting = [number for number, trial in enumerate(trials) if trial["fits"] and trial["keeps"] == keeps]
         if fitting:
-            return min(
-                fitting, key=lambda n: (cost_rank(trials[n]), _changes(trials[n]), trials[n]["peak_reserved_bytes"], n)
-            )
+            return min(fitting, key=order)
     return None
 
 

@@ -18,6 +18,7 @@ from memviz.predictor.device import PredictedDevice
 from memviz.predictor.group.ranks import GroupRank, classes_of
 from memviz.predictor.ledger import trains
 from memviz.predictor.shapes import KnownResults
+from memviz.predictor.trained_layers import NotRepeatable
 from memviz.runner.measure.accelerator import Disturbances, find_accelerator
 from memviz.runner.measure.measured_run import measure
 from memviz.runner.plan import Plan
@@ -63,6 +64,16 @@ def predict(
     With `figures_only` the trace has no stacks, and the figures are the same. With `repeats`, a pass that is
     equal to an earlier one is not run again.
     """
+    try:
+        return _predict(plan, tell, rank, figures_only=figures_only, repeats=repeats, trained=repeats)
+    except NotRepeatable:
+        return _predict(plan, tell, rank, figures_only=figures_only, repeats=repeats, trained=False)
+
+
+def _predict(
+    plan: Plan, tell: Tell, rank: GroupRank | None, *, figures_only: bool, repeats: bool, trained: bool
+) -> Outcome:
+    """Predict; with `trained`, layers of a training step that are equal to an earlier one are not run again."""
     begun = time.perf_counter()
     tell("building the model")
     with torch.device("meta"), without_collection():
@@ -80,6 +91,7 @@ def predict(
         plan.card, settings=settings, release=release, rank=rank, figures_only=figures_only, platform=platform
     )
     predicted.passes.is_on = repeats and rank is None and _has_equal_passes(plan)
+    predicted.blocks.is_on = trained
     with kernels_of_its_own(), predicted as device:
         before: dict[str, int] = {}
 
@@ -89,6 +101,8 @@ def predict(
         begin_counting()
         with keeping_what_was_recorded(device):
             trace, weights_bytes, loaded_bytes = _record_steps(plan, device, model, tell, begin_counting)
+        if device.blocks.failed:
+            raise NotRepeatable
         results = {
             **peaks_of(device, loaded_bytes),
             **{name: (getattr(device, name) - before[name]) // plan.request.steps for name in _COUNTED},

@@ -42,6 +42,10 @@ ACROSS_GPUS: Mapping[str, tuple[str, ...]] = {
     "gradient_accumulation": _NO_STAGES,
     # It wants the head's whole matrix, and a stage computes its loss apart from it.
     "chunked_cross_entropy": ("data", "shard"),
+    # Adapters are sharded with the weights beside them; no plan says how to part their matrices.
+    "lora": ("data", "shard"),
+    # Codes become parameters, which FSDP shards as it does weights.
+    "weight_quantization": ("shard",),
 }
 """Optimizations that apply to a model that is parted, and the axes that they go with; the others are refused."""
 

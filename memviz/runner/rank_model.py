@@ -35,6 +35,7 @@ from memviz.runner.request import Parallel
 from memviz.runner.step import MakePasses, Tell
 from optimizations import apply_all
 from optimizations.checkpointing import blocks
+from optimizations.weight_quantization import Quantized
 
 _COLUMNS, _ROWS, _WHOLE = "colwise", "rowwise", "replicated_with_grad_allreduce"
 _LAYER = "layers.*."
@@ -108,6 +109,7 @@ def hold_together(model: nn.Module, mesh: DeviceMesh, parallel: Parallel, card: 
     """Over the axes data and shard."""
     if parallel.shard > 1:
         axes = ("data", "shard") if parallel.data > 1 else ("shard",)
+        _shard_codes(model)
         # Stages gather their weights once for all microbatches.
         again = parallel.pipeline == 1
         for block in blocks(model).values():
@@ -118,6 +120,15 @@ def hold_together(model: nn.Module, mesh: DeviceMesh, parallel: Parallel, card: 
         group = mesh["data"].get_group()
         return DistributedDataParallel(model, device_ids=[card], process_group=group, gradient_as_bucket_view=True)
     return model
+
+
+def _shard_codes(model: nn.Module) -> None:
+    """Make codes and scales of quantized weights parameters, since FSDP leaves buffers whole on every rank."""
+    for module in model.modules():
+        if isinstance(module, Quantized):
+            for name, buffer in list(module.named_buffers(recurse=False)):
+                delattr(module, name)
+                module.register_parameter(name, nn.Parameter(buffer, requires_grad=False))
 
 
 class ModelStage(nn.Module):
@@ -247,7 +258,7 @@ def prepare_rank(
     tell(f"parting the model as rank {device.rank.number} of {device.rank.world_size}")
     dist.init_process_group("nccl")
     mesh = init_device_mesh("cuda", tuple(parallel.used.values()), mesh_dim_names=tuple(parallel.used))
-    changes = [change for change in plan.optimizations if not change.environment]
+    changes = [change for change in plan.optimizations if not change.environment and change not in plan.on_host]
     apply_all(model, changes)
     stage = None
     if parallel.pipeline > 1:

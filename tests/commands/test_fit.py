@@ -76,6 +76,15 @@ def test_the_cheapest_way_that_fits_and_its_command_says_the_same(
     assert run["run"]["fit"]["peak_reserved_bytes"] == chosen["peak_reserved_bytes"]
 
 
+def test_every_configuration_is_listed_where_asked(fit: Asked, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = fit(*TIGHT, "--all")
+    assert len(answer["ways"]) == answer["tried"] - answer["refused"]["count"] > len(answer["front"])
+    assert all(way in answer["ways"] for way in answer["front"])
+    assert main(["fit", *TIGHT, "--card", "T4", "--processes", "1", "--all"]) == 0
+    words = capsys.readouterr().out
+    assert all(f"  {way['label']}\n" in words for way in answer["ways"])
+
+
 def test_a_search_predicts_for_the_platform_that_was_named(fit: Asked) -> None:
     command = shlex.split(fit(*EASY, "--tries", "1", "--platform", "windows")["chosen"]["command"])
     assert command[command.index("--platform") + 1] == "windows"

@@ -10,9 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from memviz.predictor import trained_layers
 from memviz.predictor.cards import card_named
 from memviz.predictor.device import PredictedDevice
 from memviz.predictor.repetition import BlockRepeater, PassRepeater, key_of_inputs
+from memviz.predictor.trained_layers import NotRepeatable, TrainedBlockRepeater
 from memviz.runner.execute import predict
 from memviz.runner.plan import plan_of
 from memviz.runner.request import Optimizer, Request
@@ -23,17 +25,20 @@ _FLUX = {"double_layers": "2", "single_layers": "2"}
 
 
 def _both(
-    monkeypatch: pytest.MonkeyPatch, request: Request, kind: type[PassRepeater | BlockRepeater] = PassRepeater
+    monkeypatch: pytest.MonkeyPatch,
+    request: Request,
+    kind: type[PassRepeater | BlockRepeater | TrainedBlockRepeater] = PassRepeater,
 ) -> tuple[Outcome, Outcome, int]:
     """Predict with and without repetition, and count the repeated passes or blocks."""
     counts = []
-    plain = kind._repeat
+    name = "repeat_backward" if kind is TrainedBlockRepeater else "_repeat"
+    plain = getattr(kind, name)
 
     def counted(self: Any, *args: Any) -> Any:
         counts.append(1)
         return plain(self, *args)
 
-    monkeypatch.setattr(kind, "_repeat", counted)
+    monkeypatch.setattr(kind, name, counted)
     repeated = predict(plan_of(request), lambda phase: None)
     return repeated, predict(plan_of(request), lambda phase: None, repeats=False), len(counts)
 
@@ -127,6 +132,51 @@ def test_repeated_blocks_look_as_if_they_had_run(
     assert count >= least and (count > 0) == (least > 0)
 
 
+_SIX: Mapping[str, str] = {"layers": "6"}
+
+
+def test_layers_of_a_training_step_are_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    repeated, run, count = _both(monkeypatch, _request("gpt2", _SIX, "adamw"), TrainedBlockRepeater)
+    _assert_equal(repeated, run)
+    assert count == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("request_", "repeats"),
+    [
+        *((_request(name, _SIX, "adamw"), 2) for name in ("bert", "llama", "mixtral", "qwen3", "vit")),
+        (_request("ltx_video", _SIX, "sgd"), 2),
+        (_request("flux", {"mode": "training", "double_layers": "6", "single_layers": "6"}, "none"), 4),
+        (_request("ltx_video", _SIX, "adamw", ("checkpointing", {"keep": "attention"})), 2),
+        (_request("llama", {**_SIX, "micro_batches": "2"}, "adamw", ("checkpointing", {})), 4),
+        (_request("llama", {"layers": "7"}, "adamw", ("lora", {}), ("checkpointing", {})), 2),
+        (_request("llama", {"layers": "7"}, "none", ("lora", {}), ("weight_quantization", {})), 2),
+        (_request("gpt2", _SIX, "adamw", ("chunked_cross_entropy", {}), ("split_feed_forward", {})), 2),
+        # Saved tensors go elsewhere, and hooks take gradients away.
+        (_request("llama", _SIX, "adamw", ("activation_offload", {})), 0),
+        (_request("llama", _SIX, "adamw", ("checkpointing", {"offload": "true"})), 0),
+        (_request("gpt2", _SIX, "adamw", ("optimizer_in_backward", {})), 0),
+    ],
+    ids=lambda value: " ".join([value.workload, *dict(value.optimizations)]) if isinstance(value, Request) else "",
+)
+def test_repeated_layers_of_a_training_step_look_as_if_they_had_run(
+    monkeypatch: pytest.MonkeyPatch, request_: Request, repeats: int
+) -> None:
+    repeated, run, count = _both(monkeypatch, request_, TrainedBlockRepeater)
+    _assert_equal(repeated, run)
+    assert count >= repeats and (count > 0) == (repeats > 0)
+
+
+def test_a_prediction_starts_again_where_layers_turn_out_to_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The last layers of LTX-Video begin the gradients that all layers share, which no other does.
+    monkeypatch.setattr(trained_layers, "_LAST_THAT_RUN", 1)
+    request = _request("ltx_video", {"layers": "5"}, "none")
+    repeated, run, count = _both(monkeypatch, request, TrainedBlockRepeater)
+    _assert_equal(repeated, run)
+    assert count == 1
+
+
 class _Layer(nn.Module):
     def __init__(self, scale: float = 1.0) -> None:
         super().__init__()
@@ -177,9 +227,26 @@ def test_layers_run_whose_outputs_a_hook_collects() -> None:
     assert len(collected) == 5
 
 
-def test_layers_run_where_gradients_are_kept() -> None:
+def test_few_layers_run_where_gradients_are_kept() -> None:
     def call(layer: nn.Module, x: Tensor) -> Any:
         with torch.enable_grad():
             return layer(x)
 
-    assert _repeated([_Layer() for _ in range(5)], call)[0] == 0
+    assert _repeated([_Layer() for _ in range(4)], call)[0] == 0
+
+
+def test_layers_with_connections_past_the_next_end_the_repetition() -> None:
+    device = PredictedDevice(card_named("RTX 4090"))
+    with device:
+        layers = device.place(nn.ModuleList([_Layer() for _ in range(8)]))
+        device.blocks.follow(layers)
+        x = torch.randn(512, 1024, device="cuda", requires_grad=True)
+        skipped = []
+        for number, layer in enumerate(layers):
+            if number < 4:
+                x = layer(x)
+                skipped.append(x)
+            else:
+                x = layer(x + skipped.pop())
+        with pytest.raises(NotRepeatable):
+            x.sum().backward()

@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -93,7 +93,7 @@ class FitAnswer:
         front, chosen = self.front(self.shown), self.chosen
         if chosen is None or chosen in front:
             return front
-        return tuple(sorted((*front, chosen), key=lambda trial: (trial.cost.rank, -trial.peak_reserved_bytes)))
+        return by_cost((*front, chosen))
 
     def front(self, keep: Keep) -> tuple[Trial, ...]:
         return pareto_front(trial for trial in self.searched.ways if trial.candidate.keeps == keep)
@@ -105,6 +105,10 @@ class FitAnswer:
             return self.chosen.candidate.keeps
         tried = {trial.candidate.keeps for trial in self.searched.ways}
         return next((keep for keep in reversed(allowed(self.keep)) if keep in tried), self.keep)
+
+
+def by_cost(ways: Iterable[Trial]) -> tuple[Trial, ...]:
+    return tuple(sorted(ways, key=lambda trial: (trial.cost.rank, -trial.peak_reserved_bytes)))
 
 
 def find_fit(

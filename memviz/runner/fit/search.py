@@ -184,11 +184,13 @@ def pareto_front(ways: Iterable[Trial]) -> tuple[Trial, ...]:
 
 
 def cheapest_that_fits(ways: Iterable[Trial]) -> Trial | None:
-    """Return the cheapest that fits; ties go to the fewest changes, then to the lowest peak."""
-    fitting = (trial for trial in ways if trial.fits)
-    return min(
-        fitting, key=lambda trial: (trial.cost.rank, _count_changes(trial), trial.peak_reserved_bytes), default=None
-    )
+    """Return the cheapest that fits; ties go to one that is not only close, then to the fewest changes."""
+
+    def order(trial: Trial) -> tuple[float, bool, int, int]:
+        is_close = trial.prediction.fit == "close"
+        return trial.cost.rank, is_close, _count_changes(trial), trial.peak_reserved_bytes
+
+    return min((trial for trial in ways if trial.fits), key=order, default=None)
 
 
 def _count_changes(trial: Trial) -> int:
@@ -267,7 +269,7 @@ def search(
     tries: int | None = None,
     stop: Stop | None = None,
 ) -> Searched:
-    """`tries` are predictions at most; without it `trials_of` the size of the space."""
+    """`tries` are predictions at most, without those that are refused; by default `trials_of` the size of the space."""
     candidates = space.candidates
     plan, tried, refused = plan_of(space.request), dict[Point, Trial | None](), dict[Point, str]()
     speed, count = speed_of(plan.card.model), min(tries or trials_of(len(candidates)), len(candidates))
@@ -299,10 +301,13 @@ def search(
         tried[place] = trial
         order.add(place)
         points.learn(place, None if trial is None else (trial.cost.rank, float(trial.peak_reserved_bytes)))
-        tell(trial, len(tried), min(count, possible()))
+        tell(trial, len(tried), planned())
 
     def possible() -> int:
         return points.count_allowed() + sum(map(points.is_refused, tried))
+
+    def planned() -> int:
+        return min(count + points.refused_again, possible())
 
     def others(request: Request) -> list[Request]:
         if plan.parallel.gpus > 1:
@@ -319,7 +324,7 @@ def search(
     # Fewest changes first, whichever process answered first.
     in_order = sorted(refused, key=lambda place: (len(changes_at(place)), place))
     reasons = tuple(refused[place] for place in in_order)
-    return Searched(ways, len(tried), possible(), reasons, min(count, possible()), is_stopped)
+    return Searched(ways, len(tried), possible(), reasons, planned(), is_stopped)
 
 
 class _Twins:
@@ -414,7 +419,9 @@ class _NextPoints:
     """Chooses the combination to try next. What a model refuses alone is not tried together with anything."""
 
     def __init__(self, space: Space, count: int, before: Sequence[Point] = ()) -> None:
-        self._left, self._space = count, space
+        self._left, self._space, self._most_refused = count, space, count
+        self.refused_again = 0
+        """Refused combinations in whose place another is tried; no more than are tried at all."""
         self._refused: set[tuple[int, int]] = set()
         self._allowed: tuple[int, int] = (0, len(space.candidates))
         first = list(dict.fromkeys([*space.first(), *before]))
@@ -442,6 +449,9 @@ class _NextPoints:
 
     def learn(self, place: Point, value: tuple[float, float] | None) -> None:
         changes = changes_at(place)
+        if value is None and self.refused_again < self._most_refused:
+            self.refused_again += 1
+            self._left += 1
         if value is None and len(changes) == 1:
             self._refused |= set(changes)
         if self._guesses is not None:

@@ -394,26 +394,28 @@ class Llama(Decoder):
         Published({"size": "1b"}, 1_235_814_400, "1.23B", "https://huggingface.co/meta-llama/Llama-3.2-1B"),
         Published({"size": "3b"}, 3_212_749_824, "3.21B", "https://huggingface.co/meta-llama/Llama-3.2-3B"),
         Published({"size": "8b"}, 8_030_261_248, "8B", "https://huggingface.co/meta-llama/Llama-3.1-8B"),
+        Published({"size": "70b"}, 70_553_706_496, "70.6B", "https://huggingface.co/meta-llama/Llama-3.1-70B"),
     )
     kind = "LlamaForCausalLM"
     sizes = {
         "1b": Shape(heads=32, layers=16, inner=8192, width=2048, head=64, tied=True),
         "3b": Shape(heads=24, layers=28, inner=8192, width=3072, head=128, tied=True),
         "8b": Shape(heads=32, layers=32, inner=14336, width=4096, head=128),
+        "70b": Shape(heads=64, layers=80, inner=28672, width=8192, head=128),
     }
     words = 128_256
     positions = 131_072
     family = "Llama 3"
     rope_theta = 500_000.0
 
-    size: str = size_knob(sizes, "which published model: Llama 3.2 in 1b and 3b, Llama 3.1 in 8b")
+    size: str = size_knob(sizes, "which published model: Llama 3.2 in 1b and 3b, Llama 3.1 in 8b and 70b")
 
     def _configuration(self) -> dict[str, Any]:
         rope = {
             "rope_type": "llama3",
             "rope_theta": self.rope_theta,
             # Positions of the model over those that it was first trained on.
-            "factor": 8.0 if self.size == "8b" else 32.0,
+            "factor": 32.0 if self.size in ("1b", "3b") else 8.0,
             "low_freq_factor": 1.0,
             "high_freq_factor": 4.0,
             "original_max_position_embeddings": 8192,

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memviz.runner.fit.fit import FitAnswer, changes_of, short_label, trial_label
+from memviz.results.fit import cheapest_fitting
+from memviz.runner.fit.fit import FitAnswer, changes_of, short_label, trial_json, trial_label
 from memviz.runner.fit.predictions import Ask, Hear, KeptPredictions, Others, Prediction, Predictor
 from memviz.runner.fit.search import MOST_ALL, Guesses, Searched, cheapest_that_fits, pareto_front, search, trials_of
 from memviz.runner.fit.space import Candidate, space_of
@@ -136,6 +137,28 @@ def test_what_is_refused_is_kept_apart_and_what_was_asked_for_comes_first(tmp_pa
     searched = search(space, cast(Predictor, Refusing(KeptPredictions(tmp_path), 1)))
     assert searched.ways and len(searched.refused) == searched.tried - len(searched.ways)
     assert searched.refused[0] == "Not with []."
+
+
+def test_what_is_refused_does_not_count_as_a_try(tmp_path: Path) -> None:
+    class Refusing(Teller):
+        def one(self, request: Request) -> Prediction:
+            is_refused = len(request.optimizations) == 2
+            return Prediction(refused="Not two.") if is_refused else super().one(request)
+
+    space = space_of(Request("gpt2", {"layers": "2"}, optimizer="adamw"), "outputs")
+    searched = search(space, cast(Predictor, Refusing(KeptPredictions(tmp_path), 1)), tries=40)
+    assert searched.refused and len(searched.ways) == 40
+    assert searched.tried == searched.planned == 40 + len(searched.refused)
+
+
+def test_what_fits_is_chosen_before_what_is_close_at_the_same_cost() -> None:
+    changed = "split_feed_forward"
+    close, fits, dearer = way(1.0, 5), way(1.0, 6, changed), way(1.1, 4, changed)
+    close = replace(close, prediction=replace(close.prediction, fit="close"))
+    assert cheapest_that_fits([close, fits, dearer]) is fits
+    assert cheapest_that_fits([close, dearer]) is close
+    ways = [trial_json(each) for each in (close, fits, dearer)]
+    assert (cheapest_fitting(ways), cheapest_fitting([ways[0], ways[2]])) == (1, 0)
 
 
 def test_an_option_without_effect_is_predicted_once_and_named_all_the_same(tmp_path: Path) -> None:

@@ -53,7 +53,12 @@ def test_what_cannot_be_is_refused(texts: dict[str, str], words: str) -> None:
     ("change", "words"),
     [
         ({"on": "cuda"}, "8 GPUs: 8 shard are predicted and not measured"),
-        ({"optimizations": (("lora", {}),)}, "lora is tried on one GPU only"),
+        ({"optimizations": (("split_feed_forward", {}),)}, "split_feed_forward is tried on one GPU only"),
+        ({"parallel": {"tensor": "2"}, "optimizations": (("lora", {}),)}, "lora changes what tensor cuts"),
+        (
+            {"parallel": {"data": "2"}, "optimizations": (("lora", {}), ("weight_quantization", {}))},
+            "weight_quantization changes what data cuts: leave it out, or data=1",
+        ),
         ({"parallel": {"data": "2", "tensor": "2"}}, "give shard 2 or more"),
         (
             {"parallel": {"pipeline": "2"}, "settings": {"batch": "2"}, "optimizations": ACCUMULATED},

@@ -22,6 +22,7 @@ from memviz.runner.jobs.worker_process import RunEvent
 from memviz.runner.plan import plan_of
 from memviz.runner.request import Request, Run, file_of_rank, load_run, parallel_of
 from memviz.runner.step import Outcome
+from memviz.trace.model import Category
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")]
 LLAMA = {"size": "8b", "layers": "3", "narrow": "4", "sequence": "64"}
@@ -99,6 +100,33 @@ def test_states_are_sharded_with_the_weights() -> None:
     saved = alone().weights_bytes * (1 / 2 - 1 / 8)
     # Weights and two states; gradients are gone by the optimizer's phase in neither.
     assert two.peak_requested_bytes - eight.peak_requested_bytes >= 3 * saved
+
+
+def live(outcome: Outcome, category: Category) -> int:
+    labels, blocks = outcome.trace.devices[0].block_labels, outcome.trace.devices[0].blocks
+    assert labels is not None
+    return int(blocks.requested[(labels.category == category) & (blocks.requested > 0)].sum())
+
+
+def test_adapters_and_codes_are_sharded_with_the_weights() -> None:
+    """Each of two ranks holds half of the codes, scales and adapters, and states of its half of the adapters alone."""
+    changes = (("lora", {"rank": "8"}), ("weight_quantization", {"bits": "4", "group": "64"}))
+    half = predict_plan(plan_of(request((("shard", "2"),), optimizations=changes)), lambda phase: None)
+    whole = predict(plan_of(request((), optimizations=changes)), lambda phase: None)
+    assert sum(len(one.ranks) * one.weights_bytes for one in half.run.classes) == whole.run.weights_bytes
+    assert half.run.parameters == whole.run.parameters
+    states = live(whole, Category.OPTIMIZER_STATE)
+    # A step count of four bytes for each adapter is on every rank.
+    assert 0 < states // 2 <= live(half, Category.OPTIMIZER_STATE) < 0.51 * states + 4096
+
+
+def test_adapters_are_copied_with_the_weights() -> None:
+    copied = predict_plan(plan_of(request((("data", "2"),), optimizations=(("lora", {}),))), lambda phase: None)
+    whole = predict(plan_of(request((), optimizations=(("lora", {}),))), lambda phase: None)
+    assert copied.run.weights_bytes == whole.run.weights_bytes
+    assert live(copied, Category.OPTIMIZER_STATE) == live(whole, Category.OPTIMIZER_STATE) > 0
+    # Buckets for the gradients of the adapters.
+    assert copied.run.peak_allocated_bytes > whole.run.peak_allocated_bytes
 
 
 def test_checkpointing_saves_on_every_rank() -> None:

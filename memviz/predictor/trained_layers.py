@@ -1,0 +1,559 @@
+"""Layers of a training step that repeat an earlier one, forward and backward, without running an operator.
+
+Layers of a list that are built alike and get inputs of the same kinds ask for the same memory in the same order. The
+first of them runs, and so do the last three, whose backward comes first; those between are one node of the graph each,
+that allocates and frees as theirs would. The events are those of a step in which all layers run.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+
+from memviz.predictor.compat import without_functions, without_modes
+from memviz.predictor.ledger import LiveAllocation, PhaseMark
+from memviz.predictor.position import NO_TASK
+from memviz.predictor.recorder import AllocationRecorder
+from memviz.predictor.repetition import (
+    BlockRepeater,
+    Gradient,
+    OutputTensor,
+    RecordedStretch,
+    is_held_elsewhere,
+    like_in_memory,
+    memory_of,
+    tensor_that_owns,
+)
+from memviz.predictor.shapes import tensors_among
+from memviz.trace.model import Action, Category
+
+
+class NotRepeatable(BaseException):
+    """A repeated layer turned out not to be equal to those that ran: the prediction has to run without repetition.
+
+    No `except Exception` of a model may catch it.
+    """
+
+
+_Source = tuple[str, int] | None
+"""Origin of an argument with a gradient: an output of the layer before, or the same argument as of the layer before."""
+_Origin = tuple[str, int]
+"""Owner of memory that a backward frees: itself ("new"), its forward, a gradient of an output, or an argument."""
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Place in a run of equal layers."""
+
+    run: int
+    index: int
+    count: int
+
+
+@dataclass(frozen=True)
+class _TrainedForward:
+    """The forward of a layer that ran with gradients."""
+
+    recording: RecordedStretch
+    path: str
+    outputs: tuple[OutputTensor, ...]
+    is_tuple: bool
+    used: tuple[int, ...]
+    undecided: Mapping[int, int]
+    categories: Mapping[int, int]
+    order: tuple[int, ...]
+    """Its allocations without workspaces."""
+    shape: tuple[tuple[int, int, int], ...]
+    """Mallocs and frees with sizes and places in `order`, which are the same for equal layers."""
+    held: tuple[bool, ...]
+    """Arguments that its graph holds."""
+
+
+@dataclass
+class _RanLayer:
+    """A layer of which the backward is recorded."""
+
+    key: Hashable
+    place: _Place
+    forward: _TrainedForward
+    weights: tuple[torch.Tensor, ...]
+    had_gradients: tuple[bool, ...]
+    sources: tuple[_Source, ...]
+    arguments: tuple[int | None, ...]
+    """Allocations of its arguments."""
+    start: Mapping[str, Any] | None = None
+    gradients: dict[int, int | None] | None = None
+    """Allocations of the gradients of its outputs."""
+
+
+@dataclass(frozen=True)
+class _TrainedBackward:
+    recording: RecordedStretch
+    path: str
+    origins: Mapping[int, _Origin]
+    """Owners of the allocations that it frees."""
+    weights: Mapping[int, Gradient]
+    """Gradients of weights, by allocation."""
+    arguments: tuple[tuple[int, int, torch.Tensor], ...]
+    """Gradients of arguments: place of the argument, allocation, a tensor of its kind."""
+    given: Mapping[int, int | None]
+    """Allocations of the gradients of the outputs."""
+    categories: Mapping[int, int]
+
+
+class _RepeatedLayer:
+    """Memory that a repeated layer keeps until its backward."""
+
+    def __init__(self, repeater: TrainedBlockRepeater, key: Hashable, place: _Place, path: str) -> None:
+        self.repeater, self.key, self.place, self.path = repeater, key, place, path
+        self.kept: dict[int, LiveAllocation] = {}
+        """Its allocations that live on but outputs, by their place in the order of its forward."""
+        self.arguments: list[torch.UntypedStorage | None] = []
+        self.sources: tuple[_Source, ...] = ()
+        self.inputs: tuple[int, ...] = ()
+        """Places of the arguments with gradients."""
+        self.weights: list[torch.Tensor] = []
+        self.results: tuple[torch.Tensor, ...] = ()
+
+    def __del__(self) -> None:
+        # Its backward was never run, so nothing says when its memory is freed.
+        self.repeater.failed |= bool(self.kept)
+
+
+class _RepeatedNode(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, layer: _RepeatedLayer, *inputs: torch.Tensor) -> Any:
+        ctx.layer = layer
+        ctx.set_materialize_grads(False)
+        results, layer.results = layer.results, ()
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
+        layer, ctx.layer = ctx.layer, None
+        if layer is None:
+            raise NotRepeatable
+        with without_functions(), without_modes():
+            return (None, *layer.repeater.repeat_backward(layer, gradients))
+
+
+class TrainedBlockRepeater(BlockRepeater):
+    """Repeats layers with and without gradients; without, all but the first of equal ones.
+
+    In training the last of a run begins the gradients that all its layers share, the one before may give them other
+    memory, and the third last is like all others. Whatever does not fit ends the prediction with `NotRepeatable`.
+    """
+
+    def __init__(self, recorder: AllocationRecorder, marks: list[PhaseMark]) -> None:
+        super().__init__(recorder, marks)
+        self._places: WeakKeyDictionary[nn.Module, _Place] = WeakKeyDictionary()
+        self._forwards: dict[Hashable, _TrainedForward | None] = {}
+        self._backwards: dict[Hashable, _TrainedBackward] = {}
+        self._open: _RanLayer | None = None
+        """The layer whose backward runs now."""
+        self._before: tuple[_Place, tuple[Hashable, ...], tuple[Hashable, ...]] | None = None
+        """The layer that was called last, its arguments and its outputs."""
+        self._is_inside = False
+        self._runs = 0
+        self.failed = False
+        self.is_on = True
+
+    def follow(self, model: nn.Module) -> None:
+        super().follow(model)
+        for module in model.modules():
+            if isinstance(module, nn.ModuleList | nn.Sequential):
+                self._find_runs([(layer, self._blocks.get(layer)) for layer in module])
+
+    def _find_runs(self, layers: Sequence[tuple[nn.Module, Hashable]]) -> None:
+        """Find the runs of equal layers of a list that are long enough for one to be repeated."""
+        at = 0
+        while at < len(layers):
+            end = at + 1
+            while end < len(layers) and layers[end][1] is not None and layers[end][1] == layers[at][1]:
+                end += 1
+            if end - at >= _SHORTEST_RUN:
+                self._runs += 1
+                for index, (layer, _) in enumerate(layers[at:end]):
+                    self._places[layer] = _Place(self._runs, index, end - at)
+            at = end
+
+    def run(self, module: nn.Module, args: Any, kwargs: Any, call: Callable[..., Any]) -> Any:
+        if not torch.is_grad_enabled():
+            return super().run(module, args, kwargs, call)
+        place = self._places.get(module)
+        if place is None or self._is_inside or not self.is_on or not self._may_repeat():
+            return call(module, *args, **kwargs)
+        with without_functions():
+            arguments = list(tensors_among((args, kwargs)))
+            sources = self._sources(place, arguments)
+            key = self._key_of_layer(module, args, kwargs)
+            forward = None if key is None else self._forwards.get(key)
+            if forward is not None and sources is not None and place.index < place.count - _LAST_THAT_RUN:
+                layer = _RepeatedLayer(self, key, place, self._path)
+                return self._repeat_forward(layer, forward, module, arguments, sources)
+            started, signs = self._state(), tuple(map(self._sign, arguments))
+            owners = list(map(_owners, arguments))
+        self._is_inside = True
+        try:
+            out = call(module, *args, **kwargs)
+        finally:
+            self._is_inside = False
+        if key is None or is_held_elsewhere(out):
+            self._before = None
+            return out
+        with without_functions():
+            # A checkpoint holds its arguments since before the call.
+            grown = [now > before for now, before in zip(list(map(_owners, arguments)), owners, strict=True)]
+            held = tuple(more or bool(_saved_tensors_hooks()) for more in grown)
+            forward = self._record_forward(started, module, arguments, out, held)
+            self._forwards.setdefault(key, forward)
+            outputs = list(out) if type(out) is tuple else [out]
+            self._before = None if forward is None else (place, signs, tuple(map(self._sign, outputs)))
+            if forward is not None and sources is not None:
+                weights, numbers = tuple(module.parameters()), tuple(map(self._number_of, arguments))
+                had = tuple(weight.grad is not None for weight in weights)
+                ran = _RanLayer(key, place, forward, weights, had, sources, numbers)
+                self._follow_backward(ran, outputs)
+        return out
+
+    @property
+    def _path(self) -> str:
+        return self._recorder.position.path
+
+    def _may_repeat(self) -> bool:
+        """Return False within a backward, under autocast, and where saved tensors go elsewhere than to a checkpoint."""
+        if self._recorder.position.graph_task() != NO_TASK or torch.is_autocast_enabled("cuda"):
+            return False
+        hooks = _saved_tensors_hooks()
+        return not hooks or (len(hooks) == 1 and hooks[0].__qualname__.startswith("_checkpoint_hook."))
+
+    def _sign(self, tensor: torch.Tensor) -> Hashable:
+        allocation = self._ledger.allocation_of(tensor.untyped_storage())
+        return id(tensor), None if allocation is None else allocation.number, type(tensor.grad_fn).__name__
+
+    def _sources(self, place: _Place, arguments: list[torch.Tensor]) -> tuple[_Source, ...] | None:
+        """Return where each argument's gradient goes; None where that is not the layer before."""
+        if self._before is None:
+            return None
+        before, signs, outputs = self._before
+        if (before.run, before.index + 1) != (place.run, place.index) or len(signs) != len(arguments):
+            return None
+        sources: list[_Source] = []
+        for number, argument in enumerate(arguments):
+            sign = self._sign(argument)
+            if not argument.requires_grad:
+                sources.append(None)
+            elif sign in outputs:
+                sources.append(("output", outputs.index(sign)))
+            elif sign == signs[number]:
+                sources.append(("shared", number))
+            else:
+                return None
+        return tuple(sources)
+
+    def _key_of_layer(self, module: nn.Module, args: Any, kwargs: Any) -> Hashable:
+        key = self._key(module, self._blocks[module], args, kwargs)
+        trained = tuple((weight.requires_grad, weight.grad is None) for weight in module.parameters())
+        return None if key is None else (key, trained)
+
+    def _record_forward(
+        self,
+        start: Mapping[str, Any],
+        module: nn.Module,
+        arguments: list[torch.Tensor],
+        out: Any,
+        held: tuple[bool, ...],
+    ) -> _TrainedForward | None:
+        recording, outputs = self._recording(start), self._outputs(arguments, out)
+        if recording is None or outputs is None or recording.marks or self._kept(recording) is None:
+            return None
+        tensors = out if isinstance(out, tuple) else (out,)
+        if any(output.argument >= 0 for output in outputs) or not all(tensor.requires_grad for tensor in tensors):
+            return None
+        categories = self._recorder.categories
+        order = tuple(number for number in recording.numbers if categories.values[number] != Category.WORKSPACE)
+        if any(output.number not in order for output in outputs):
+            return None
+        places, history = {number: place for place, number in enumerate(order)}, self._ledger.history
+        shape = tuple(
+            (history.action[event], history.size[event], places[history.cause[event]])
+            for event in recording.events
+            if history.action[event] in (Action.ALLOC, Action.FREE_COMPLETED) and history.cause[event] in places
+        )
+        return _TrainedForward(
+            recording,
+            self._path,
+            outputs,
+            isinstance(out, tuple),
+            self._used(module),
+            {number: categories.call_of(number) for number in recording.numbers},
+            {number: categories.values[number] for number in recording.numbers},
+            order,
+            shape,
+            held,
+        )
+
+    def _follow_backward(self, layer: _RanLayer, outputs: list[torch.Tensor]) -> None:
+        for number, output in enumerate(outputs):
+            node: Any = output.grad_fn
+            node.register_prehook(partial(self._begin_backward, layer, number, output.output_nr))
+
+    def _number_of(self, tensor: torch.Tensor) -> int | None:
+        allocation = self._ledger.allocation_of(tensor.untyped_storage())
+        return None if allocation is None else allocation.number
+
+    def _begin_backward(self, layer: _RanLayer, output: int, at: int, gradients: Any) -> None:
+        with without_functions():
+            if self._open is not layer:
+                self._open, layer.start, layer.gradients = layer, self._state(), {}
+            gradient = gradients[at]
+            assert layer.gradients is not None
+            layer.gradients[output] = None if gradient is None else self._number_of(gradient)
+
+    def _repeat_forward(
+        self,
+        layer: _RepeatedLayer,
+        forward: _TrainedForward,
+        module: nn.Module,
+        arguments: list[torch.Tensor],
+        sources: tuple[_Source, ...],
+    ) -> Any:
+        recorder, ledger = self._recorder, self._ledger
+        signs = tuple(map(self._sign, arguments))
+        paths = recorder.position.paths_from(forward.path)
+        layer.weights = list(module.parameters())
+        recorder.label_used(layer.weights[place] for place in forward.used)  # type: ignore[misc]
+        categories = recorder.columns.category
+
+        def allocate(event: int, number: int) -> LiveAllocation | None:
+            if forward.categories[number] == Category.WORKSPACE:
+                return None
+            call = forward.undecided[number]
+            category = Category.UNKNOWN if call else Category(forward.categories[number])
+            categories.allocated(category, may_be_saved=bool(call), call=call)
+            self._copy_labels(number, paths(recorder.columns.module[number]))
+            return ledger.malloc(ledger.history.size[event], ledger.stacks[event])
+
+        made = self._repeat_events(forward.recording, allocate)
+        with without_modes():
+            storages: dict[int, torch.UntypedStorage] = {}
+            results = []
+            for output in forward.outputs:
+                if output.number not in storages:
+                    storages[output.number] = memory_of(output.like.untyped_storage().nbytes())
+                    ledger.own(storages[output.number], made.pop(output.number))
+                results.append(like_in_memory(output.like, storages[output.number]))
+            layer.results = tuple(results)
+            layer.kept = {forward.order.index(number): allocation for number, allocation in made.items()}
+            layer.arguments = [
+                argument.untyped_storage() if holds else None
+                for argument, holds in zip(arguments, forward.held, strict=True)
+            ]
+            layer.sources = sources
+            layer.inputs = tuple(place for place, source in enumerate(sources) if source is not None)
+            del results, storages
+            outputs = _RepeatedNode.apply(layer, *(arguments[place] for place in layer.inputs))  # type: ignore[no-untyped-call]
+        recorder.position.skip_earlier_nodes()
+        self._before = (layer.place, signs, tuple(map(self._sign, outputs)))
+        return outputs if forward.is_tuple else outputs[0]
+
+    def repeat_backward(
+        self, layer: _RepeatedLayer, gradients: tuple[torch.Tensor | None, ...]
+    ) -> list[torch.Tensor | None]:
+        """Free and allocate as the backward of an equal layer; return the gradients of the arguments."""
+        if (ran := self._open) is not None:
+            self._open = None
+            if ran.key == layer.key and (ran.place.run, ran.place.index) == (layer.place.run, layer.place.index + 1):
+                self._backwards[layer.key] = self._record_backward(ran, layer, gradients)
+        backward = self._backwards.get(layer.key)
+        given = {place: gradient for place, gradient in enumerate(gradients) if gradient is not None}
+        if backward is None or given.keys() != {at for at, number in backward.given.items() if number is not None}:
+            raise NotRepeatable
+        kept, layer.kept = layer.kept, {}
+        events = _BackwardEvents(self, layer, backward, kept, given)
+        self._repeat_events(backward.recording, events.allocate, events.free)
+        return events.results()
+
+    def _record_backward(
+        self, ran: _RanLayer, layer: _RepeatedLayer, gradients: tuple[torch.Tensor | None, ...]
+    ) -> _TrainedBackward:
+        forward, first = ran.forward, self._forwards[ran.key]
+        recording = None if ran.start is None else self._recording(ran.start, own=False)
+        is_equal = first is not None and (forward.shape, forward.held) == (first.shape, first.held)
+        if recording is None or recording.marks or not is_equal:
+            raise NotRepeatable
+        given = ran.gradients or {}
+        origins = self._origins(ran, recording, given)
+        live = {allocation.number for allocation in self._ledger.live.values()}
+        ended = {*forward.order} - live
+        freed = {forward.order[at] for kind, at in origins.values() if kind == "forward"}
+        outputs = {output.number for output in forward.outputs}
+        in_forward = {forward.order[at] for action, _, at in forward.shape if action == Action.FREE_COMPLETED}
+        if ended != {*forward.order} or freed & outputs or {*forward.order} - freed - outputs - in_forward:
+            raise NotRepeatable
+        held = zip(ran.arguments, forward.held, strict=True)
+        if any(holds and number not in live and number not in origins for number, holds in held if number is not None):
+            raise NotRepeatable
+        weights, arguments = self._weight_gradients(ran, recording), self._argument_gradients(ran, gradients)
+        own = {number for number in recording.numbers if number in live}
+        passed = {number for _, number, _ in arguments}
+        if own != {*weights} | (passed - {*given.values()}) or not passed <= own | {*given.values()}:
+            raise NotRepeatable
+        categories = self._recorder.categories
+        if any(categories.call_of(number) for number in recording.numbers):
+            raise NotRepeatable
+        kinds = {number: categories.values[number] for number in recording.numbers}
+        return _TrainedBackward(recording, forward.path, origins, weights, arguments, given, kinds)
+
+    def _origins(
+        self, ran: _RanLayer, recording: RecordedStretch, given: Mapping[int, int | None]
+    ) -> dict[int, _Origin]:
+        known: dict[int | None, _Origin] = {number: ("argument", at) for at, number in enumerate(ran.arguments)}
+        known |= {number: ("gradient", at) for at, number in given.items()}
+        known |= {number: ("forward", at) for at, number in enumerate(ran.forward.order)}
+        known |= {number: ("new", number) for number in recording.numbers}
+        history, origins = self._ledger.history, {}
+        for event in recording.events:
+            if history.action[event] == Action.FREE_COMPLETED:
+                number = history.cause[event]
+                if number not in known:
+                    raise NotRepeatable
+                origins[number] = known[number]
+        return origins
+
+    def _weight_gradients(self, ran: _RanLayer, recording: RecordedStretch) -> dict[int, Gradient]:
+        gradients = {}
+        for place, (weight, had) in enumerate(zip(ran.weights, ran.had_gradients, strict=True)):
+            gradient = weight.grad
+            if had or gradient is None:
+                if had and gradient is None:
+                    raise NotRepeatable
+                continue
+            number, size = self._number_of(gradient), gradient.numel() * gradient.element_size()
+            allocation = self._ledger.allocation_of(gradient.untyped_storage())
+            if type(gradient) is not torch.Tensor or allocation is None or allocation.requested != size:
+                raise NotRepeatable
+            if number is None or number not in recording.numbers or number in gradients:
+                raise NotRepeatable
+            like = torch.empty_strided(gradient.shape, gradient.stride(), dtype=gradient.dtype, device="meta")
+            gradients[number] = Gradient(place, number, like)
+        return gradients
+
+    def _argument_gradients(
+        self, ran: _RanLayer, gradients: tuple[torch.Tensor | None, ...]
+    ) -> tuple[tuple[int, int, torch.Tensor], ...]:
+        """Return the gradients that went to the layer before: they are those of its outputs."""
+        found = []
+        for place, source in enumerate(ran.sources):
+            if source is None or source[0] == "shared":
+                continue
+            gradient = gradients[source[1]]
+            number = None if gradient is None else self._number_of(gradient)
+            if gradient is None or number is None or type(gradient) is not torch.Tensor:
+                raise NotRepeatable
+            found.append((place, number, like_in_memory(gradient, memory_of(gradient.untyped_storage().nbytes()))))
+        return tuple(found)
+
+
+class _BackwardEvents:
+    """Mallocs and frees of a repeated layer's backward."""
+
+    def __init__(
+        self,
+        repeater: TrainedBlockRepeater,
+        layer: _RepeatedLayer,
+        backward: _TrainedBackward,
+        kept: dict[int, LiveAllocation],
+        given: dict[int, torch.Tensor],
+    ) -> None:
+        self._repeater, self._layer, self._backward, self._kept = repeater, layer, backward, kept
+        self._recorder = repeater._recorder
+        self._ledger = self._recorder.ledger
+        self._storages = {at: gradient.untyped_storage() for at, gradient in given.items()}
+        self._own: dict[int, torch.UntypedStorage] = {}
+        """Memory of gradients of arguments."""
+        self._passed = {number: like for _, number, like in backward.arguments}
+        self._paths = self._recorder.position.paths_from(backward.path, layer.path)
+
+    def allocate(self, event: int, number: int) -> LiveAllocation | None:
+        recorder, ledger, kind = self._recorder, self._ledger, self._backward.categories[number]
+        if kind == Category.WORKSPACE:
+            return None
+        recorder.columns.category.values.append(kind)
+        self._repeater._copy_labels(number, self._paths(recorder.columns.module[number]))
+        allocation = ledger.malloc(ledger.history.size[event], ledger.stacks[event])
+        if (gradient := self._backward.weights.get(number)) is not None:
+            weight = self._layer.weights[gradient.weight]
+            if weight.grad is not None:
+                raise NotRepeatable
+            weight.grad = tensor_that_owns(ledger, gradient.like, allocation)
+        elif number in self._passed:
+            storage = self._own[number] = memory_of(self._passed[number].untyped_storage().nbytes())
+            ledger.own(storage, allocation)
+        return allocation
+
+    def free(self, event: int, number: int, made: dict[int, LiveAllocation]) -> None:
+        kind, at = self._backward.origins[number]
+        stack, ledger = self._ledger.stacks[event], self._ledger
+        if kind == "new":
+            ledger.free(made.pop(number), stack)
+        elif kind == "forward":
+            if at not in self._kept:
+                raise NotRepeatable
+            ledger.free(self._kept.pop(at), stack)
+        elif kind == "gradient":
+            ledger.let_go(self._storages.pop(at), stack)
+        else:
+            self._drop_argument(at, stack)
+
+    def _drop_argument(self, at: int, stack: int) -> None:
+        """Free an argument, of which this layer has to be the last owner."""
+        ledger, events = self._ledger, len(self._ledger.history)
+        before, ledger.stack_of_free = ledger.stack_of_free, lambda: stack
+        try:
+            self._layer.arguments[at] = None
+        finally:
+            ledger.stack_of_free = before
+        if len(ledger.history) == events:
+            raise NotRepeatable
+
+    def results(self) -> list[torch.Tensor | None]:
+        events = len(self._ledger.history)
+        self._layer.arguments.clear()
+        if len(self._ledger.history) != events or self._kept:
+            raise NotRepeatable
+        found: dict[int, torch.Tensor] = {}
+        given = {number: at for at, number in self._backward.given.items()}
+        for place, number, like in self._backward.arguments:
+            storage = self._own[number] if number in self._own else self._storages.pop(given[number])
+            found[place] = like_in_memory(like, storage)
+        return [found.get(place) for place in self._layer.inputs]
+
+
+def _owners(tensor: Any) -> int:
+    """Return how many hold a tensor or its memory, of Python and of C++."""
+    memory: Any = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+    return int(memory) + int(tensor._use_count()) + sys.getrefcount(tensor)
+
+
+def _saved_tensors_hooks() -> list[Any]:
+    """Return the functions that pack saved tensors now, innermost first."""
+    autograd: Any = torch._C._autograd
+    hooks = []
+    while (top := autograd._top_saved_tensors_default_hooks(False)) is not None:
+        hooks.append(top)
+        autograd._pop_saved_tensors_default_hooks()
+    for pack, unpack in reversed(hooks):
+        autograd._push_saved_tensors_default_hooks(pack, unpack)
+    return [pack for pack, _ in hooks]
+
+
+_LAST_THAT_RUN = 3
+_SHORTEST_RUN = _LAST_THAT_RUN + 2
