@@ -28,8 +28,8 @@ def held_by(trace: Trace, device: DeviceTrace, row: int) -> HeldBy | None:
     if device.holders is None or at < 0:
         return None
     holders = device.holders
-    texts = (trace.strings[column[at]] for column in (holders.owner, holders.chain, holders.place))
-    return HeldBy(HolderKind(int(holders.kind[at])), *texts, int(holders.event[at]))
+    owner, chain, place = (trace.strings[column[at]] for column in (holders.owner, holders.chain, holders.place))
+    return HeldBy(HolderKind(int(holders.kind[at])), owner, chain, place, int(holders.event[at]))
 
 
 @cached

@@ -66,11 +66,12 @@ class MeasuredPeak:
 def measured_peaks() -> tuple[MeasuredPeak, ...]:
     peaks = []
     for row in (row for part in json.loads(DATA.read_text(encoding="utf-8")).values() for row in part):
-        pairs = (row[name] and tuple(row[name]) for name in ("live", "allocated", "reserved"))
+        pairs = {name: row[name] and tuple(row[name]) for name in ("live", "allocated", "reserved")}
         families = frozenset(row["families"])
         source, whole = row.get("source") or row["name"].split()[0], row.get("whole", True)
+        measured = pairs["live"], pairs["allocated"], pairs["reserved"]
         facts = row["name"], row["card"], row["torch"], row["class"], families
-        peaks.append(MeasuredPeak(*facts, *pairs, source=source, whole=whole))
+        peaks.append(MeasuredPeak(*facts, *measured, source, whole))
     return tuple(peaks)
 
 
@@ -104,7 +105,9 @@ def expected_error(
     in_tables = width_of(published, "allocated")
     widths = {one: _wider(width_of(recordings, one), in_tables) for one in MEASURES}
     return ExpectedError(
-        **widths,
+        live=widths["live"],
+        allocated=widths["allocated"],
+        reserved=widths["reserved"],
         recordings=len(recordings),
         published=len(published),
         kind=kind,

@@ -596,7 +596,7 @@ def _gemm_4bit(
     """Unpack the whole weight, unless bitsandbytes has a faster kernel for so few rows on this card, and multiply."""
     given = {**dict(zip(_PACKED_TAKES, rest, strict=False)), **kwargs}
     (outer, inner), rows = shape, input.numel() // input.shape[-1]
-    is_faster = getattr(sys.modules.get("bitsandbytes.backends.cuda.ops"), "_gemm_4bit_use_custom_cuda", None)
+    is_faster: Any = getattr(sys.modules.get("bitsandbytes.backends.cuda.ops"), "_gemm_4bit_use_custom_cuda", None)
     may_be = rows <= _MOST_ROWS_PACKED and inner % given["blocksize"] == 0 and is_faster is not None
     if may_be and is_faster(0, input.dtype, rows, outer, inner):
         return torch.empty((*input.shape[:-1], outer), dtype=input.dtype, device=input.device)

@@ -357,7 +357,7 @@ PAGED_STATES = (
 def follow_bitsandbytes(patches: Patches, assumptions: Assumptions) -> None:
     """Make paged states of optimizers plain host tensors: its C library would look for a card, and end the process."""
 
-    def paged(*shape: int, dtype: torch.dtype = torch.float32, device: Any = None) -> Tensor:
+    def paged(*shape: int, dtype: torch.dtype = torch.float32, device: Any = None) -> Any:
         assumptions.say(PAGED_STATES)
         state: Any = torch.empty(shape, dtype=dtype)
         state.is_paged, state.page_deviceid = True, getattr(device, "index", 0)

@@ -246,7 +246,7 @@ class FakeCudaMode(TorchFunctionMode):
         self._ledger = recorder.ledger
         self._recorder = recorder
         self._waiting = recorder.ledger.allocator.pending.blocks
-        own = {
+        own: dict[Any, Any] = {
             Tensor.cuda: self._to_the_card,
             Tensor.record_stream: self._record_stream,
             Tensor.new: new_of_sparse,

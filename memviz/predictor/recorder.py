@@ -502,7 +502,12 @@ class ModelMove:
     def _placed(self, parameter: Parameter) -> Parameter:
         if _converts_itself(parameter) and id(parameter) not in self._on_host:
             converted = self._convert(parameter)
-            return parameter if converted is parameter else Parameter(converted, parameter.requires_grad)
+            if converted is parameter:
+                return parameter
+            if type(converted) is not type(parameter):
+                return Parameter(converted, parameter.requires_grad)
+            parameter.data = converted
+            return parameter
         with without_functions():
             if id(parameter) not in self._on_host:
                 return _moved_parameter(self._recorder, parameter, self._wanted)

@@ -149,15 +149,18 @@ def test_a_weight_packs_itself_on_its_way_to_the_card() -> None:
     class Packed(torch.nn.Parameter):
         def to(self, *args: Any, **kwargs: Any) -> Any:
             device, *_ = torch._C._nn._parse_to(*args, **kwargs)
-            if device is not None and device.type == "cuda":
+            if device is not None and device.type == "cuda" and self.dtype != torch.uint8:
                 self.data = self.data.to(device)[:, :4].to(torch.uint8)
-            return self
+                return self
+            return torch.Tensor._make_subclass(Packed, super().to(*args, **kwargs), False)
 
     with PredictedDevice(A100):
         layer = torch.nn.Linear(8, 1024, bias=False)
         layer.weight = Packed(layer.weight.detach(), requires_grad=False)
+        weight = layer.weight
         layer.to("cuda")
-        assert layer.weight.shape == (1024, 4)
+        layer.to("cuda")
+        assert layer.weight is weight and weight.shape == (1024, 4)
         assert torch.cuda.memory_allocated() == 1024 * 4
 
 

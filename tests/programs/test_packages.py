@@ -1,0 +1,37 @@
+"""Packages that people train with, where they are installed: their own classes, through `python -m memviz predict`."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.second_process import predict
+
+FOLDER = Path(__file__).parent / "packages"
+NEEDS = {
+    "four_bit_lora": ("bitsandbytes", "peft", "transformers"),
+    "triton_and_liger": ("liger_kernel", "triton", "transformers"),
+    "module": ("lightning", "torchmetrics"),
+    "others": ("monai", "pytorch_optimizer", "torchdiffeq", "vector_quantize_pytorch", "x_transformers"),
+    "policy": ("datasets", "peft", "tokenizers", "transformers", "trl"),
+    "trainer": ("accelerate", "bitsandbytes", "transformers"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NEEDS)
+def test_a_script_with_these_packages_runs_to_its_end(name: str, tmp_path: Path) -> None:
+    if missing := [package for package in NEEDS[name] if find_spec(package) is None]:
+        pytest.skip(f"{', '.join(missing)} is not installed")
+    ran = predict("--card", "L40S", "--json", FOLDER / f"{name}.py", folder=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    *_, said, result = ran.stdout.splitlines()
+    assert said == "done"
+    assert json.loads(result)["not_known"] is None
+
+
+def test_each_script_is_run() -> None:
+    assert {path.stem for path in FOLDER.glob("[a-z]*.py")} == NEEDS.keys()
