@@ -73,7 +73,7 @@ def test_a_list_of_losses_is_found_in_a_real_process_and_stays_in_the_file(tmp_p
 
     (finding,) = [one for one in findings(read, read.devices[0]) if one.holder]
     assert (finding.kind, finding.holder, finding.bytes) == (FindingKind.KEPT_BY_GRAPH, "losses", 4 * 3 * BATCH)
-    assert "grows by 6.00 KiB" in finding.sentence and "test_recorded_holders.py:" in finding.line
+    assert "grows by 6.00 KiB" in finding.sentence and "alone_recorded_holders.py:" in finding.line
 
 
 def test_pytorchs_own_viewer_opens_the_file(tmp_path):

@@ -104,7 +104,7 @@ def test_a_list_of_losses_keeps_what_their_graphs_saved():
     assert held.owner == "losses (autograd graph)"
     assert held.chain.startswith("losses[1] → grad_fn")
     assert "MulBackward0 saved" in held.chain
-    assert held.place.endswith(f"test_holders.py:{line}")
+    assert held.place.endswith(f"alone_holders.py:{line}")
 
 
 def _closure() -> tuple[Callable[[], Any], int | None]:
