@@ -116,7 +116,13 @@ def expect_windows(said: dict[str, Any]) -> None:
 
 
 def test_every_program_here_has_a_case() -> None:
-    assert {path.stem for path in HERE.glob("*.py")} == {*CASES, *OTHER_CASES, "test_programs", "__init__"}
+    assert {path.stem for path in HERE.glob("*.py")} == {
+        *CASES,
+        *OTHER_CASES,
+        "test_programs",
+        "test_packages",
+        "__init__",
+    }
     assert PEAKS.keys() == CASES.keys()
 
 
