@@ -66,12 +66,11 @@ class MeasuredPeak:
 def measured_peaks() -> tuple[MeasuredPeak, ...]:
     peaks = []
     for row in (row for part in json.loads(DATA.read_text(encoding="utf-8")).values() for row in part):
-        pairs = {name: row[name] and tuple(row[name]) for name in ("live", "allocated", "reserved")}
+        live, allocated, reserved = (row[name] and tuple(row[name]) for name in MEASURES)
         families = frozenset(row["families"])
         source, whole = row.get("source") or row["name"].split()[0], row.get("whole", True)
-        measured = pairs["live"], pairs["allocated"], pairs["reserved"]
         facts = row["name"], row["card"], row["torch"], row["class"], families
-        peaks.append(MeasuredPeak(*facts, *measured, source, whole))
+        peaks.append(MeasuredPeak(*facts, live, allocated, reserved, source, whole))
     return tuple(peaks)
 
 

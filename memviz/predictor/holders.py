@@ -80,7 +80,7 @@ class _Root(NamedTuple):
     file: str = ""
     function: str = ""
     line: int = 0
-    """Where its frame is now."""
+    """The line at which its function stands."""
 
 
 MOMENTS = (("backward", Stage.START), ("optimizer step", Stage.END))
@@ -318,9 +318,8 @@ def _is_plain(kind: type) -> bool:
     is_special = any(issubclass(kind, special) for special, _ in _REFERENCES) or issubclass(kind, _CONTAINERS)
     # A C type may refer to more than its dictionary.
     is_heap = all(base is object or base.__flags__ & _HEAP_TYPE for base in kind.__mro__)
-    module = type.__getattribute__(kind, "__module__")
-    is_own = type(module) is str and module.startswith(_OWN)
-    return is_heap and kind.__dictoffset__ != 0 and not is_special and not is_own and not any(_slots(kind))
+    has_slots = any(_slots(kind))
+    return is_heap and kind.__dictoffset__ != 0 and not is_special and not _is_own_class(kind) and not has_slots
 
 
 def _key_step(key: Any) -> _Step:
@@ -351,8 +350,11 @@ def _is_own(value: Any) -> bool:
     if _is(value, types.FrameType | types.GeneratorType):
         frame = value if _is(value, types.FrameType) else value.gi_frame
         return frame is not None and _is_own_frame(frame)
-    module = type.__getattribute__(type(value), "__module__")
-    return type(module) is str and module.startswith(_OWN)
+    return _is_own_class(type(value))
+
+
+def _is_own_class(kind: type) -> bool:
+    return _text(type.__getattribute__(kind, "__module__")).startswith(_OWN)
 
 
 def _is_own_frame(frame: types.FrameType) -> bool:
@@ -371,7 +373,7 @@ def _dict_of(value: Any) -> dict[str, Any]:
 
 def _owner_suffix(steps: list[_Step], kind: HolderKind) -> str:
     """Name `model.0` and `optimizer.state` apart, and what a graph has saved; elements of one list are together."""
-    # The dictionary of an object may be a step of its own, which nobody writes.
+    # The `__dict__` of an object may be a step of its own, without a text.
     written = [step for step in steps if step.text][:1]
     attribute = "".join(step.text for step in written if step.kind is HolderKind.ATTRIBUTE)
     return f"{attribute}{GRAPH_SUFFIX}" if kind is HolderKind.AUTOGRAD_GRAPH else attribute
@@ -669,8 +671,7 @@ def _source_of(value: Any) -> tuple[str, str]:
         code = value.f_code if _is(value, types.FrameType) else value.__code__
         file, function = code.co_filename, code.co_name if _is(value, types.FrameType) else ""
     else:
-        module = sys.modules.get(_text(type.__getattribute__(type(value), "__module__")))
-        file, function = _text(getattr(module, "__file__", "")), ""
+        file, function = _file_of(type(value)), ""
     return ("", "") if is_installed(file) else (file, function)
 
 
@@ -830,8 +831,13 @@ def _holder_upwards(tensor: torch.Tensor, own: set[int], deadline: float) -> Hol
     return Holder(HolderKind.UNCOLLECTED_CYCLE, "cycle awaiting collection", " ← ".join([*names, _IN_CYCLE]), place)
 
 
+def _file_of(kind: type) -> str:
+    module = sys.modules.get(_text(type.__getattribute__(kind, "__module__")))
+    return _text(getattr(module, "__file__", ""))
+
+
 def _class_line(kind: type) -> str:
-    file = _text(getattr(sys.modules.get(_text(type.__getattribute__(kind, "__module__"))), "__file__", ""))
+    file = _file_of(kind)
     line = 0 if is_installed(file) else _storing_line(file, "", kind.__name__)[0]
     return f"{short_path(file)}:{line}" if line else ""
 

@@ -104,6 +104,19 @@ class Repeater:
         marks = tuple(self._marks[start["marks"] :])
         return RecordedStretch(events, numbers, marks, work, end["arrived"] - start["arrived"])
 
+    def _new_gradient(self, place: int, weight: torch.Tensor, numbers: range) -> Gradient | None:
+        """Return the gradient of a weight; None unless it has memory of its own, allocated among these."""
+        gradient = weight.grad
+        if type(gradient) is not torch.Tensor:
+            return None
+        allocation = self._ledger.allocation_of(gradient.untyped_storage())
+        size = gradient.numel() * gradient.element_size()
+        if allocation is None or allocation.number not in numbers or allocation.requested != size:
+            return None
+        with without_modes():
+            like = torch.empty_strided(gradient.shape, gradient.stride(), dtype=gradient.dtype, device="meta")
+        return Gradient(place, allocation.number, like)
+
     def _kept(self, recording: RecordedStretch) -> set[int] | None:
         """Return the allocations that were not freed within it, but workspaces; None where a workspace is gone."""
         history, categories = self._ledger.history, self._recorder.categories.values
@@ -193,18 +206,12 @@ class PassRepeater(Repeater):
         """Return the gradients that are new, each with memory of its own; None where others changed."""
         gradients = []
         for place, (weight, old) in enumerate(zip(weights, before, strict=True)):
-            gradient = weight.grad
-            if gradient is old:
+            if weight.grad is old:
                 continue
-            if old is not None or gradient is None or type(gradient) is not torch.Tensor:
+            gradient = None if old is not None else self._new_gradient(place, weight, numbers)
+            if gradient is None:
                 return None
-            allocation = self._ledger.allocation_of(gradient.untyped_storage())
-            size = gradient.numel() * gradient.element_size()
-            if allocation is None or allocation.number not in numbers or allocation.requested != size:
-                return None
-            with without_modes():
-                like = torch.empty_strided(gradient.shape, gradient.stride(), dtype=gradient.dtype, device="meta")
-            gradients.append(Gradient(place, allocation.number, like))
+            gradients.append(gradient)
         if len({gradient.number for gradient in gradients}) < len(gradients):
             return None
         return tuple(gradients)
@@ -263,7 +270,9 @@ class OutputTensor:
 
 
 @dataclass(frozen=True)
-class _RecordedBlock:
+class RecordedBlock:
+    """A call of a layer that ran."""
+
     recording: RecordedStretch
     path: str
     """Path of its module."""
@@ -282,7 +291,7 @@ class BlockRepeater(Repeater):
         super().__init__(recorder, marks)
         self._blocks: WeakKeyDictionary[nn.Module, Hashable] = WeakKeyDictionary()
         """Structures of the layers that may be equal to another, without their weights."""
-        self._recorded: dict[Hashable, _RecordedBlock | None] = {}
+        self._recorded: dict[Hashable, RecordedBlock | None] = {}
 
     def follow(self, model: nn.Module) -> None:
         """Find the lists of three or more layers of one class."""
@@ -340,22 +349,22 @@ class BlockRepeater(Repeater):
 
     def _record(
         self, start: Mapping[str, Any], module: nn.Module, arguments: list[torch.Tensor], out: Any
-    ) -> _RecordedBlock | None:
-        recording = self._recording(start)
-        kept = None if recording is None else self._kept(recording)
-        outputs = self._outputs(arguments, out)
-        if recording is None or outputs is None or recording.marks:
+    ) -> RecordedBlock | None:
+        """Return the call; None where it cannot be repeated, as where it kept more than its outputs."""
+        block = self._record_call(start, module, arguments, out)
+        if block is None or self._kept(block.recording) != {one.number for one in block.outputs if one.argument < 0}:
             return None
-        if kept != {output.number for output in outputs if output.argument < 0}:
+        return block
+
+    def _record_call(
+        self, start: Mapping[str, Any], module: nn.Module, arguments: list[torch.Tensor], out: Any
+    ) -> RecordedBlock | None:
+        recording, outputs = self._recording(start), self._outputs(arguments, out)
+        if recording is None or outputs is None or recording.marks or self._kept(recording) is None:
             return None
         undecided = {number: self._recorder.categories.call_of(number) for number in recording.numbers}
-        used = self._used(module)
-        path = self._recorder.position.path
-        return _RecordedBlock(recording, path, outputs, isinstance(out, tuple), used, undecided)
-
-    def _used(self, module: nn.Module) -> tuple[int, ...]:
-        """Return the places of the parameters on the device that operators took."""
-        return tuple(place for place, weight in enumerate(module.parameters()) if self._is_labelled(weight))
+        used = tuple(place for place, weight in enumerate(module.parameters()) if self._is_labelled(weight))
+        return RecordedBlock(recording, self._recorder.position.path, outputs, isinstance(out, tuple), used, undecided)
 
     def _is_labelled(self, weight: torch.Tensor) -> bool:
         allocation = self._ledger.allocation_of(weight.untyped_storage())
@@ -379,7 +388,7 @@ class BlockRepeater(Repeater):
             outputs.append(OutputTensor(allocation.number, argument, like))
         return tuple(outputs)
 
-    def _repeat(self, recorded: _RecordedBlock, module: nn.Module, arguments: list[torch.Tensor]) -> Any:
+    def _repeat(self, recorded: RecordedBlock, module: nn.Module, arguments: list[torch.Tensor]) -> Any:
         paths = self._recorder.position.paths_from(recorded.path)
         with without_functions():
             parameters = list(module.parameters())

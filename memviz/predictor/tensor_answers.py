@@ -418,7 +418,11 @@ def has_unknown_numbers(args: Any, kwargs: Any) -> bool:
 
 
 def _holds_unknown(value: Any) -> bool:
-    return type(value) is UnknownNumber or type(value) in (list, tuple) and any(map(_holds_unknown, value))
+    if type(value) not in (list, tuple):
+        return type(value) is UnknownNumber
+    # A list may have a million numbers, and few have lists in it.
+    kinds = set(map(type, value))
+    return UnknownNumber in kinds or not kinds.isdisjoint((list, tuple)) and any(map(_holds_unknown, value))
 
 
 _VALUES_AT = {torch.tensor: (0, "data"), torch.as_tensor: (0, "data"), torch.full: (1, "fill_value")}

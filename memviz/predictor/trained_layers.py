@@ -24,7 +24,7 @@ from memviz.predictor.recorder import AllocationRecorder
 from memviz.predictor.repetition import (
     BlockRepeater,
     Gradient,
-    OutputTensor,
+    RecordedBlock,
     RecordedStretch,
     is_held_elsewhere,
     like_in_memory,
@@ -58,15 +58,9 @@ class _Place:
 
 
 @dataclass(frozen=True)
-class _TrainedForward:
+class _TrainedForward(RecordedBlock):
     """The forward of a layer that ran with gradients."""
 
-    recording: RecordedStretch
-    path: str
-    outputs: tuple[OutputTensor, ...]
-    is_tuple: bool
-    used: tuple[int, ...]
-    undecided: Mapping[int, int]
     categories: Mapping[int, int]
     order: tuple[int, ...]
     """Its allocations without workspaces."""
@@ -235,8 +229,7 @@ class TrainedBlockRepeater(BlockRepeater):
         return not hooks or (len(hooks) == 1 and hooks[0].__qualname__.startswith("_checkpoint_hook."))
 
     def _sign(self, tensor: torch.Tensor) -> Hashable:
-        allocation = self._ledger.allocation_of(tensor.untyped_storage())
-        return id(tensor), None if allocation is None else allocation.number, type(tensor.grad_fn).__name__
+        return id(tensor), self._number_of(tensor), type(tensor.grad_fn).__name__
 
     def _sources(self, place: _Place, arguments: list[torch.Tensor]) -> tuple[_Source, ...] | None:
         """Return where each argument's gradient goes; None where that is not the layer before."""
@@ -271,10 +264,10 @@ class TrainedBlockRepeater(BlockRepeater):
         out: Any,
         held: tuple[bool, ...],
     ) -> _TrainedForward | None:
-        recording, outputs = self._recording(start), self._outputs(arguments, out)
-        if recording is None or outputs is None or recording.marks or self._kept(recording) is None:
+        block = self._record_call(start, module, arguments, out)
+        if block is None:
             return None
-        tensors = out if isinstance(out, tuple) else (out,)
+        recording, outputs, tensors = block.recording, block.outputs, out if isinstance(out, tuple) else (out,)
         if any(output.argument >= 0 for output in outputs) or not all(tensor.requires_grad for tensor in tensors):
             return None
         categories = self._recorder.categories
@@ -287,18 +280,8 @@ class TrainedBlockRepeater(BlockRepeater):
             for event in recording.events
             if history.action[event] in (Action.ALLOC, Action.FREE_COMPLETED) and history.cause[event] in places
         )
-        return _TrainedForward(
-            recording,
-            self._path,
-            outputs,
-            isinstance(out, tuple),
-            self._used(module),
-            {number: categories.call_of(number) for number in recording.numbers},
-            {number: categories.values[number] for number in recording.numbers},
-            order,
-            shape,
-            held,
-        )
+        kinds = {number: categories.values[number] for number in recording.numbers}
+        return _TrainedForward(**vars(block), categories=kinds, order=order, shape=shape, held=held)
 
     def _follow_backward(self, layer: _RanLayer, outputs: list[torch.Tensor]) -> None:
         for number, output in enumerate(outputs):
@@ -429,21 +412,16 @@ class TrainedBlockRepeater(BlockRepeater):
         return origins
 
     def _weight_gradients(self, ran: _RanLayer, recording: RecordedStretch) -> dict[int, Gradient]:
-        gradients = {}
+        gradients: dict[int, Gradient] = {}
         for place, (weight, had) in enumerate(zip(ran.weights, ran.had_gradients, strict=True)):
-            gradient = weight.grad
-            if had or gradient is None:
-                if had and gradient is None:
-                    raise NotRepeatable
+            if had and weight.grad is None:
+                raise NotRepeatable
+            if had or weight.grad is None:
                 continue
-            number, size = self._number_of(gradient), gradient.numel() * gradient.element_size()
-            allocation = self._ledger.allocation_of(gradient.untyped_storage())
-            if type(gradient) is not torch.Tensor or allocation is None or allocation.requested != size:
+            gradient = self._new_gradient(place, weight, recording.numbers)
+            if gradient is None or gradient.number in gradients:
                 raise NotRepeatable
-            if number is None or number not in recording.numbers or number in gradients:
-                raise NotRepeatable
-            like = torch.empty_strided(gradient.shape, gradient.stride(), dtype=gradient.dtype, device="meta")
-            gradients[number] = Gradient(place, number, like)
+            gradients[gradient.number] = gradient
         return gradients
 
     def _argument_gradients(

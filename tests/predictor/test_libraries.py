@@ -144,7 +144,7 @@ def test_what_is_emptied_again_and_again_still_lets_go_of_cycles() -> None:
 
 
 def test_a_weight_packs_itself_on_its_way_to_the_card() -> None:
-    """As those of bitsandbytes do: they ask torch where they are to go, and `meta` is no card."""
+    """Weights of bitsandbytes ask torch for the target device, and pack themselves unless that is `meta`."""
 
     class Packed(torch.nn.Parameter):
         def to(self, *args: Any, **kwargs: Any) -> Any:

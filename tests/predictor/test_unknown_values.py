@@ -574,7 +574,7 @@ def test_small_whole_numbers_are_drawn_from_a_seed_that_is_said() -> None:
     ],
 )
 def test_tokens_that_nobody_computes_make_tensors_of_whole_numbers(make: Any, dtype: torch.dtype) -> None:
-    """As generated text does that is read as a list and put on the card again; as floats it takes other bytes."""
+    """Generated tokens are read as a list and made a tensor again: one of floats would have another size."""
     with PredictedDevice(A100):
         tokens = (torch.nn.Linear(8, 16).cuda()(torch.randn(1, 8, device="cuda")) * 100).long()[0]
         made = make(tokens.cpu().tolist())

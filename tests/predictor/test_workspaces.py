@@ -61,7 +61,7 @@ def test_a_deep_copy_of_a_tensor_takes_an_empty_one_for_a_moment(
 
 
 def test_the_wrapped_index_lives_until_it_is_multiplied() -> None:
-    """As in the recorded training steps."""
+    """The recorded training steps show this order."""
     with PredictedDevice(A100) as device:
         add_at((512, 16), (100, 16), 100)()
         events = device.finish().devices[0].events

@@ -45,8 +45,7 @@ def growing(facts: Facts) -> Iterator[Finding]:
         if len(growth.sites) > 1:
             site_text = f", mostly {site}," if site else ""
             origin = f" is made in forwards at {count_text(len(growth.sites))} places{site_text} and"
-        least, most = int(growth.bytes.min()), int(growth.bytes.max())
-        each_step = f"{'' if least == most else f'{bytes_text(least)} to '}{bytes_text(most)} each step"
+        each_step = f"{_range_text(growth.bytes)} each step"
         holder, line = _last_holder(facts, growth.added)
         keeper = (
             f"{holder} keeps it{_at(line)}" if holder else "look for a list, a cache or a sum of losses that keeps it"
@@ -344,8 +343,7 @@ def _growth_of(facts: Facts, holders: Holders, part: Ints8) -> tuple[Ints8, Ints
 
 def _growing_holder(facts: Facts, holders: Holders, part: Ints8, rises: Ints8, moments: Ints8) -> Finding:
     owner, line = _owner_and_line(facts, holders, part)
-    least, most, total = int(rises.min()), int(rises.max()), int(rises.sum())
-    each = f"{'' if least == most else f'{bytes_text(least)} to '}{bytes_text(most)}"
+    total = int(rises.sum())
     steps = np.searchsorted([span.first for span in facts.forwards], moments)
     when = f"each step: {bytes_text(total)} in {counted(len(rises), 'step')}"
     if (np.diff(steps) != 1).any():
@@ -357,7 +355,7 @@ def _growing_holder(facts: Facts, holders: Holders, part: Ints8, rises: Ints8, m
     return Finding(
         FindingKind.KEPT_BY_GRAPH if is_graph else FindingKind.KEPT_BY_LIST,
         total,
-        f"{f'The autograd graph of {owner}' if is_graph else owner} grows by {each} {when}.",
+        f"{f'The autograd graph of {owner}' if is_graph else owner} grows by {_range_text(rises)} {when}.",
         remedy,
         np.unique(held_rows(facts.device)[part]),
         int(holders.event[part].max()) - 1,
@@ -426,6 +424,12 @@ def _owner_and_line(facts: Facts, holders: Holders, part: Ints8) -> tuple[str, s
     strings = facts.trace.strings
     owner = strings[holders.owner[part[0]]].removesuffix(GRAPH_SUFFIX)
     return short_label(owner), short_label(strings[place])
+
+
+def _range_text(sizes: Ints8) -> str:
+    """ "2.00 MiB to 10.1 MiB", or one size where all are the same."""
+    least, most = int(sizes.min()), int(sizes.max())
+    return f"{'' if least == most else f'{bytes_text(least)} to '}{bytes_text(most)}"
 
 
 def _at(line: str) -> str:
