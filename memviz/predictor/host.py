@@ -79,6 +79,8 @@ def _pinned_block_size(size: int) -> int:
 
 aten = torch.ops.aten
 _SMALL = 1 << 20
+"""Bytes up to which a tensor has values."""
+_FILLED = 1 << 16
 """Bytes that are filled with zeros at once; larger memory comes from the system as zeros when first touched."""
 _FILLERS = {
     *(aten.zero_.default, aten.fill_.Scalar, aten.fill_.Tensor, aten.copy_.default),
@@ -386,7 +388,7 @@ def _is_large(tensor: Tensor) -> bool:
 
 
 def _zeros(count: int) -> torch.UntypedStorage:
-    if count <= _SMALL:
+    if count <= _FILLED:
         return torch.zeros(count, dtype=torch.uint8, device="cpu").untyped_storage()
     if sys.platform == "win32":
         return torch.from_numpy(np.zeros(count, dtype=np.uint8)).untyped_storage()

@@ -21,7 +21,7 @@ from memviz.allocator.blocks import DeviceMemory
 from memviz.allocator.settings import Settings
 from memviz.predictor.assumptions import OF_SPARSE, Assumptions, name_of_operator, not_predicted
 from memviz.predictor.cards import KnownCard
-from memviz.predictor.compat import without_functions
+from memviz.predictor.compat import without_functions, without_modes
 from memviz.predictor.cuda.machine import on_card
 from memviz.predictor.host import Host, PinnedHost
 from memviz.predictor.known_values import IndexTensors
@@ -513,7 +513,8 @@ class ModelMove:
                 return _moved_parameter(self._recorder, parameter, self._wanted)
             if parameter.is_meta:
                 # To the program, a model that was built on `meta` is in host memory.
-                swap_data(parameter, MoveTo(torch.device("cpu")).copy(parameter))
+                with without_modes():
+                    swap_data(parameter, self._recorder.host.blank_like(parameter))
             return parameter
 
 
