@@ -99,6 +99,10 @@ def add_device(parser: argparse.ArgumentParser) -> None:
         "--holders", dest="notes_holders", action="store_true",
         help="find which variable, container or autograd graph keeps each allocation (with -o)",
     )  # fmt: skip
+    parser.add_argument(
+        "--compile", dest="compiles", action="store_true",
+        help="compile what the script gives to torch.compile, and predict the compiled code (takes a minute or more)",
+    )  # fmt: skip
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -154,6 +158,7 @@ def _predict(args: argparse.Namespace) -> int:
         assume=stated_answers(args),
         goes_beyond_card=args.goes_beyond_card,
         notes_holders=args.notes_holders,
+        compiles=args.compiles,
         rank=_group_rank(args),
         output=args.output and args.output.absolute(),
         overwrite=args.overwrite,

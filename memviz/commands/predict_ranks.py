@@ -136,6 +136,7 @@ class _Runs:
                 yield from (option, value)
         yield from (["--continue"] if args.goes_beyond_card else [])
         yield from (["--holders"] if args.notes_holders else [])
+        yield from (["--compile"] if args.compiles else [])
         yield from ("--rank", str(rank), "--json")
         if args.output:
             self.file_of(rank).parent.mkdir()

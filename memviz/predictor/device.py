@@ -31,6 +31,7 @@ from memviz.predictor.assumptions import Assumptions, caught_refusal, forget_ref
 from memviz.predictor.autocast import Autocast, follow_autocast
 from memviz.predictor.cards import KnownCard, dtype_warnings
 from memviz.predictor.compat import Patches
+from memviz.predictor.compiled import Compiler
 from memviz.predictor.cuda.machine import CUDA_0, META, NamedDevices
 from memviz.predictor.cuda.memory import HistoryWindow, MemoryHistory, OutOfMemoryReport, PretendedOutOfMemory
 from memviz.predictor.decompositions import jagged_attention_on, kernels_for, owners_of_a_lone_sum, registered_kernels
@@ -98,6 +99,7 @@ class PredictedDevice:
         as_process: bool = False,
         notes_holders: bool = False,
         goes_beyond_card: bool = False,
+        compiles: bool = False,
     ) -> None:
         """`release` is the torch release whose kernel choices are followed, as (2, 6); by default the installed one.
 
@@ -110,6 +112,7 @@ class PredictedDevice:
         allocates, and it finds `nvidia-smi`.
         `notes_holders`: find what holds each allocation, at each backward, optimizer step, and at the end.
         `goes_beyond_card`: where memory runs out, note it, and go on without a limit.
+        `compiles`: compile what the program gives to torch.compile, and predict the compiled code.
         """
         self.card = card
         self.rank = rank
@@ -139,6 +142,7 @@ class PredictedDevice:
         self._holders: HolderLog | None = None
         self.passes = PassRepeater(self.recorder, self._marks)
         self.blocks = TrainedBlockRepeater(self.recorder, self._marks)
+        self._compiler = Compiler(self.recorder, nn.Module.__call__) if compiles else None
         self.children = ChildProcesses(self.recorder)
         self.limited = limited
         self._patches = Patches()
@@ -180,7 +184,7 @@ class PredictedDevice:
         patches.enter_context(without_collection())
         recorder, position, assumptions = self.recorder, self.recorder.position, self.recorder.assumptions
         phases = ProgramPhases(self._mark, position)
-        follow_modules(patches, recorder, phases, self.blocks)
+        follow_modules(patches, recorder, phases, self.blocks, self._compiler)
         follow_optimizers(patches, recorder, phases)
         follow_backward(patches, phases)
         follow_resizing(patches, recorder)
@@ -213,7 +217,7 @@ class PredictedDevice:
 
             recorder.ledger.first_used = first_used
         self.children.follow(patches)
-        follow_compile(patches, recorder)
+        follow_compile(patches, recorder, self._compiler)
         follow_torchscript(patches, assumptions)
         patches.enter_context(jagged_attention_on(self.card))
         follow_group(patches, recorder, self.rank, self.layout, order)

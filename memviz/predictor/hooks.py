@@ -38,6 +38,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from memviz.predictor.assumptions import Assumptions, data_needed, not_predicted, refusing
 from memviz.predictor.compat import Patches, without_functions, without_modes
+from memviz.predictor.compiled import Compiler
 from memviz.predictor.cuda.machine import on_card
 from memviz.predictor.position import NO_TASK, ProgramPosition, frames
 from memviz.predictor.recorder import AllocationRecorder
@@ -51,7 +52,7 @@ _NO_FAST_PATH = (
 )
 _NOT_COMPILED = (
     "torch.compile is not predicted: what it would compile ran as it stands, operator by operator. Compiled code keeps "
-    "less between its operators, so this peak is that of the model without it."
+    "less between its operators, so this peak is that of the model without it. predict --compile predicts that code."
 )
 _BLOCKS_ALONE = "A compiled create_block_mask is predicted with the blocks alone, as its code keeps no dense mask."
 _COMPILED = "OptimizedModule"
@@ -88,7 +89,11 @@ class ProgramPhases:
 
 
 def follow_modules(
-    patches: Patches, recorder: AllocationRecorder, phases: ProgramPhases, blocks: BlockRepeater
+    patches: Patches,
+    recorder: AllocationRecorder,
+    phases: ProgramPhases,
+    blocks: BlockRepeater,
+    compiler: Compiler | None = None,
 ) -> None:
     """Follow calls of modules. Forward is the call of an outermost module with weights; a loss has none."""
     position, assumptions = recorder.position, recorder.assumptions
@@ -99,8 +104,9 @@ def follow_modules(
         if type(self).__name__ == _COMPILED or self._compiled_call_impl is not None:
             assumptions.say(_NOT_COMPILED)
         assumptions.module_called(self)
+        compiled = None if compiler is None else compiler.instead_of(self)
         with position.inside(self):
-            out = blocks.run(self, args, kwargs, call)
+            out = blocks.run(self, args, kwargs, call) if compiled is None else compiled(*args, **kwargs)
         if not position.modules:
             recorder.model_returned(out)
         return out
@@ -168,7 +174,7 @@ def follow_resizing(patches: Patches, recorder: AllocationRecorder) -> None:
 
     def resized(self: torch.UntypedStorage, size: int) -> Any:
         result = resize(self, size)
-        if self.device.type == "meta":
+        if self.device.type == "meta" and not recorder.making_on_meta:
             recorder.resized(self, "resize_")
         return result
 
@@ -195,8 +201,8 @@ _EXPORT_TRACES = (
 _INTERPRETS = "its code runs in TorchScript's interpreter, which knows no pretended device"
 
 
-def follow_compile(patches: Patches, recorder: AllocationRecorder) -> None:
-    """Run code uncompiled where torch.compile would compile it, and note that."""
+def follow_compile(patches: Patches, recorder: AllocationRecorder, compiler: Compiler | None = None) -> None:
+    """Run what `compiler` makes where torch.compile would compile; without it uncompiled code, and note that."""
     assumptions = recorder.assumptions
 
     def compile(model: Any = None, **kwargs: Any) -> Any:
@@ -209,6 +215,8 @@ def follow_compile(patches: Patches, recorder: AllocationRecorder) -> None:
         if path == "torch.nn.attention.flex_attention.create_block_mask":
             return partial(_block_mask, recorder, model)
         graphs = (_NO_GRAPHS,) if kwargs.get("mode") in ("reduce-overhead", "max-autotune") else ()
+        if compiler is not None:
+            return assumptions.when_called(compiler.compiled(model), *graphs)
         return assumptions.when_called(model, _NOT_COMPILED, *graphs)
 
     def compile_in_place(self: nn.Module, *args: Any, **kwargs: Any) -> None:

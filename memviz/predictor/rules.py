@@ -155,6 +155,7 @@ PRODUCTS, REDUCTIONS, CONVOLUTIONS, BATCH_NORM = "matrix products", "reductions"
 ATTENTION, CUDNN_ATTENTION = "scaled-dot-product attention", "cuDNN's attention"
 LAYER_NORM, DROPOUT, EMBEDDINGS, SORTS = "layer norm", "dropout", "gradients of embeddings", "sorting and scanning"
 SPARSE_PRODUCTS = "products of sparse tensors"
+COMPILED = "compiled code"
 COLLECTIVES = "several processes that share a model"
 """A family, and in place of the operators of collectives, which have many names."""
 RECURRENT = "recurrent layer"
@@ -497,7 +498,7 @@ NOT_COUNTED = {rule.family: rule.not_counted for rule in RULES if rule.not_count
 
 
 def all_families() -> frozenset[str]:
-    return frozenset((*_FAMILIES.values(), COLLECTIVES))
+    return frozenset((*_FAMILIES.values(), COLLECTIVES, COMPILED))
 
 
 def families_of(operators: Iterable[str]) -> frozenset[str]:
@@ -513,7 +514,7 @@ def _operators_of_stack_names(names: Iterable[str]) -> set[str]:
 @cache
 def _operators_by_name() -> dict[str, str]:
     """Operators of all families by their names in stacks."""
-    operators = {RECURRENT: RECURRENT, COLLECTIVES: COLLECTIVES}
+    operators = {name: name for name in (RECURRENT, COLLECTIVES, COMPILED)}
     for operator in _FAMILIES.keys() - {RECURRENT}:
         overloads = getattr(torch.ops.aten, operator).overloads()
         operators |= {operator if name == "default" else f"{operator}_{name}": operator for name in overloads}

@@ -141,6 +141,7 @@ def predicting(
     rank: int = 0,
     goes_beyond_card: bool = False,
     holders: bool = False,
+    compile: bool = False,
 ) -> Iterator[Predicting]:
     """Run the block with a pretended CUDA device, which counts memory and computes nothing.
 
@@ -160,6 +161,7 @@ def predicting(
         goes_beyond_card: Where memory runs out, go on without a limit; `needs` says what the whole takes.
         holders: Find which variable, container or autograd graph keeps each allocation, at the begin of each backward,
             after each optimizer step and at the end. Where memory runs out that is found in any case.
+        compile: Compile what the block gives to torch.compile, and predict the compiled code.
 
     Raises:
         DataNeeded: The program asks for values that nobody computes, and no natural answer is known.
@@ -170,7 +172,7 @@ def predicting(
     group_rank = None if world_size is None else GroupRank(rank, world_size)
     device = device_for(
         card, torch=torch, platform=platform, settings=settings, assume=assume, rank=group_rank,
-        goes_beyond_card=goes_beyond_card, notes_holders=holders,
+        goes_beyond_card=goes_beyond_card, notes_holders=holders, compiles=compile,
     )  # fmt: skip
     done = Predicting(device)
     with device, OptimizerSteps(steps) as counted:
@@ -216,6 +218,7 @@ def device_for(
     rank: GroupRank | None = None,
     goes_beyond_card: bool = False,
     notes_holders: bool = False,
+    compiles: bool = False,
 ) -> PredictedDevice:
     return PredictedDevice(
         card_named(card or DEFAULT_CARD),
@@ -228,6 +231,7 @@ def device_for(
         as_process=True,
         goes_beyond_card=goes_beyond_card,
         notes_holders=notes_holders,
+        compiles=compiles,
     )
 
 
@@ -241,6 +245,7 @@ def device_of(order: ScriptOrder) -> PredictedDevice:
         rank=order.rank,
         goes_beyond_card=order.goes_beyond_card,
         notes_holders=order.notes_holders,
+        compiles=order.compiles,
     )
 
 
@@ -559,6 +564,8 @@ class ScriptOrder:
     """If memory runs out, continue without a limit."""
     notes_holders: bool = False
     """Find what holds each allocation."""
+    compiles: bool = False
+    """Compile what the script gives to torch.compile."""
     output: Path | None = None
     overwrite: bool = False
     rank: GroupRank | None = None
@@ -574,7 +581,7 @@ class ScriptOrder:
             knobs[change.name] = {name: str(value) for name, value in asdict(named).items()}
         texts = {"card": self.card, "torch": self.torch, "platform": self.platform, "settings": self.settings_text}
         assume = {place: repr(value) for place, value in self.assume.items()}
-        own = {name: getattr(self, name) for name in ("steps", "goes_beyond_card", "notes_holders")}
+        own = {name: getattr(self, name) for name in ("steps", "goes_beyond_card", "notes_holders", "compiles")}
         return {**texts, **own, "assume": assume, "optimizations": knobs}
 
     @classmethod

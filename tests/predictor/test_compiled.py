@@ -1,0 +1,113 @@
+"""Code under torch.compile: torch's own compiler plans the buffers, and none of its kernels runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import memviz
+from memviz.predictor.device import PredictedDevice
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+MIB = 1 << 20
+
+
+def chain(x: Tensor) -> Tensor:
+    return (torch.sin(x) * 2 + torch.cos(x)).relu()
+
+
+def peak_of(program: Callable[[], Any], *, compile: bool = True) -> tuple[int, str]:
+    """Return the highest live bytes, and what the prediction rests on."""
+    with memviz.predicting("A100 80GB", compile=compile) as done:
+        program()
+    assert done.estimate is not None
+    return done.estimate.peak_requested, " ".join(done.estimate.notes)
+
+
+def test_fused_operators_have_no_buffers_between_them() -> None:
+    def program() -> None:
+        torch.compile(chain)(torch.empty(4 * MIB, device="cuda"))
+
+    assert peak_of(program, compile=False)[0] == 4 * 16 * MIB
+    peak, notes = peak_of(program)
+    assert peak == 2 * 16 * MIB
+    assert "torch.compile" in notes
+
+
+def test_backward_keeps_the_input_alone_and_computes_the_rest_again() -> None:
+    live: list[int] = []
+
+    def program() -> None:
+        x = torch.empty(4 * MIB, device="cuda", requires_grad=True)
+        out = torch.compile(chain)(x)
+        live.append(torch.cuda.memory_allocated())
+        out.backward(torch.ones_like(out))
+        live.append(torch.cuda.memory_allocated())
+
+    peak_of(program)
+    # The input, the output, and a byte for each element, by which relu's gradient is zero; then the gradient.
+    assert live == [(16 + 16 + 4) * MIB, 3 * 16 * MIB]
+
+
+def test_a_module_trains_with_its_own_weights_and_each_allocation_has_one_label() -> None:
+    def program() -> None:
+        layers = nn.Linear(256, 1024), nn.GELU(), nn.Dropout(0.1), nn.Linear(1024, 256)
+        model = torch.compile(nn.Sequential(*layers).cuda())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            model(torch.randn(512, 256, device="cuda")).sum().backward()
+            optimizer.step()
+        weights = sum(weight.numel() for weight in model.parameters()) * 4
+        assert torch.cuda.memory_allocated() >= 2 * weights
+        device = PredictedDevice.in_use
+        assert device is not None
+        assert len(device.recorder.columns.rule) == device.recorder.ledger.count
+
+    _, notes = peak_of(program)
+    assert "uncompiled" not in notes
+
+
+def test_each_shape_has_its_own_graph() -> None:
+    def program() -> None:
+        compiled = torch.compile(chain)
+        for count in (MIB, 4 * MIB):
+            compiled(torch.empty(count, device="cuda"))
+
+    assert peak_of(program)[0] == 2 * 16 * MIB
+
+
+def as_long_as_its_sum(x: Tensor) -> Tensor:
+    return chain(x)[: int(x.sum().item())]
+
+
+def checkpointed(x: Tensor) -> Any:
+    return checkpoint(chain, x, use_reentrant=False)
+
+
+@pytest.mark.parametrize("reads", [as_long_as_its_sum, checkpointed])
+def test_what_the_compiler_stops_at_runs_uncompiled_and_is_named(reads: Callable[[Tensor], Tensor]) -> None:
+    def program() -> None:
+        torch.compile(reads)(torch.ones(MIB, device="cuda", requires_grad=True))
+
+    peak, notes = peak_of(program)
+    assert "ran uncompiled" in notes
+    assert peak == peak_of(program, compile=False)[0]
+
+
+def test_a_step_of_an_optimizer_runs_uncompiled_and_keeps_its_state() -> None:
+    def program() -> None:
+        model = nn.Linear(512, 512).cuda()
+        optimizer = torch.optim.AdamW(model.parameters())
+        step = torch.compile(optimizer.step)
+        for _ in range(2):
+            model(torch.randn(8, 512, device="cuda")).sum().backward()
+            step()
+
+    peak, notes = peak_of(program)
+    assert "AdamW.step ran uncompiled" in notes or "Adam.step ran uncompiled" in notes
+    assert peak == peak_of(program, compile=False)[0]
