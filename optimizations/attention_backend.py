@@ -41,23 +41,18 @@ _OWN_WAYS = ("AttnProcessor", "AttnAddedKVProcessor", "SlicedAttnProcessor", "Sl
 """Processors of diffusers that multiply by themselves; those of later make end in 2_0 or ask its dispatcher."""
 
 
+def _knob(default: Any, help: str, **more: Any) -> Any:
+    return field(default=default, metadata={"help": help, **more})
+
+
 @dataclass(frozen=True)
 class AttentionBackend:
     """`undo = AttentionBackend("flash").apply(model)`; the model's attention must be PyTorch's, and is made so."""
 
-    backend: str = field(
-        default="efficient",
-        metadata={
-            "help": "the kernel that computes attention",
-            "choices": tuple(_KERNELS),
-            "says": "{} attention",
-            "always": True,
-        },
+    backend: str = _knob(
+        "efficient", "the kernel that computes attention", choices=tuple(_KERNELS), says="{} attention", always=True
     )
-    strict: bool = field(
-        default=True,
-        metadata={"help": "fail where the kernel does not support a call, instead of using efficient or math"},
-    )
+    strict: bool = _knob(True, "fail where the kernel does not support a call, instead of using efficient or math")
 
     name: ClassVar[str] = "attention_backend"
     title: ClassVar[str] = "Attention backend"
