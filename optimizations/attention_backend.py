@@ -72,7 +72,11 @@ class AttentionBackend:
         _refuse_none(model)
         _refuse_other_ways(model)
         if self.strict and self.backend != "math":
-            dtype = _dtype(model)
+            # That of most of its weights.
+            sizes: Counter[torch.dtype] = Counter({torch.float32: 0})
+            for parameter in model.parameters():
+                sizes[parameter.dtype] += parameter.numel() if parameter.is_floating_point() else 0
+            dtype = sizes.most_common(1)[0][0]
             if dtype not in _SERVES[self.backend]:
                 served = ", ".join(_word(one) for one in _SERVES[self.backend])
                 raise ValueError(
@@ -165,14 +169,6 @@ _in_force = _InForce()
 def let_go_of_kernels() -> None:
     """For a process whose models are gone and were not undone: what it runs next chooses as it would by itself."""
     _in_force.hold([])
-
-
-def _dtype(model: nn.Module) -> torch.dtype:
-    """That of most of its weights."""
-    sizes: Counter[torch.dtype] = Counter({torch.float32: 0})
-    for parameter in model.parameters():
-        sizes[parameter.dtype] += parameter.numel() if parameter.is_floating_point() else 0
-    return sizes.most_common(1)[0][0]
 
 
 def _word(dtype: torch.dtype) -> str:

@@ -639,7 +639,7 @@ def treatment_of(func: Operator, kernels: Mapping[str, Callable[..., Any]], rele
         launches=(new or schema.is_mutable) and _launches_kernel(func),
         instead=add_in_place if func is aten.add.Tensor else None,
         sparse=None,
-        shape=_shape_of(func, release),
+        shape=write_into_zeros if func in WRITES_INTO_ZEROS else SHAPE_RULES.get(func) or seeds_on_host(func, release),
         parts_in=kernel or _parts_in(func),
         temporaries=temporaries_of(product),
         formula=_formula_of(getattr(aten, product, packet)),
@@ -650,12 +650,6 @@ def treatment_of(func: Operator, kernels: Mapping[str, Callable[..., Any]], rele
         results=ResultCache() if (new or schema.is_mutable) and _is_decided_by_shapes(func) else None,
         work={},
     )
-
-
-def _shape_of(func: Operator, release: tuple[int, int]) -> Instead | None:
-    if func in WRITES_INTO_ZEROS:
-        return write_into_zeros
-    return SHAPE_RULES.get(func) or seeds_on_host(func, release)
 
 
 def _resizes(func: Operator) -> bool:

@@ -696,18 +696,15 @@ class _Run:
     def _content(self, content: int, kind: Kind) -> int:
         intern = self.owner.interner
         if kind == "stack":
-            return self._stack(content)
+            lists = self.owner.lists
+            number = lists.stacks[content]
+            if number is None:
+                raw = lists.raw[content]
+                number = lists.stacks[content] = self.owner.interner.stack_of(self._frames(raw))
+                self.owner.reader.cost += 200
+            return number
         raw = self.owner.texts.raw[content]
         return intern.pool((raw[1], raw[3])) if kind == "pool" else intern.string(raw.decode("utf-8", "replace"))
-
-    def _stack(self, content: int) -> int:
-        lists = self.owner.lists
-        number = lists.stacks[content]
-        if number is None:
-            raw = lists.raw[content]
-            number = lists.stacks[content] = self.owner.interner.stack_of(self._frames(raw))
-            self.owner.reader.cost += 200
-        return number
 
     def _frames(self, raw: bytes) -> Ints4:
         places = places_in(raw)
