@@ -101,24 +101,21 @@ class KvCache:
             sliding = caches.DynamicSlidingWindowLayer
             return caches.Cache(layers=[sliding(sliding_window=self.window) for _ in range(layers)])
         if self.kind == "quantized":
-            return self._quantized(caches, config)
+            try:
+                return caches.QuantizedCache(backend=self.by, config=config)
+            except ImportError:
+                raise ValueError(
+                    f"Caches quantized by {self.by} need a library that is not installed: pip install "
+                    f"{_NEEDED.get(self.by, self.by)}, or take by=fp8, which transformers has itself."
+                ) from None
+            except ValueError as error:
+                if "backend" not in str(error):
+                    raise ValueError(f"This model's keys and values cannot be quantized: {error}") from None
+                raise ValueError(
+                    f"The installed transformers has no cache quantized by {self.by}: update it, or install "
+                    "optimum-quanto or hqq and name that with `by`."
+                ) from None
         return caches.DynamicCache(config=config)
-
-    def _quantized(self, caches: Any, config: Any) -> Any:
-        try:
-            return caches.QuantizedCache(backend=self.by, config=config)
-        except ImportError:
-            raise ValueError(
-                f"Caches quantized by {self.by} need a library that is not installed: pip install "
-                f"{_NEEDED.get(self.by, self.by)}, or take by=fp8, which transformers has itself."
-            ) from None
-        except ValueError as error:
-            if "backend" not in str(error):
-                raise ValueError(f"This model's keys and values cannot be quantized: {error}") from None
-            raise ValueError(
-                f"The installed transformers has no cache quantized by {self.by}: update it, or install "
-                "optimum-quanto or hqq and name that with `by`."
-            ) from None
 
 
 class _GivesCache:
