@@ -9,14 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from memviz.allocator.blocks import (
-    AllocationFailed,
-    AscendingAddresses,
-    Block,
-    DeviceMemory,
-    ExpandableSegment,
-    PoolId,
-)
+from memviz.allocator.blocks import AllocationFailed, AscendingAddresses, Block, DeviceMemory, ExpandableSegment, PoolId
 from memviz.allocator.caching import add_expandable, map_block, release_segment, segment_size, unmap_range
 from memviz.allocator.event_replay import Progress, RequestReplay
 from memviz.allocator.recorded_requests import ReplayStep, Source

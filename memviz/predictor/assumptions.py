@@ -20,12 +20,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from memviz.errors import UsageError
 from memviz.predictor.known_values import DEFAULT_NUMBER
-from memviz.predictor.position import (
-    file_and_line_of_caller,
-    first_of_library,
-    place_of,
-    quoted_line_of_caller,
-)
+from memviz.predictor.position import file_and_line_of_caller, first_of_library, place_of, quoted_line_of_caller
 from memviz.predictor.questions import AskedQuestion, GivenAnswer, QuestionKind, Questions
 from memviz.units import count_text
 
