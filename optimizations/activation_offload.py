@@ -136,11 +136,18 @@ class _Mover:
         layout = int(saved.storage_offset()), tuple(saved.shape), saved.stride(), saved.dtype, saved._version
         there = copied[layout]() if layout in copied else None
         if there is None:
-            if not self._has_room(size):
+            block = _block(size)
+            is_there = self.used[block] < self.made[block]
+            if self.knobs.most_gib and not is_there and self.pinned + block > self.knobs.most_gib * _GIB:
                 return saved
             there = _HostCopy(saved)
             copied[layout] = weakref.ref(there)
-            self._count_copy(size)
+            self.waiting += size
+            self.most = max(self.most, self.waiting)
+            self.used[block] += 1
+            if self.used[block] > self.made[block]:
+                self.made[block] += 1
+                self.pinned += block
             weakref.finalize(there, self._discount_copy, size)
         return there
 
@@ -155,20 +162,6 @@ class _Mover:
     def _forget(self, key: int, gone: weakref.ref[Any]) -> None:
         if key in self.known and self.known[key][0] is gone:
             del self.known[key]
-
-    def _has_room(self, size: int) -> bool:
-        block = _block(size)
-        is_there = self.used[block] < self.made[block]
-        return not self.knobs.most_gib or is_there or self.pinned + block <= self.knobs.most_gib * _GIB
-
-    def _count_copy(self, size: int) -> None:
-        block = _block(size)
-        self.waiting += size
-        self.most = max(self.most, self.waiting)
-        self.used[block] += 1
-        if self.used[block] > self.made[block]:
-            self.made[block] += 1
-            self.pinned += block
 
     def _discount_copy(self, size: int) -> None:
         self.waiting -= size

@@ -41,23 +41,18 @@ _OWN_WAYS = ("AttnProcessor", "AttnAddedKVProcessor", "SlicedAttnProcessor", "Sl
 """Processors of diffusers that multiply by themselves; those of later make end in 2_0 or ask its dispatcher."""
 
 
+def _knob(default: Any, help: str, **more: Any) -> Any:
+    return field(default=default, metadata={"help": help, **more})
+
+
 @dataclass(frozen=True)
 class AttentionBackend:
     """`undo = AttentionBackend("flash").apply(model)`; the model's attention must be PyTorch's, and is made so."""
 
-    backend: str = field(
-        default="efficient",
-        metadata={
-            "help": "the kernel that computes attention",
-            "choices": tuple(_KERNELS),
-            "says": "{} attention",
-            "always": True,
-        },
+    backend: str = _knob(
+        "efficient", "the kernel that computes attention", choices=tuple(_KERNELS), says="{} attention", always=True
     )
-    strict: bool = field(
-        default=True,
-        metadata={"help": "fail where the kernel does not support a call, instead of using efficient or math"},
-    )
+    strict: bool = _knob(True, "fail where the kernel does not support a call, instead of using efficient or math")
 
     name: ClassVar[str] = "attention_backend"
     title: ClassVar[str] = "Attention backend"
@@ -77,7 +72,11 @@ class AttentionBackend:
         _refuse_none(model)
         _refuse_other_ways(model)
         if self.strict and self.backend != "math":
-            dtype = _dtype(model)
+            # That of most of its weights.
+            sizes: Counter[torch.dtype] = Counter({torch.float32: 0})
+            for parameter in model.parameters():
+                sizes[parameter.dtype] += parameter.numel() if parameter.is_floating_point() else 0
+            dtype = sizes.most_common(1)[0][0]
             if dtype not in _SERVES[self.backend]:
                 served = ", ".join(_word(one) for one in _SERVES[self.backend])
                 raise ValueError(
@@ -170,14 +169,6 @@ _in_force = _InForce()
 def let_go_of_kernels() -> None:
     """For a process whose models are gone and were not undone: what it runs next chooses as it would by itself."""
     _in_force.hold([])
-
-
-def _dtype(model: nn.Module) -> torch.dtype:
-    """That of most of its weights."""
-    sizes: Counter[torch.dtype] = Counter({torch.float32: 0})
-    for parameter in model.parameters():
-        sizes[parameter.dtype] += parameter.numel() if parameter.is_floating_point() else 0
-    return sizes.most_common(1)[0][0]
 
 
 def _word(dtype: torch.dtype) -> str:

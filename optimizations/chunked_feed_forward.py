@@ -31,23 +31,17 @@ _OTHER_PARTS = ("Linear", "Conv1D", "Identity", "LayerNorm", "RMSNorm", "Dropout
 """Ends of class names, since libraries are not imported here."""
 
 
+def _knob(default: Any, help: str, **more: Any) -> Any:
+    return field(default=default, metadata={"help": help, **more})
+
+
 @dataclass(frozen=True)
 class ChunkedFeedForward:
     """`undo = ChunkedFeedForward(tokens=1024).apply(model)`."""
 
-    tokens: int = field(
-        default=1024,
-        metadata={
-            "help": "tokens per chunk",
-            "least": 1,
-            "says": "feed-forwards of {} tokens",
-            "counted_in": "rows",
-        },
-    )
-    recompute: bool = field(
-        default=True, metadata={"help": "in training, recompute each chunk in backward and save only its input"}
-    )
-    only: str = field(default="", metadata={"help": "regex of names of modules; empty: all"})
+    tokens: int = _knob(1024, "tokens per chunk", least=1, says="feed-forwards of {} tokens", counted_in="rows")
+    recompute: bool = _knob(True, "in training, recompute each chunk in backward and save only its input")
+    only: str = _knob("", "regex of names of modules; empty: all")
 
     name: ClassVar[str] = "chunked_feed_forward"
     title: ClassVar[str] = "Chunked feed-forward"

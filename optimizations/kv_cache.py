@@ -35,21 +35,18 @@ _ARGUMENTS = ("cache", "past_key_values")
 _NEEDED = {"quanto": "optimum-quanto", "hqq": "hqq"}
 
 
+def _knob(default: Any, help: str, **more: Any) -> Any:
+    return field(default=default, metadata={"help": help, **more})
+
+
 @dataclass(frozen=True)
 class KvCache:
     """`undo = KvCache("static", length=8192).apply(model)`, then `model(tokens, use_cache=True)` as before."""
 
-    kind: str = field(
-        default="quantized",
-        metadata={"help": "the cache's class", "choices": _KINDS, "says": "{} cache", "always": True},
-    )
-    length: int = field(
-        default=8192, metadata={"help": "tokens that a static cache has room for", "least": 1, "counted_in": "sequence"}
-    )
-    window: int = field(
-        default=1024, metadata={"help": "tokens that a sliding cache keeps", "least": 2, "counted_in": "sequence"}
-    )
-    by: str = field(default="fp8", metadata={"help": "the quantizer: fp8 of this file, or a library", "choices": _BY})
+    kind: str = _knob("quantized", "the cache's class", choices=_KINDS, says="{} cache", always=True)
+    length: int = _knob(8192, "tokens that a static cache has room for", least=1, counted_in="sequence")
+    window: int = _knob(1024, "tokens that a sliding cache keeps", least=2, counted_in="sequence")
+    by: str = _knob("fp8", "the quantizer: fp8 of this file, or a library", choices=_BY)
 
     name: ClassVar[str] = "kv_cache"
     title: ClassVar[str] = "KV cache"
@@ -104,24 +101,21 @@ class KvCache:
             sliding = caches.DynamicSlidingWindowLayer
             return caches.Cache(layers=[sliding(sliding_window=self.window) for _ in range(layers)])
         if self.kind == "quantized":
-            return self._quantized(caches, config)
+            try:
+                return caches.QuantizedCache(backend=self.by, config=config)
+            except ImportError:
+                raise ValueError(
+                    f"Caches quantized by {self.by} need a library that is not installed: pip install "
+                    f"{_NEEDED.get(self.by, self.by)}, or take by=fp8, which transformers has itself."
+                ) from None
+            except ValueError as error:
+                if "backend" not in str(error):
+                    raise ValueError(f"This model's keys and values cannot be quantized: {error}") from None
+                raise ValueError(
+                    f"The installed transformers has no cache quantized by {self.by}: update it, or install "
+                    "optimum-quanto or hqq and name that with `by`."
+                ) from None
         return caches.DynamicCache(config=config)
-
-    def _quantized(self, caches: Any, config: Any) -> Any:
-        try:
-            return caches.QuantizedCache(backend=self.by, config=config)
-        except ImportError:
-            raise ValueError(
-                f"Caches quantized by {self.by} need a library that is not installed: pip install "
-                f"{_NEEDED.get(self.by, self.by)}, or take by=fp8, which transformers has itself."
-            ) from None
-        except ValueError as error:
-            if "backend" not in str(error):
-                raise ValueError(f"This model's keys and values cannot be quantized: {error}") from None
-            raise ValueError(
-                f"The installed transformers has no cache quantized by {self.by}: update it, or install "
-                "optimum-quanto or hqq and name that with `by`."
-            ) from None
 
 
 class _GivesCache:

@@ -55,6 +55,10 @@ _TRAINED = (
 _SKIP = "pos_embed,patch_embed,norm,^proj_in$,^proj_out$,lora_,@declared"
 
 
+def _knob(default: Any, help: str, **more: Any) -> Any:
+    return field(default=default, metadata={"help": help, **more})
+
+
 @dataclass(frozen=True)
 class LayerwiseCasting:
     name: ClassVar[str] = "layerwise_casting"
@@ -66,27 +70,13 @@ class LayerwiseCasting:
     needs: ClassVar[Literal["any", "training", "inference"]] = "any"
     shrinks_weights: ClassVar[bool] = True
 
-    storage: str = field(
-        default="float8_e4m3fn",
-        metadata={"help": "dtype of stored weights", "choices": _SMALL, "says": "weights in {}"},
-    )
-    compute: str = field(
-        default="own", metadata={"help": "dtype of computation; own: the model's dtype", "choices": _WIDE}
-    )
-    granularity: str = field(
-        default="leaf", metadata={"help": "what is cast up at once", "choices": _PIECES, "says": "cast {}-wise"}
-    )
-    skip: str = field(
-        default=_SKIP,
-        metadata={"help": "patterns of names of modules that stay; @declared: those that the model's class lists"},
-    )
-    skip_classes: str = field(default="", metadata={"help": "names of module classes that stay as they are"})
-    ahead: bool = field(
-        default=False, metadata={"help": "cast the next one up on a CUDA stream: two are up at once, less waiting"}
-    )
-    implementation: str = field(
-        default="memviz", metadata={"help": "this file, or diffusers' hooks", "choices": _IMPLEMENTATIONS}
-    )
+    storage: str = _knob("float8_e4m3fn", "dtype of stored weights", choices=_SMALL, says="weights in {}")
+    compute: str = _knob("own", "dtype of computation; own: the model's dtype", choices=_WIDE)
+    granularity: str = _knob("leaf", "what is cast up at once", choices=_PIECES, says="cast {}-wise")
+    skip: str = _knob(_SKIP, "patterns of names of modules that stay; @declared: those that the model's class lists")
+    skip_classes: str = _knob("", "names of module classes that stay as they are")
+    ahead: bool = _knob(False, "cast the next one up on a CUDA stream: two are up at once, less waiting")
+    implementation: str = _knob("memviz", "this file, or diffusers' hooks", choices=_IMPLEMENTATIONS)
 
     def __post_init__(self) -> None:
         knobs = {"storage": _SMALL, "compute": _WIDE, "granularity": _PIECES, "implementation": _IMPLEMENTATIONS}

@@ -38,31 +38,26 @@ _IMPLEMENTATIONS = ("memviz", "library")
 _HOOKED = {"forward", "_diffusers_hook"}
 
 
+def _knob(default: Any, help: str, **more: Any) -> Any:
+    return field(default=default, metadata={"help": help, **more})
+
+
 @dataclass(frozen=True)
 class WeightOffload:
     """`undo = WeightOffload("leaf").apply(model)`; `host_bytes(model)` says how much waits on the host."""
 
-    granularity: str = field(
-        default="block",
-        metadata={"help": "what is moved to the GPU at once", "choices": _PIECES, "says": "weights come {}-wise"},
-    )
-    group: int = field(default=1, metadata={"help": "blocks that are moved at once, where that is block", "least": 1})
-    most_gib: float = field(default=0.0, metadata={"help": "most pinned CPU memory; 0 is no limit", "unit": "GiB"})
+    granularity: str = _knob("block", "what is moved to the GPU at once", choices=_PIECES, says="weights come {}-wise")
+    group: int = _knob(1, "blocks that are moved at once, where that is block", least=1)
+    most_gib: float = _knob(0.0, "most pinned CPU memory; 0 is no limit", unit="GiB")
 
-    ahead: bool = field(
-        default=False, metadata={"help": "copy the next one on a CUDA stream: two are there at once, less waiting"}
-    )
+    ahead: bool = _knob(False, "copy the next one on a CUDA stream: two are there at once, less waiting")
     from_host: bool = field(
         default=False,
         repr=False,
         metadata={"help": "copy what is on the host, too, as a check on a CPU", "python_only": True, "reduced": True},
     )
-    onload_device: str = field(
-        default="", metadata={"help": "where a model that is in host memory computes", "python_only": True}
-    )
-    implementation: str = field(
-        default="memviz", metadata={"help": "this file, or diffusers' group offloading", "choices": _IMPLEMENTATIONS}
-    )
+    onload_device: str = _knob("", "where a model that is in host memory computes", python_only=True)
+    implementation: str = _knob("memviz", "this file, or diffusers' group offloading", choices=_IMPLEMENTATIONS)
 
     name: ClassVar[str] = "weight_offload"
     title: ClassVar[str] = "CPU offload (weights)"

@@ -36,25 +36,21 @@ _PIECE = 1 << 24
 """Numbers that are packed at once, so that what that takes itself stays small."""
 
 
+def _knob(default: Any, help: str, **more: Any) -> Any:
+    return field(default=default, metadata={"help": help, **more})
+
+
 @dataclass(frozen=True)
 class WeightQuantization:
     """`undo = WeightQuantization(bits=4).apply(model)`, for inference or beside adapters."""
 
-    bits: int = field(
-        default=8,
-        metadata={"help": "bits of a weight", "choices": (8, 4), "says": "weights in {} bits", "always": True},
-    )
-    group: int = field(
-        default=128, metadata={"help": "inputs that share a scale; a whole row where it does not divide", "least": 2}
-    )
-    only: str = field(default="", metadata={"help": "regex of names of layers; empty: all"})
-    skip: str = field(default="lora_", metadata={"help": "regex of names of layers that stay as they are"})
-    keep: bool = field(default=True, metadata={"help": "keep the original weights in CPU memory"})
-    codes: str = field(
-        default="whole",
-        metadata={"help": "8-bit format: int8 by group (whole), or float8 by output", "choices": _CODES},
-    )
-    by: str = field(default="torch", metadata={"help": "the code: this file's, or torchao's", "choices": _BY})
+    bits: int = _knob(8, "bits of a weight", choices=(8, 4), says="weights in {} bits", always=True)
+    group: int = _knob(128, "inputs that share a scale; a whole row where it does not divide", least=2)
+    only: str = _knob("", "regex of names of layers; empty: all")
+    skip: str = _knob("lora_", "regex of names of layers that stay as they are")
+    keep: bool = _knob(True, "keep the original weights in CPU memory")
+    codes: str = _knob("whole", "8-bit format: int8 by group (whole), or float8 by output", choices=_CODES)
+    by: str = _knob("torch", "the code: this file's, or torchao's", choices=_BY)
 
     name: ClassVar[str] = "weight_quantization"
     title: ClassVar[str] = "Weight-only quantization"

@@ -19,13 +19,7 @@ from memviz.allocator.blocks import ADDRESS_BITS, Block, DeviceMemory, PoolId, m
 from memviz.allocator.caching import CachingAllocator, place_among_expandable
 from memviz.allocator.history import ModelHistory, described, replayed_trace
 from memviz.allocator.recorded_requests import ReplayStep, Source
-from memviz.allocator.replay_result import (
-    Agreement,
-    Figures,
-    RanOut,
-    Replayed,
-    replay_notes,
-)
+from memviz.allocator.replay_result import Agreement, Figures, RanOut, Replayed, replay_notes
 from memviz.allocator.settings import Settings
 from memviz.allocator.start_layout import unsigned
 from memviz.allocator.statistics import Tally
@@ -234,24 +228,21 @@ class _CacheHits:
         if len(self.events) >= _FEW:
             self._write_columns()
         elif self.events:
-            self._write_each()
+            add, history, recorded = self._history.add, self._history, self._source.device.events
+            pools, codes = self._source.trace.pools, self._source.pools
+            for event, request, address in zip(self.events, self.requests, self.addresses, strict=True):
+                size, stream, pool = int(recorded.size[request]), int(recorded.stream[request]), pools[codes[request]]
+                if event >= 0:
+                    history.now = event
+                    add(Action.ALLOC, address, size, stream, pool)
+                else:
+                    history.now = ~event
+                    add(Action.FREE_REQUESTED, address, size, stream, pool)
+                    history.now = ~event + 1
+                    add(Action.FREE_COMPLETED, address, size, stream, pool)
         self.events.clear()
         self.requests.clear()
         self.addresses.clear()
-
-    def _write_each(self) -> None:
-        add, history, recorded = self._history.add, self._history, self._source.device.events
-        pools, codes = self._source.trace.pools, self._source.pools
-        for event, request, address in zip(self.events, self.requests, self.addresses, strict=True):
-            size, stream, pool = int(recorded.size[request]), int(recorded.stream[request]), pools[codes[request]]
-            if event >= 0:
-                history.now = event
-                add(Action.ALLOC, address, size, stream, pool)
-            else:
-                history.now = ~event
-                add(Action.FREE_REQUESTED, address, size, stream, pool)
-                history.now = ~event + 1
-                add(Action.FREE_COMPLETED, address, size, stream, pool)
 
     def _write_columns(self) -> None:
         recorded, pools = self._source.device.events, self._source.trace.pools

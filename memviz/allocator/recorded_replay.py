@@ -9,14 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from memviz.allocator.blocks import (
-    AllocationFailed,
-    AscendingAddresses,
-    Block,
-    DeviceMemory,
-    ExpandableSegment,
-    PoolId,
-)
+from memviz.allocator.blocks import AllocationFailed, AscendingAddresses, Block, DeviceMemory, ExpandableSegment, PoolId
 from memviz.allocator.caching import add_expandable, map_block, release_segment, segment_size, unmap_range
 from memviz.allocator.event_replay import Progress, RequestReplay
 from memviz.allocator.recorded_requests import ReplayStep, Source
@@ -259,18 +252,13 @@ class RecordedReplay(RequestReplay):
         map_block(self.allocator, block, size)
 
     def _containing(self, address: int) -> Block | None:
-        """The block of an expandable segment that holds the address."""
-        first = self._space_before(address)
-        return None if first is None else next((block for block in first.chain() if block.end > address), None)
-
-    def _space_before(self, address: int) -> Block | None:
-        """The first block of the last space that begins there or before; those that are gone are forgotten."""
+        """Return the block of an expandable segment that holds the address; segments that are gone are forgotten."""
         begins = self.allocator.expandable_begins
         before = bisect_right(begins, address)
         while before:
-            block = self.allocator.segments.get(begins[before - 1])
-            if block is not None and block.expandable is not None:
-                return block
+            first = self.allocator.segments.get(begins[before - 1])
+            if first is not None and first.expandable is not None:
+                return next((block for block in first.chain() if block.end > address), None)
             before -= 1
             del begins[before]
         return None

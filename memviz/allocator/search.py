@@ -157,7 +157,15 @@ def _helped(work: _Work, count: int) -> Iterator[None]:
     threads: list[threading.Thread] = []
     try:
         # Whether the model is exact for this recording decides what is said of its own settings: known once, for all.
-        order = pickle.dumps((_bare(work.replayer), work.card, work.overhead_bytes), pickle.HIGHEST_PROTOCOL)
+        # Helpers get what replays of figures read: no stacks, no texts, and nothing that was computed for others.
+        ensure_replayed(work.replayer)
+        bare = copy(work.replayer)
+        bare.releases  # noqa: B018 - worked out here, once
+        events = work.replayer.device.events
+        columns = {name: getattr(events, name) for name in ("action", "address", "size", "stream")}
+        device = SimpleNamespace(events=_Columns(**columns))
+        bare.device, bare.trace = cast(Any, device), cast(Any, SimpleNamespace(pools=work.replayer.trace.pools))
+        order = pickle.dumps((bare, work.card, work.overhead_bytes), pickle.HIGHEST_PROTOCOL)
         for process in processes:
             threads.append(threading.Thread(target=_feed, args=(process, order, work), daemon=True))
             threads[-1].start()
@@ -206,18 +214,6 @@ def _feed(process: subprocess.Popen[bytes], order: bytes, work: _Work) -> None:
     except (OSError, EOFError, pickle.UnpicklingError):
         if number is not None:
             work.left.put(number)
-
-
-def _bare(replayer: Replayer) -> Replayer:
-    """With no more than replays of figures read: no stacks, no texts, and nothing that was computed for others."""
-    ensure_replayed(replayer)
-    bare = copy(replayer)
-    bare.releases  # noqa: B018 - worked out here, once
-    events = replayer.device.events
-    columns = {name: getattr(events, name) for name in ("action", "address", "size", "stream")}
-    device = SimpleNamespace(events=_Columns(**columns))
-    bare.device, bare.trace = cast(Any, device), cast(Any, SimpleNamespace(pools=replayer.trace.pools))
-    return bare
 
 
 class _Columns(SimpleNamespace):
@@ -310,7 +306,11 @@ def search(
     differs = [one.peak_reserved_bytes != recorded_peak for one in tried]
     tried = [replace(one, is_as_recorded=False) if other else one for one, other in zip(tried, differs, strict=True)]
     tried.sort(key=lambda one: (not one.fits, one.peak_reserved_bytes, not one.is_recorded))
-    advised = _advised(tried)
+    # Fewer keys are easier to explain, to keep and to take out again.
+    best = tried[0]
+    enough = 1.01 * best.peak_reserved_bytes
+    as_good = [outcome for outcome in tried if outcome.fits == best.fits and outcome.peak_reserved_bytes <= enough]
+    advised = min(as_good, key=lambda outcome: (not outcome.is_recorded, outcome.text.count(":")))
     advice, is_anew = _advice(tried, advised, card), bool(replayer.layout.segments)
     return Search(tuple(tried), advised, advice, is_anew)
 
@@ -344,14 +344,6 @@ def _largest_segment(replayer: Replayer) -> int:
     there = max((block.requested for block in replayer.layout.blocks), default=1)
     round_size = rounding(settings.roundup_power2_divisions)
     return segment_size(round_size(max(requested, there)), settings.large_segment_size)
-
-
-def _advised(ranked: list[SettingsTrial]) -> SettingsTrial:
-    """Fewer keys are easier to explain, to keep and to take out again."""
-    best = ranked[0]
-    enough = 1.01 * best.peak_reserved_bytes
-    as_good = [outcome for outcome in ranked if outcome.fits == best.fits and outcome.peak_reserved_bytes <= enough]
-    return min(as_good, key=lambda outcome: (not outcome.is_recorded, outcome.text.count(":")))
 
 
 def _advice(ranked: list[SettingsTrial], advised: SettingsTrial, card: CardMemory | None) -> str:

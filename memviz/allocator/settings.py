@@ -82,17 +82,6 @@ class _Reader:
         self.others: dict[str, str] = {}
 
     def read(self) -> dict[str, Any]:
-        self._read_large_segment_size()
-        while self.at + 1 < len(self.tokens):
-            self._read_pair(self._next())
-            if self.at + 1 < len(self.tokens):
-                self._separator(",")
-        if self.others:
-            self.values["others"] = tuple(self.others.items())
-        return self.values
-
-    def _read_large_segment_size(self) -> None:
-        """Read this key first: other keys are checked against it and default to it."""
         for place, token in enumerate(self.tokens):
             if token == "large_segment_size_mb" and self._exists(token):
                 self.at = place
@@ -104,6 +93,13 @@ class _Reader:
         if "large_segment_size" in self.values:
             self.values["max_non_split_rounding_size"] = self.values["large_segment_size"]
         self.at = -1
+        while self.at + 1 < len(self.tokens):
+            self._read_pair(self._next())
+            if self.at + 1 < len(self.tokens):
+                self._separator(",")
+        if self.others:
+            self.values["others"] = tuple(self.others.items())
+        return self.values
 
     def _read_pair(self, key: str) -> None:
         if not self._exists(key):

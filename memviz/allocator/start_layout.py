@@ -305,22 +305,18 @@ def ranges_by_group(layout: StartLayout) -> dict[Group, list[StartSegment]]:
 
 
 def address_spaces(trace: Trace, device: DeviceTrace, layout: StartLayout) -> AddressSpaces:
-    mapped = _mapped(trace, device)
+    events = device.events
+    maps = np.flatnonzero(events.action == Action.SEGMENT_MAP)
+    columns = (unsigned(events.address), events.size, events.stream, events.pool)
+    rows = zip(*(column[maps].tolist() for column in columns), strict=True)
+    # A small block never needs more than one page.
+    mapped = [((stream, trace.pools[pool], size == SMALL_SEGMENT), at, at + size) for at, size, stream, pool in rows]
     finder = _Finder(layout, mapped)
     for group, address, end in mapped:
         finder.see(group, address, end)
     begins = sorted(space.begin for spaces in finder.spaces.values() for space in spaces)
     sizes = {first: after - first for first, after in zip(begins, begins[1:], strict=False)}
     return AddressSpaces({group: finder.spaces[group][0].begin for group in finder.at_start}, sizes)
-
-
-def _mapped(trace: Trace, device: DeviceTrace) -> list[tuple[Group, int, int]]:
-    events = device.events
-    maps = np.flatnonzero(events.action == Action.SEGMENT_MAP)
-    columns = (unsigned(events.address), events.size, events.stream, events.pool)
-    rows = zip(*(column[maps].tolist() for column in columns), strict=True)
-    # A small block never needs more than one page.
-    return [((stream, trace.pools[pool], size == SMALL_SEGMENT), at, at + size) for at, size, stream, pool in rows]
 
 
 @dataclass

@@ -18,7 +18,7 @@ from memviz.analysis.purpose.categories import KINDS, categories, kinds
 from memviz.analysis.purpose.reasons import REASON_TEXTS, Certainty, Reason
 from memviz.analysis.sums import sum_by
 from memviz.errors import UsageError
-from memviz.trace.model import Bools, Category, DeviceTrace, Ints8, Stacks, Trace
+from memviz.trace.model import Category, DeviceTrace, Ints8, Trace
 
 
 @dataclass(frozen=True)
@@ -138,19 +138,16 @@ def rows_below(trace: Trace, device: DeviceTrace, rows: Ints8, path: Path) -> In
     stack = lifetimes(device).stack[rows]
     if path == (NO_FRAMES,):
         return np.asarray(rows[stack < 0], dtype=np.int64)
-    starts_with_path = np.append(_stacks_below(fold_plumbing(trace), path), False)
-    return np.asarray(rows[starts_with_path[stack]], dtype=np.int64)
-
-
-def _stacks_below(stacks: Stacks, path: Path) -> Bools:
-    """Stacks are kept innermost first, so the program's start is at their end."""
+    # Stacks are kept innermost first, so the program's start is at their end.
+    stacks = fold_plumbing(trace)
     lengths = np.diff(stacks.offsets)
     matches = np.asarray(lengths >= len(path), dtype=np.bool_)
     for depth, frame in enumerate(path):
         candidates = np.flatnonzero(matches)
         place = stacks.offsets[candidates + 1] - 1 - depth
         matches[candidates] = stacks.indices[place] == frame
-    return matches
+    starts_with_path = np.append(matches, False)
+    return np.asarray(rows[starts_with_path[stack]], dtype=np.int64)
 
 
 @dataclass(frozen=True, eq=False)

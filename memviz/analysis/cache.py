@@ -34,7 +34,15 @@ def _size_of(value: Any, seen: set[int]) -> float:
         return 0
     seen.add(id(value))
     if isinstance(value, np.ndarray):
-        return _array(value, seen)
+        # A view counts as what it looks into, once.
+        base = value
+        while isinstance(base.base, np.ndarray):
+            base = base.base
+        if base is not value:
+            if id(base) in seen:
+                return sys.getsizeof(value)
+            seen.add(id(base))
+        return base.nbytes
     own = sys.getsizeof(value)
     if isinstance(value, Mapping):
         return own + _row(value.keys(), len(value), seen) + _row(value.values(), len(value), seen)
@@ -45,18 +53,6 @@ def _size_of(value: Any, seen: set[int]) -> float:
     inside = sum(_size_of(slot, seen) for slot in slots) if slots else 0
     # The fields' names are the class's.
     return own + inside + (sum(_size_of(known, seen) for known in fields.values()) if type(fields) is dict else 0)
-
-
-def _array(array: np.ndarray[Any, Any], seen: set[int]) -> float:
-    """A view counts as what it looks into, once."""
-    base = array
-    while isinstance(base.base, np.ndarray):
-        base = base.base
-    if base is not array:
-        if id(base) in seen:
-            return sys.getsizeof(array)
-        seen.add(id(base))
-    return base.nbytes
 
 
 def _row(items: Iterable[Any], count: int, seen: set[int]) -> float:

@@ -20,12 +20,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from memviz.errors import UsageError
 from memviz.predictor.known_values import DEFAULT_NUMBER
-from memviz.predictor.position import (
-    file_and_line_of_caller,
-    first_of_library,
-    place_of,
-    quoted_line_of_caller,
-)
+from memviz.predictor.position import file_and_line_of_caller, first_of_library, place_of, quoted_line_of_caller
 from memviz.predictor.questions import AskedQuestion, GivenAnswer, QuestionKind, Questions
 from memviz.units import count_text
 
@@ -600,10 +595,6 @@ class UnknownNumber(float):
     def _value(self) -> float:
         return DEFAULT_NUMBER if self.default is None else self.default
 
-    def _differ(self) -> None:
-        if self.assumptions is not None:
-            self.assumptions.state_a_decision("a number that is not computed is taken to differ from another")
-
     def _decide(self) -> None:
         if self.assumptions is not None:
             self.assumptions.decide(self.asked, self._value)
@@ -702,7 +693,8 @@ def _comparison(own: str) -> Callable[..., Any]:
             return NotImplemented
         if own in _EQUALITY and self.whole and self.default is None and type(other) is not UnknownNumber:
             # A token is not the end of a text, a label not a certain one.
-            self._differ()
+            if self.assumptions is not None:
+                self.assumptions.state_a_decision("a number that is not computed is taken to differ from another")
             return own == "__ne__"
         self._decide()
         return compare(self, other)

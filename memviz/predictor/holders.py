@@ -259,7 +259,11 @@ class _Walk:
         steps = [step for _, step in way[1:]]
         kinds = [root.kind, *(step.kind for step in steps)]
         kind = next((kind for kind in _TELLING if kind in kinds), kinds[-1])
-        owner = root.name + _owner_suffix(steps, kind)
+        # Name `model.0` and `optimizer.state` apart, and what a graph has saved; elements of one list are together.
+        # The `__dict__` of an object may be a step of its own, without a text.
+        written = [step for step in steps if step.text][:1]
+        attribute = "".join(step.text for step in written if step.kind is HolderKind.ATTRIBUTE)
+        owner = root.name + (f"{attribute}{GRAPH_SUFFIX}" if kind is HolderKind.AUTOGRAD_GRAPH else attribute)
         return Holder(kind, owner, f"{_joined(root.name, steps)} ({root.scope})", _place(root, way))
 
     def _way(self, index: int) -> tuple[_Root, list[tuple[Any, _Step]]]:
@@ -369,14 +373,6 @@ def _dict_of(value: Any) -> dict[str, Any]:
     except (AttributeError, TypeError):
         return {}
     return attributes if type(attributes) is dict else {}
-
-
-def _owner_suffix(steps: list[_Step], kind: HolderKind) -> str:
-    """Name `model.0` and `optimizer.state` apart, and what a graph has saved; elements of one list are together."""
-    # The `__dict__` of an object may be a step of its own, without a text.
-    written = [step for step in steps if step.text][:1]
-    attribute = "".join(step.text for step in written if step.kind is HolderKind.ATTRIBUTE)
-    return f"{attribute}{GRAPH_SUFFIX}" if kind is HolderKind.AUTOGRAD_GRAPH else attribute
 
 
 def _joined(name: str, steps: list[_Step]) -> str:

@@ -33,14 +33,7 @@ from memviz.predictor.known_values import (
     has_default,
     may_be_known_from_unknown,
 )
-from memviz.predictor.shapes import (
-    fills_its_storage,
-    is_on_device,
-    lies_on_device,
-    tensors_of,
-    with_each,
-    written_by,
-)
+from memviz.predictor.shapes import fills_its_storage, is_on_device, lies_on_device, tensors_of, with_each, written_by
 
 
 class PinnedHost(MarkedStorages):

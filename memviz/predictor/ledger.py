@@ -313,7 +313,12 @@ def trace_of(
         segments, blocks, block_cause = _final_state(ledger, interner, part)
     if part is not None:
         cause = cause[part.events]
-        events = _events_of_part(events, part, interner)
+        chosen = Events(**{name: column[part.events] for name, column in events.columns()})
+        has_stack = np.isin(chosen.action, [int(action) for action in part.stacks_of])
+        stack = np.where(has_stack, chosen.stack, NO_STACK).astype(np.int32)
+        if part.only_python:
+            stack = _without_native(stack, interner)
+        events = replace(chosen, stack=stack, forward_stack=np.where(has_stack, chosen.forward_stack, NO_STACK))
     device = DeviceTrace(
         device=0,
         kind="gpu",
@@ -356,15 +361,6 @@ def _annotations(marks: Sequence[PhaseMark], part: HistoryPart | None, events: E
     visible = [mark for mark in marks if mark[2] >= first]
     columns = np.array(visible, dtype=np.int64).reshape(-1, 3).T
     return Annotations(columns[0].astype(np.int32), columns[1].astype(np.uint8), columns[2])
-
-
-def _events_of_part(events: Events, part: HistoryPart, interner: Interner) -> Events:
-    chosen = Events(**{name: column[part.events] for name, column in events.columns()})
-    has_stack = np.isin(chosen.action, [int(action) for action in part.stacks_of])
-    stack = np.where(has_stack, chosen.stack, NO_STACK).astype(np.int32)
-    if part.only_python:
-        stack = _without_native(stack, interner)
-    return replace(chosen, stack=stack, forward_stack=np.where(has_stack, chosen.forward_stack, NO_STACK))
 
 
 def _without_native(stacks: Ints4, interner: Interner) -> Ints4:

@@ -107,22 +107,19 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if isinstance(func, HigherOrderOperator):
+            raise not_predicted(func.__name__, "it takes functions as arguments, and no rule says what they would take")
         try:
             with self.recorder.ledger.lock:
-                return self._dispatch(func, types, args, kwargs or {})
+                if types and any(kind.__torch_dispatch__ is not _PLAIN for kind in types):
+                    # A wrapper subclass dispatches to its own parts.
+                    return run_on_shards(self, func, args, kwargs or {})
+                # Function modes see no device below an operator, and would take longer than it.
+                with without_functions():
+                    return self._run_operator(func, args, kwargs or {})
         except OutOfMemoryError as error:
             args = kwargs = None
             raise without_own_frames(error) from None
-
-    def _dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        if isinstance(func, HigherOrderOperator):
-            raise not_predicted(func.__name__, "it takes functions as arguments, and no rule says what they would take")
-        if types and any(kind.__torch_dispatch__ is not _PLAIN for kind in types):
-            # A wrapper subclass dispatches to its own parts.
-            return run_on_shards(self, func, args, kwargs)
-        # Function modes see no device below an operator, and would take longer than it.
-        with without_functions():
-            return self._run_operator(func, args, kwargs)
 
     def _run_operator(self, func: Any, args: Any, kwargs: Any) -> Any:
         treatment = self._treatments.get(func)
@@ -315,21 +312,17 @@ class FakeCudaMode(TorchFunctionMode):
         if is_own(kwargs.get("device"), numbers=True):
             kwargs = {**kwargs, "device": META}
         if kwargs.get("generator") is not None:
-            return self._draw(func, args, kwargs)
+            out = func(*args, **{**kwargs, "pin_memory": False} if "pin_memory" in kwargs else kwargs)
+            if isinstance(out, Tensor):
+                check_generator(kwargs["generator"], out.is_meta)
+                if func is torch.randperm and out.is_meta and is_for_a_sampler():
+                    with without_functions(), without_modes():
+                        self._recorder.host.known.put(out, torch.arange(out.numel()))
+                    self._recorder.assumptions.state(IN_ORDER)
+            return self._tensors.mark_pinned(out) if kwargs.get("pin_memory") else out
         if not kwargs.get("pin_memory"):
             return func(*args, **kwargs)
         return self._tensors.mark_pinned(func(*args, **{**kwargs, "pin_memory": False}))
-
-    def _draw(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run a function with a generator, which must be on the device of the result."""
-        out = func(*args, **{**kwargs, "pin_memory": False} if "pin_memory" in kwargs else kwargs)
-        if isinstance(out, Tensor):
-            check_generator(kwargs["generator"], out.is_meta)
-            if func is torch.randperm and out.is_meta and is_for_a_sampler():
-                with without_functions(), without_modes():
-                    self._recorder.host.known.put(out, torch.arange(out.numel()))
-                self._recorder.assumptions.state(IN_ORDER)
-        return self._tensors.mark_pinned(out) if kwargs.get("pin_memory") else out
 
     def _to_the_card(self, args: Any, kwargs: Any) -> Any:
         self._named.check(args[1] if len(args) > 1 else kwargs.get("device"))

@@ -150,7 +150,21 @@ class Questions:
 
     def ask(self, question: QuestionKind) -> GivenAnswer | None:
         """Note a question where the program now is, and return the user's answer to it, if any."""
-        self.last = self._noted(question)
+        self.last = None
+        innermost = innermost_frame_outside_torch()
+        if innermost is not None:
+            asking = []
+            for frame in frames():
+                asking.append(frame)
+                if frame is innermost:
+                    break
+            place, calls = place_in(innermost), _calls(asking)
+            on_line = self._by_place.setdefault(place, {})
+            if calls not in on_line:
+                numbers = next((asked.numbers_on_line for asked in on_line.values()), [])
+                numbers.append(len(on_line) + 1)
+                on_line[calls] = AskedQuestion(question, place, numbers[-1], numbers)
+            self.last = on_line[calls]
         return self.answer()
 
     def answer(self) -> GivenAnswer | None:
@@ -161,23 +175,6 @@ class Questions:
         # Each one counts the questions at its place, whichever answers.
         matches = [(at, given) for given in self.given if (at := given.matches(asking)) is not None]
         return min(matches, key=lambda match: (match[0], not match[1].is_numbered), default=(0, None))[1]
-
-    def _noted(self, question: QuestionKind) -> AskedQuestion | None:
-        innermost = innermost_frame_outside_torch()
-        if innermost is None:
-            return None
-        asking = []
-        for frame in frames():
-            asking.append(frame)
-            if frame is innermost:
-                break
-        place, calls = place_in(innermost), _calls(asking)
-        on_line = self._by_place.setdefault(place, {})
-        if calls not in on_line:
-            numbers = next((asked.numbers_on_line for asked in on_line.values()), [])
-            numbers.append(len(on_line) + 1)
-            on_line[calls] = AskedQuestion(question, place, numbers[-1], numbers)
-        return on_line[calls]
 
     def all(self) -> Iterator[AskedQuestion]:
         for on_line in self._by_place.values():

@@ -168,7 +168,11 @@ class AllocationRecorder:
         self._allocate_results(treatment, args, kwargs, out)
         self._rule = treatment.rule
         if treatment.rule != NO_RULE and RULES[treatment.rule].standing is Standing.MISSING and is_on_device(out):
-            self._add_missing(treatment.rule, self._call(args, kwargs, out))
+            figures = RULES[treatment.rule].missing_bytes(self._call(args, kwargs, out))
+            if None not in figures:
+                previous = self.missing.get(treatment.rule, (0, 0))
+                figures = max(previous[0] or 0, figures[0] or 0), max(previous[1] or 0, figures[1] or 0)
+            self.missing[treatment.rule] = figures
         if treatment.gives_new or treatment.writes:
             self.totals.add(treatment, args, kwargs, out, shapes)
             if treatment.name in COPIES:
@@ -209,13 +213,6 @@ class AllocationRecorder:
 
     def _call(self, args: Any, kwargs: Any, out: Any) -> OperatorCall:
         return OperatorCall(args, kwargs, out, self.card, self.release)
-
-    def _add_missing(self, rule: int, call: OperatorCall) -> None:
-        figures = RULES[rule].missing_bytes(call)
-        if None not in figures:
-            previous = self.missing.get(rule, (0, 0))
-            figures = max(previous[0] or 0, figures[0] or 0), max(previous[1] or 0, figures[1] or 0)
-        self.missing[rule] = figures
 
     def resized(self, storage: torch.UntypedStorage, operator: str) -> None:
         allocation = self.ledger.allocation_of(storage)

@@ -160,12 +160,23 @@ class Repeater:
         self.repeated += 1
         return made
 
-    def _copy_labels(self, number: int, module: int) -> None:
-        columns = self._recorder.columns
-        columns.module.append(module)
+    def _allocate(
+        self, event: int, number: int, category: int, move: Callable[[int], int], call: int = 0
+    ) -> LiveAllocation | None:
+        """Repeat an allocation with its labels; None for a workspace, which lives on.
+
+        `move` is from the path of the module that made it to that of this one; `call` is the module's call that decides
+        an open category, else 0.
+        """
+        if category == Category.WORKSPACE:
+            return None
+        columns, ledger = self._recorder.columns, self._ledger
+        columns.category.allocated(Category.UNKNOWN if call else Category(category), may_be_saved=bool(call), call=call)
+        columns.module.append(move(columns.module[number]))
         columns.phase.append(columns.phase[number])
         columns.rule.append(columns.rule[number])
         columns.forward_stack.append(columns.forward_stack[number])
+        return ledger.malloc(ledger.history.size[event], ledger.stacks[event])
 
     def _mark(self, mark: PhaseMark) -> None:
         self._marks.append((mark[0], mark[1], self._ledger.mark()))
@@ -234,9 +245,10 @@ class PassRepeater(Repeater):
 
     def _repeat(self, recorded: _RecordedPass, weights: Sequence[torch.Tensor], outputs: list[int]) -> Any:
         gradients = {gradient.number: gradient for gradient in recorded.gradients}
+        categories = self._recorder.categories.values
 
         def allocate(event: int, number: int) -> LiveAllocation | None:
-            allocation = self._allocate(event, number)
+            allocation = self._allocate(event, number, categories[number], lambda module: module)
             if number in gradients and allocation is not None:
                 gradient = gradients[number]
                 with without_functions(), without_modes():
@@ -245,16 +257,6 @@ class PassRepeater(Repeater):
 
         made = self._repeat_events(recorded.recording, allocate)
         return _Output(self._ledger, [made[number] for number in outputs])
-
-    def _allocate(self, event: int, number: int) -> LiveAllocation | None:
-        """Repeat an allocation with its labels; None for a workspace, which lives on."""
-        columns, ledger = self._recorder.columns, self._ledger
-        category = columns.category.values[number]
-        if category == Category.WORKSPACE:
-            return None
-        columns.category.values.append(category)
-        self._copy_labels(number, columns.module[number])
-        return ledger.malloc(ledger.history.size[event], ledger.stacks[event])
 
 
 @dataclass(frozen=True)
@@ -325,7 +327,10 @@ class BlockRepeater(Repeater):
             self._recorded[key] = None
             return out
         with without_functions():
-            self._recorded[key] = self._record(start, module, arguments, out)
+            block = self._record_call(start, module, arguments, out)
+            new = None if block is None else {output.number for output in block.outputs if output.argument < 0}
+            # What kept more than its outputs cannot be repeated.
+            self._recorded[key] = block if block is not None and self._kept(block.recording) == new else None
         return out
 
     def _key(self, module: nn.Module, structure: Hashable, args: Any, kwargs: Mapping[str, Any]) -> Hashable:
@@ -347,18 +352,10 @@ class BlockRepeater(Repeater):
         is_here = self._ledger.allocation_of(weight.untyped_storage()) is not None
         return tuple(weight.shape), weight.stride(), weight.dtype, type(weight), is_here
 
-    def _record(
-        self, start: Mapping[str, Any], module: nn.Module, arguments: list[torch.Tensor], out: Any
-    ) -> RecordedBlock | None:
-        """Return the call; None where it cannot be repeated, as where it kept more than its outputs."""
-        block = self._record_call(start, module, arguments, out)
-        if block is None or self._kept(block.recording) != {one.number for one in block.outputs if one.argument < 0}:
-            return None
-        return block
-
     def _record_call(
         self, start: Mapping[str, Any], module: nn.Module, arguments: list[torch.Tensor], out: Any
     ) -> RecordedBlock | None:
+        """Return the call; None where it cannot be repeated."""
         recording, outputs = self._recording(start), self._outputs(arguments, out)
         if recording is None or outputs is None or recording.marks or self._kept(recording) is None:
             return None
@@ -390,35 +387,35 @@ class BlockRepeater(Repeater):
 
     def _repeat(self, recorded: RecordedBlock, module: nn.Module, arguments: list[torch.Tensor]) -> Any:
         paths = self._recorder.position.paths_from(recorded.path)
+        categories, undecided = self._recorder.categories.values, recorded.undecided
         with without_functions():
             parameters = list(module.parameters())
             self._recorder.label_used(parameters[place] for place in recorded.used)
 
         def allocate(event: int, number: int) -> LiveAllocation | None:
-            columns, ledger = self._recorder.columns, self._ledger
-            category = Category(columns.category.values[number])
-            if category is Category.WORKSPACE:
-                return None
-            call = recorded.undecided[number]
-            columns.category.allocated(Category.UNKNOWN if call else category, may_be_saved=bool(call), call=call)
-            self._copy_labels(number, paths(columns.module[number]))
-            return ledger.malloc(ledger.history.size[event], ledger.stacks[event])
+            return self._allocate(event, number, categories[number], paths, undecided[number])
 
         made = self._repeat_events(recorded.recording, allocate)
+        with without_functions(), without_modes():
+            results = self._make_outputs(recorded, made, arguments)
+        return results if recorded.is_tuple else results[0]
+
+    def _make_outputs(
+        self, recorded: RecordedBlock, made: dict[int, LiveAllocation], arguments: list[torch.Tensor]
+    ) -> tuple[torch.Tensor, ...]:
+        """Return the tensors that a repeated call returns; their allocations are taken from `made`."""
         storages: dict[int, torch.UntypedStorage] = {}
         results = []
-        with without_functions(), without_modes():
-            for output in recorded.outputs:
-                if output.argument >= 0:
-                    storage = arguments[output.argument].untyped_storage()
-                elif output.number in storages:
-                    storage = storages[output.number]
-                else:
-                    storage = memory_of(output.like.untyped_storage().nbytes())
-                    self._ledger.own(storage, made[output.number])
-                    storages[output.number] = storage
-                results.append(like_in_memory(output.like, storage))
-        return tuple(results) if recorded.is_tuple else results[0]
+        for output in recorded.outputs:
+            if output.argument >= 0:
+                storage = arguments[output.argument].untyped_storage()
+            elif output.number in storages:
+                storage = storages[output.number]
+            else:
+                storage = storages[output.number] = memory_of(output.like.untyped_storage().nbytes())
+                self._ledger.own(storage, made.pop(output.number))
+            results.append(like_in_memory(output.like, storage))
+        return tuple(results)
 
 
 def is_held_elsewhere(out: Any) -> bool:

@@ -503,12 +503,8 @@ def all_families() -> frozenset[str]:
 
 def families_of(operators: Iterable[str]) -> frozenset[str]:
     """Return the families of operators, given by their names in stacks: `sum_dim_IntList`."""
-    return frozenset(_FAMILIES.get(operator, operator) for operator in _operators_of_stack_names(operators))
-
-
-def _operators_of_stack_names(names: Iterable[str]) -> set[str]:
-    operators = _operators_by_name()
-    return {operators[name] for name in names if name in operators}
+    known = _operators_by_name()
+    return frozenset(_FAMILIES.get(known[name], known[name]) for name in operators if name in known)
 
 
 @cache
@@ -528,7 +524,8 @@ _ONLY_MEMORY = (
 
 def unseen_by(operators: Iterable[str], card: KnownCard) -> tuple[str, ...]:
     """Return notes on memory that these operators take on a card beyond the prediction."""
-    used = _operators_of_stack_names(operators)
+    known = _operators_by_name()
+    used = {known[name] for name in operators if name in known}
     notes = (rule.note for rule in RULES if rule.note and not used.isdisjoint(rule.operators))
     alone = (_ONLY_MEMORY,) if card.is_only_memory else ()
     return (*notes, *alone, context_sentence(card.name))
@@ -640,7 +637,7 @@ def treatment_of(func: Operator, kernels: Mapping[str, Callable[..., Any]], rele
         launches=(new or schema.is_mutable) and _launches_kernel(func),
         instead=add_in_place if func is aten.add.Tensor else None,
         sparse=None,
-        shape=_shape_of(func, release),
+        shape=write_into_zeros if func in WRITES_INTO_ZEROS else SHAPE_RULES.get(func) or seeds_on_host(func, release),
         parts_in=kernel or _parts_in(func),
         temporaries=temporaries_of(product),
         formula=_formula_of(getattr(aten, product, packet)),
@@ -651,12 +648,6 @@ def treatment_of(func: Operator, kernels: Mapping[str, Callable[..., Any]], rele
         results=ResultCache() if (new or schema.is_mutable) and _is_decided_by_shapes(func) else None,
         work={},
     )
-
-
-def _shape_of(func: Operator, release: tuple[int, int]) -> Instead | None:
-    if func in WRITES_INTO_ZEROS:
-        return write_into_zeros
-    return SHAPE_RULES.get(func) or seeds_on_host(func, release)
 
 
 def _resizes(func: Operator) -> bool:
@@ -726,17 +717,6 @@ def _spelled_out(func: Operator, key: str) -> Callable[..., Any] | None:
     return None if run is None else lambda *args, **kwargs: run(which, *args, **kwargs)
 
 
-def _work_of(treatment: Treatment, args: Any, kwargs: Any, out: Any) -> tuple[int, int]:
-    formula = treatment.formula
-    # The formulas of products take a shape where `mm.dtype` and its like have the dtype of the result.
-    shaped = [arg for arg in args if not isinstance(arg, torch.dtype)]
-    flops = 0 if formula is None else int(formula(*shaped, **kwargs, out_val=out))
-    if not treatment.launches:
-        return flops, 0
-    met = tensors_of((*args, *kwargs.values(), out if treatment.gives_new else None))
-    return flops, sum(tensor.numel() * tensor.element_size() for tensor in met)
-
-
 @dataclass
 class OperatorTotals:
     """Totals of all operators that ran."""
@@ -754,7 +734,14 @@ class OperatorTotals:
         """`shapes` are those of the arguments, where all that is counted follows from them."""
         work = None if shapes is None else treatment.work.get(shapes)
         if work is None:
-            work = _work_of(treatment, args, kwargs, out)
+            formula, moved = treatment.formula, 0
+            # The formulas of products take a shape where `mm.dtype` and its like have the dtype of the result.
+            shaped = [arg for arg in args if not isinstance(arg, torch.dtype)]
+            flops = 0 if formula is None else int(formula(*shaped, **kwargs, out_val=out))
+            if treatment.launches:
+                met = tensors_of((*args, *kwargs.values(), out if treatment.gives_new else None))
+                moved = sum(tensor.numel() * tensor.element_size() for tensor in met)
+            work = flops, moved
             if shapes is not None and len(treatment.work) < _MOST_WORK:
                 treatment.work[shapes] = work
         self.flops += work[0]

@@ -324,21 +324,18 @@ class SavedFiles:
             number = placeholder_number(f)
             if number is not None and number < len(self._numbered):
                 return self._moved(self._numbered[number], map_location, self._of_card)
-            return self._read(f, map_location, args, kwargs)
+            if isinstance(f, str | os.PathLike) and kwargs.get("mmap") is None and zipfile.is_zipfile(f):
+                kwargs["mmap"] = True
+            if not (map_location is None or isinstance(map_location, dict) or self._means_card(map_location)):
+                return self.load(f, map_location, *args, **kwargs)
+            of_card: set[int] = set()
 
-    def _read(self, f: Any, map_location: Any, args: Any, kwargs: Any) -> Any:
-        if isinstance(f, str | os.PathLike) and kwargs.get("mmap") is None and zipfile.is_zipfile(f):
-            kwargs["mmap"] = True
-        if not (map_location is None or isinstance(map_location, dict) or self._means_card(map_location)):
-            return self.load(f, map_location, *args, **kwargs)
-        of_card: set[int] = set()
+            def to_host(storage: Any, location: str) -> Any:
+                if location.startswith("cuda"):
+                    of_card.add(getattr(storage, "_untyped_storage", storage)._cdata)
+                return storage
 
-        def to_host(storage: Any, location: str) -> Any:
-            if location.startswith("cuda"):
-                of_card.add(getattr(storage, "_untyped_storage", storage)._cdata)
-            return storage
-
-        return self._moved(self.load(f, to_host, *args, **kwargs), map_location, of_card, copies=False)
+            return self._moved(self.load(f, to_host, *args, **kwargs), map_location, of_card, copies=False)
 
     def _means_card(self, location: Any) -> bool:
         return self.devices.is_own(location, numbers=True)

@@ -31,7 +31,10 @@ ALL_DIFFERENT = "indices that are not computed are taken to be all different, wh
 
 
 class Sparse:
-    """`runs` maps operators to decompositions, which return NotImplemented without sparse tensors on the device."""
+    """`runs` maps operators to decompositions, which are asked where `may_be_sparse`.
+
+    So the tensor is sparse where there is only one; the others return NotImplemented without one on the device.
+    """
 
     def __init__(self, recorder: AllocationRecorder) -> None:
         self._recorder = recorder
@@ -62,8 +65,6 @@ class Sparse:
             return _MAKE(*args, **{**kwargs, "device": META})
 
     def _coalesced(self, tensor: Tensor) -> Any:
-        if not is_sparse(tensor):
-            return NotImplemented
         indices, values = parts_of(tensor)
         count = indices.size(1)
         if count < 2:
@@ -91,8 +92,6 @@ class Sparse:
         return int(answer)
 
     def _cloned(self, tensor: Tensor, **kwargs: Any) -> Any:
-        if not is_sparse(tensor):
-            return NotImplemented
         parts = parts_of(tensor)
         if not _is_handed_over(parts):
             parts = parts[0].clone(), parts[1].clone()
@@ -107,8 +106,6 @@ class Sparse:
         return _like(tensor, indices.to(META, copy=True), values.to(META, dtype, copy=True))
 
     def _negated(self, tensor: Tensor) -> Any:
-        if not is_sparse(tensor):
-            return NotImplemented
         indices, values = parts_of(tensor)
         return _like(tensor, indices.clone(), values.neg())
 
@@ -146,12 +143,10 @@ class Sparse:
         return _like(mask, indices.clone(), gathered.mul(ones))
 
     def _dense(self, tensor: Tensor, dtype: Any = None, masked_grad: Any = None) -> Any:
-        if not is_sparse(tensor):
-            return NotImplemented
         return self._added_to(torch.zeros(tensor.shape, dtype=dtype or tensor.dtype, device=META), tensor)
 
     def _norm(self, tensor: Tensor, power: Any, dim: Any, keepdim: bool = False) -> Any:
-        if not is_sparse(tensor) or dim or keepdim:
+        if dim or keepdim:
             return NotImplemented
         return (tensor if tensor.is_coalesced() else self._coalesced(tensor))._values().norm(power)
 

@@ -582,7 +582,12 @@ class ValueReads:
                 shape = torch.broadcast_shapes(tensor.shape, mask.shape)  # type: ignore[no-untyped-call]
                 return tensor.expand(shape)[mask.expand(shape)]
         if func.overloadpacket is aten._ctc_loss and (longest := self._longest(args[3])) is not None:
-            return self._losses_of_sequences(treatment, args, kwargs, longest)
+            # A loss per sequence, and for backward a row per step, as long as the longest target with blanks.
+            steps, batch = args[0].shape[:2]
+            losses = args[0].new_empty(batch)
+            out = losses, args[0].new_empty(batch, steps, 2 * longest + 1)
+            self._recorder.after_op(treatment, args, kwargs, out)
+            return out
         if (shapes := result_of_unknown_length(func, args, kwargs, self._recorder.assumptions)) is not NotImplemented:
             return self._without_values(func, treatment, args, kwargs, shapes)
         if func is aten.linalg_lstsq.default:
@@ -613,14 +618,6 @@ class ValueReads:
             has_values = values is not None and not self._host.is_unknown(lengths)
             return int(values.max()) if has_values and values is not None else None
         return max(lengths, default=0)
-
-    def _losses_of_sequences(self, treatment: Treatment, args: Any, kwargs: Any, longest: int) -> Any:
-        """Return a loss per sequence, and for backward a row per step, as long as the longest target with blanks."""
-        steps, batch = args[0].shape[:2]
-        losses = args[0].new_empty(batch)
-        out = losses, args[0].new_empty(batch, steps, 2 * longest + 1)
-        self._recorder.after_op(treatment, args, kwargs, out)
-        return out
 
     def _index(self, args: Any) -> Any:
         """Convert masks to indices, as on a card."""

@@ -8,9 +8,10 @@ that allocates and frees as theirs would. The events are those of a step in whic
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -163,20 +164,13 @@ class TrainedBlockRepeater(BlockRepeater):
         super().follow(model)
         for module in model.modules():
             if isinstance(module, nn.ModuleList | nn.Sequential):
-                self._find_runs([(layer, self._blocks.get(layer)) for layer in module])
-
-    def _find_runs(self, layers: Sequence[tuple[nn.Module, Hashable]]) -> None:
-        """Find the runs of equal layers of a list that are long enough for one to be repeated."""
-        at = 0
-        while at < len(layers):
-            end = at + 1
-            while end < len(layers) and layers[end][1] is not None and layers[end][1] == layers[at][1]:
-                end += 1
-            if end - at >= _SHORTEST_RUN:
-                self._runs += 1
-                for index, (layer, _) in enumerate(layers[at:end]):
-                    self._places[layer] = _Place(self._runs, index, end - at)
-            at = end
+                for structure, layers in groupby(module, self._blocks.get):
+                    run = list(layers)
+                    # Shorter ones have none between those that run.
+                    if structure is not None and len(run) >= _SHORTEST_RUN:
+                        self._runs += 1
+                        for index, layer in enumerate(run):
+                            self._places[layer] = _Place(self._runs, index, len(run))
 
     def run(self, module: nn.Module, args: Any, kwargs: Any, call: Callable[..., Any]) -> Any:
         if not torch.is_grad_enabled():
@@ -187,10 +181,12 @@ class TrainedBlockRepeater(BlockRepeater):
         with without_functions():
             arguments = list(tensors_among((args, kwargs)))
             sources = self._sources(place, arguments)
-            key = self._key_of_layer(module, args, kwargs)
+            key = self._key(module, self._blocks[module], args, kwargs)
+            if key is not None:
+                key = key, tuple((weight.requires_grad, weight.grad is None) for weight in module.parameters())
             forward = None if key is None else self._forwards.get(key)
             if forward is not None and sources is not None and place.index < place.count - _LAST_THAT_RUN:
-                layer = _RepeatedLayer(self, key, place, self._path)
+                layer = _RepeatedLayer(self, key, place, self._recorder.position.path)
                 return self._repeat_forward(layer, forward, module, arguments, sources)
             started, signs = self._state(), tuple(map(self._sign, arguments))
             owners = list(map(_owners, arguments))
@@ -214,12 +210,10 @@ class TrainedBlockRepeater(BlockRepeater):
                 weights, numbers = tuple(module.parameters()), tuple(map(self._number_of, arguments))
                 had = tuple(weight.grad is not None for weight in weights)
                 ran = _RanLayer(key, place, forward, weights, had, sources, numbers)
-                self._follow_backward(ran, outputs)
+                for number, output in enumerate(outputs):
+                    node: Any = output.grad_fn
+                    node.register_prehook(partial(self._begin_backward, ran, number, output.output_nr))
         return out
-
-    @property
-    def _path(self) -> str:
-        return self._recorder.position.path
 
     def _may_repeat(self) -> bool:
         """Return False within a backward, under autocast, and where saved tensors go elsewhere than to a checkpoint."""
@@ -251,11 +245,6 @@ class TrainedBlockRepeater(BlockRepeater):
                 return None
         return tuple(sources)
 
-    def _key_of_layer(self, module: nn.Module, args: Any, kwargs: Any) -> Hashable:
-        key = self._key(module, self._blocks[module], args, kwargs)
-        trained = tuple((weight.requires_grad, weight.grad is None) for weight in module.parameters())
-        return None if key is None else (key, trained)
-
     def _record_forward(
         self,
         start: Mapping[str, Any],
@@ -283,11 +272,6 @@ class TrainedBlockRepeater(BlockRepeater):
         kinds = {number: categories.values[number] for number in recording.numbers}
         return _TrainedForward(**vars(block), categories=kinds, order=order, shape=shape, held=held)
 
-    def _follow_backward(self, layer: _RanLayer, outputs: list[torch.Tensor]) -> None:
-        for number, output in enumerate(outputs):
-            node: Any = output.grad_fn
-            node.register_prehook(partial(self._begin_backward, layer, number, output.output_nr))
-
     def _number_of(self, tensor: torch.Tensor) -> int | None:
         allocation = self._ledger.allocation_of(tensor.untyped_storage())
         return None if allocation is None else allocation.number
@@ -308,32 +292,18 @@ class TrainedBlockRepeater(BlockRepeater):
         arguments: list[torch.Tensor],
         sources: tuple[_Source, ...],
     ) -> Any:
-        recorder, ledger = self._recorder, self._ledger
+        recorder = self._recorder
         signs = tuple(map(self._sign, arguments))
         paths = recorder.position.paths_from(forward.path)
         layer.weights = list(module.parameters())
         recorder.label_used(layer.weights[place] for place in forward.used)  # type: ignore[misc]
-        categories = recorder.columns.category
 
         def allocate(event: int, number: int) -> LiveAllocation | None:
-            if forward.categories[number] == Category.WORKSPACE:
-                return None
-            call = forward.undecided[number]
-            category = Category.UNKNOWN if call else Category(forward.categories[number])
-            categories.allocated(category, may_be_saved=bool(call), call=call)
-            self._copy_labels(number, paths(recorder.columns.module[number]))
-            return ledger.malloc(ledger.history.size[event], ledger.stacks[event])
+            return self._allocate(event, number, forward.categories[number], paths, forward.undecided[number])
 
         made = self._repeat_events(forward.recording, allocate)
         with without_modes():
-            storages: dict[int, torch.UntypedStorage] = {}
-            results = []
-            for output in forward.outputs:
-                if output.number not in storages:
-                    storages[output.number] = memory_of(output.like.untyped_storage().nbytes())
-                    ledger.own(storages[output.number], made.pop(output.number))
-                results.append(like_in_memory(output.like, storages[output.number]))
-            layer.results = tuple(results)
+            layer.results = self._make_outputs(forward, made, arguments)
             layer.kept = {forward.order.index(number): allocation for number, allocation in made.items()}
             layer.arguments = [
                 argument.untyped_storage() if holds else None
@@ -341,7 +311,7 @@ class TrainedBlockRepeater(BlockRepeater):
             ]
             layer.sources = sources
             layer.inputs = tuple(place for place, source in enumerate(sources) if source is not None)
-            del results, storages
+
             outputs = _RepeatedNode.apply(layer, *(arguments[place] for place in layer.inputs))  # type: ignore[no-untyped-call]
         recorder.position.skip_earlier_nodes()
         self._before = (layer.place, signs, tuple(map(self._sign, outputs)))
@@ -452,22 +422,19 @@ class _BackwardEvents:
         given: dict[int, torch.Tensor],
     ) -> None:
         self._repeater, self._layer, self._backward, self._kept = repeater, layer, backward, kept
-        self._recorder = repeater._recorder
-        self._ledger = self._recorder.ledger
+        self._ledger = repeater._ledger
         self._storages = {at: gradient.untyped_storage() for at, gradient in given.items()}
         self._own: dict[int, torch.UntypedStorage] = {}
         """Memory of gradients of arguments."""
         self._passed = {number: like for _, number, like in backward.arguments}
-        self._paths = self._recorder.position.paths_from(backward.path, layer.path)
+        self._paths = repeater._recorder.position.paths_from(backward.path, layer.path)
 
     def allocate(self, event: int, number: int) -> LiveAllocation | None:
-        recorder, ledger, kind = self._recorder, self._ledger, self._backward.categories[number]
-        if kind == Category.WORKSPACE:
+        ledger, backward = self._ledger, self._backward
+        allocation = self._repeater._allocate(event, number, backward.categories[number], self._paths)
+        if allocation is None:
             return None
-        recorder.columns.category.values.append(kind)
-        self._repeater._copy_labels(number, self._paths(recorder.columns.module[number]))
-        allocation = ledger.malloc(ledger.history.size[event], ledger.stacks[event])
-        if (gradient := self._backward.weights.get(number)) is not None:
+        if (gradient := backward.weights.get(number)) is not None:
             weight = self._layer.weights[gradient.weight]
             if weight.grad is not None:
                 raise NotRepeatable

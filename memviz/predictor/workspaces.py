@@ -21,12 +21,7 @@ from torch import Tensor
 
 from memviz.allocator.blocks import round_up
 from memviz.predictor.cards import KnownCard
-from memviz.predictor.releases import (
-    LT_MAY_BE_SHARED_SINCE,
-    LT_SHARED_SINCE,
-    WIDE_HALVES_SINCE,
-    WIDE_SINGLES_SINCE,
-)
+from memviz.predictor.releases import LT_MAY_BE_SHARED_SINCE, LT_SHARED_SINCE, WIDE_HALVES_SINCE, WIDE_SINGLES_SINCE
 from memviz.predictor.shapes import convolution_layout, image_layout
 
 _broadcast_shapes: Any = torch.broadcast_shapes
@@ -73,21 +68,18 @@ def copy_lists(call: OperatorCall) -> Iterator[tuple[int, ...]]:
         yield tuple(_staged_copy(to, source, waits=not call.argument(2, "non_blocking")))
 
 
-def _staged_copy(to: Tensor, source: Tensor, *, waits: bool) -> Iterable[int]:
+def _staged_copy(to: Tensor, source: Tensor, *, waits: bool) -> Iterator[int]:
     if to.is_meta == source.is_meta or not to.numel() or _copies_directly(to, source):
-        return ()
-    return _host_to_card(to, source, waits=waits) if to.is_meta else _card_to_host(to, source, waits=waits)
-
-
-def _host_to_card(to: Tensor, source: Tensor, *, waits: bool) -> Iterable[int]:
-    """Bytes staged for a copy to a non-contiguous tensor; an asynchronous change of dtype stages in the host's."""
-    if not waits and to.dtype != source.dtype:
-        return (to.numel() * source.element_size(),)
-    return () if to.is_contiguous() else (to.nbytes,)
-
-
-def _card_to_host(to: Tensor, source: Tensor, *, waits: bool) -> Iterable[int]:
-    if not waits and to.dtype != source.dtype:
+        return
+    changes_on_card = not waits and to.dtype != source.dtype
+    if to.is_meta:
+        # What changes on the card is staged in the host's dtype.
+        if changes_on_card:
+            yield to.numel() * source.element_size()
+        elif not to.is_contiguous():
+            yield to.nbytes
+        return
+    if changes_on_card:
         source = torch.empty_like(source, dtype=to.dtype, device="meta")
         yield source.nbytes
     if source.shape != to.shape or not source.is_contiguous():
@@ -257,23 +249,15 @@ class WorkspaceSizes:
 
 def workspace_sizes(card: KnownCard, release: tuple[int, int], environment: Mapping[str, str]) -> WorkspaceSizes:
     """Return the workspace sizes that the environment sets, cublasLt's in KiB (read)."""
-    size = _WHOLE.match(environment.get("CUBLASLT_WORKSPACE_SIZE", ""))
-    lt_told = None if size is None else int(size[1]) * 1024
-    return WorkspaceSizes(_cublas_size(card, release, environment), _is_shared(release, environment), lt_told)
-
-
-def _cublas_size(card: KnownCard, release: tuple[int, int], environment: Mapping[str, str]) -> int:
-    """Sum the `:KiB:count` pairs of CUBLAS_WORKSPACE_CONFIG, which deterministic programs have to set."""
+    # Pairs of `:KiB:count`, which deterministic programs have to set.
     pairs = [] if card.is_amd else _CONFIG.findall(environment.get("CUBLAS_WORKSPACE_CONFIG", ""))
-    if not pairs:
-        return card.cublas_workspace_in(release)
-    return sum(int(size) * 1024 * int(count) for size, count in pairs)
-
-
-def _is_shared(release: tuple[int, int], environment: Mapping[str, str]) -> bool:
-    """Return whether cublasLt shares cuBLAS's workspace; torch ignores values other than 0 and 1."""
+    set_size = sum(int(size) * 1024 * int(count) for size, count in pairs)
+    # torch ignores values other than 0 and 1.
     unified = environment.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE") if release >= LT_MAY_BE_SHARED_SINCE else None
-    return unified == "1" or unified != "0" and release >= LT_SHARED_SINCE
+    is_shared = unified == "1" or unified != "0" and release >= LT_SHARED_SINCE
+    lt_told = _WHOLE.match(environment.get("CUBLASLT_WORKSPACE_SIZE", ""))
+    lt_size = None if lt_told is None else int(lt_told[1]) * 1024
+    return WorkspaceSizes(set_size if pairs else card.cublas_workspace_in(release), is_shared, lt_size)
 
 
 def uses_lt(args: Any, kwargs: Any) -> bool:

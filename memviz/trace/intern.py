@@ -95,9 +95,8 @@ class Interner:
         number = self.strings.get(text)
         if number is None:
             number = self._mended.get(text)
-        return self._new_string(text) if number is None else number
-
-    def _new_string(self, text: str) -> int:
+        if number is not None:
+            return number
         fit = bounded(valid_unicode(text))
         self.has_cut_texts |= len(text) > MOST_TEXT
         self.budget.charge(_TEXT_BYTES + 2 * len(fit))

@@ -64,20 +64,18 @@ class Limits:
         """MEMVIZ_MAX_EVENTS=1000000 and so on, one per field, in its own unit."""
         changed: dict[str, int | float] = {}
         for field in fields(Limits):
-            text = environment.get(_PREFIX + field.name.upper())
-            if text is not None:
-                changed[field.name] = _number(_PREFIX + field.name.upper(), text)
+            name = _PREFIX + field.name.upper()
+            text = environment.get(name)
+            if text is None:
+                continue
+            try:
+                value = float(text)
+            except ValueError:
+                value = -1
+            if not value > 0:
+                raise UsageError(f"{name}={text!r} is not a positive number.")
+            changed[field.name] = value if name.endswith("SECONDS") else int(value)
         return Limits(**changed)  # type: ignore[arg-type]
-
-
-def _number(name: str, text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1
-    if not value > 0:
-        raise UsageError(f"{name}={text!r} is not a positive number.")
-    return value if name.endswith("SECONDS") else int(value)
 
 
 IsWanted = Callable[[], bool]

@@ -135,7 +135,17 @@ def _read(file: BinaryIO, budget: Budget, progress: Progress | None, watch: Watc
     head, stream, packed = file.read(4), file, ""
     file.seek(0)
     if head.startswith(_ZIP):
-        raise _zip_error(file)
+        # Nothing that is read needs it, nor the compressors that it loads.
+        import zipfile
+
+        try:
+            names = zipfile.ZipFile(file).namelist()
+        except (zipfile.BadZipFile, ValueError, OSError, NotImplementedError):
+            names = []
+        # As torch.save writes them.
+        if any(name.endswith("data.pkl") for name in names):
+            raise TraceError("It is a model checkpoint (torch.save), not a memory snapshot.", remedy=_RECORD)
+        raise TraceError("It is a zip archive.", remedy=_UNPACK)
     if head.startswith(_GZIP):
         stream, packed = cast(BinaryIO, _Bounded(file, budget)), ", gzip"
     head = stream.read(64)
@@ -255,17 +265,3 @@ def _short_number(digits: str) -> int:
 
 def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not a number in JSON")
-
-
-def _zip_error(file: BinaryIO) -> TraceError:
-    """torch.save writes zip files."""
-    # Nothing that is read needs it, nor the compressors that it loads.
-    import zipfile
-
-    try:
-        names = zipfile.ZipFile(file).namelist()
-    except (zipfile.BadZipFile, ValueError, OSError, NotImplementedError):
-        names = []
-    if any(name.endswith("data.pkl") for name in names):
-        return TraceError("It is a model checkpoint (torch.save), not a memory snapshot.", remedy=_RECORD)
-    return TraceError("It is a zip archive.", remedy=_UNPACK)

@@ -68,15 +68,12 @@ class RunningCalls:
             return
         self._interner.budget.charge(_CALL_BYTES)
         self.has_python |= kind in _OF_PYTHON
-        self._calls.setdefault(thread, []).append(_Call(begin, begin + lasts, self._frame(name)))
-
-    def _frame(self, name: str) -> int:
         number = self._frames.get(name)
         if number is None:
             found = _FUNCTION.fullmatch(name)
             frame = {"name": found["name"], "filename": found["file"], "line": int(found["line"])} if found else name
             number = self._frames[name] = self._interner.frame(frame)
-        return number
+        self._calls.setdefault(thread, []).append(_Call(begin, begin + lasts, number))
 
     def stack_at(self, thread: tuple[Any, Any], at: float) -> int:
         calls, number = self._calls.get(thread, ()), self._next.get(thread, 0)

@@ -75,7 +75,17 @@ class RangeHistory:
 def range_history(device: DeviceTrace) -> RangeHistory:
     events, segments = device.events, device.segments
     index = np.flatnonzero((events.action >= Action.SEGMENT_ALLOC) & (events.action <= Action.SEGMENT_UNMAP))
-    sources = _sources(device, index)
+    action, size = events.action[index], events.size[index]
+    expandable = (action == Action.SEGMENT_MAP) | (action == Action.SEGMENT_UNMAP)
+    sources = Segments(
+        address=np.concatenate([segments.address, events.address[index]]),
+        size=np.concatenate([segments.size, size]),
+        stream=np.concatenate([segments.stream, events.stream[index]]),
+        pool=np.concatenate([segments.pool, events.pool[index]]),
+        is_large=np.concatenate([segments.is_large, size > SMALL_SEGMENT]),
+        is_expandable=np.concatenate([segments.is_expandable, expandable]),
+        stack=np.concatenate([segments.stack, events.stack[index]]),
+    )
     low = in_order(sources.address)
     high = upto(low, sources.size)
     bounds = distinct(np.concatenate([low, high]))
@@ -91,21 +101,6 @@ def range_history(device: DeviceTrace) -> RangeHistory:
         high=bounds[1:],
         final_row=np.where(final < len(segments), final, -1),
         sources=sources,
-    )
-
-
-def _sources(device: DeviceTrace, index: Ints8) -> Segments:
-    events, segments = device.events, device.segments
-    action, size = events.action[index], events.size[index]
-    expandable = (action == Action.SEGMENT_MAP) | (action == Action.SEGMENT_UNMAP)
-    return Segments(
-        address=np.concatenate([segments.address, events.address[index]]),
-        size=np.concatenate([segments.size, size]),
-        stream=np.concatenate([segments.stream, events.stream[index]]),
-        pool=np.concatenate([segments.pool, events.pool[index]]),
-        is_large=np.concatenate([segments.is_large, size > SMALL_SEGMENT]),
-        is_expandable=np.concatenate([segments.is_expandable, expandable]),
-        stack=np.concatenate([segments.stack, events.stack[index]]),
     )
 
 

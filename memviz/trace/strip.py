@@ -69,7 +69,14 @@ def short_paths(paths: Iterable[str]) -> dict[str, str]:
         elif slashed.startswith("<"):
             short[path] = _without_folders(path)
         else:
-            own[path] = _public_parts(slashed, people)
+            # The file's name and the folders above it that may be shown, outermost first.
+            parts = [part for part in _below_home(slashed).split("/") if part not in ("", ".", "..")]
+            private = [
+                place
+                for place, part in enumerate(parts[:-1])
+                if part.lower() in people or part[0] == "~" or part[-1] == ":"
+            ]
+            own[path] = parts[max(private, default=-1) + 1 :] or ["?" if slashed else ""]
     return {**short, **_distinct(own, taken=set(short.values()))}
 
 
@@ -85,15 +92,6 @@ def _recognised(path: str, people: set[str]) -> str | None:
         return None
     rest = f"torchinductor_user{compiled[1]}" if compiled else kept[1] if kept else ""
     return "/".join("user" if part.lower() in people else part for part in rest.split("/"))
-
-
-def _public_parts(path: str, people: set[str]) -> list[str]:
-    """The file's name and the folders above it that may be shown, outermost first."""
-    parts = [part for part in _below_home(path).split("/") if part not in ("", ".", "..")]
-    private = [
-        place for place, part in enumerate(parts[:-1]) if part.lower() in people or part[0] == "~" or part[-1] == ":"
-    ]
-    return parts[max(private, default=-1) + 1 :] or ["?" if path else ""]
 
 
 def _distinct(own: Mapping[str, list[str]], taken: set[str]) -> dict[str, str]:

@@ -122,8 +122,22 @@ class _Writer:
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
-        self.stacks = _stacks(trace)
-        self.keys = _keys_in_use(trace)
+        frames, strings = trace.stacks.frames, trace.strings
+        columns = (frames.name.tolist(), frames.filename.tolist(), frames.line.tolist())
+        made = [{"name": strings[n], "filename": strings[f], "line": line} for n, f, line in zip(*columns, strict=True)]
+        bounds, indices = trace.stacks.offsets.tolist(), trace.stacks.indices.tolist()
+        stacks = {i: [made[k] for k in indices[bounds[i] : bounds[i + 1]]] for i in range(len(trace.stacks))}
+        # As torch writes it where it kept no stack.
+        self.stacks = {NO_STACK: [], **stacks}
+        every = [device.events for device in trace.devices]
+        optional = {
+            "frames": any((events.stack != NO_STACK).any() for events in every),
+            "time_us": any(events.time_us.any() for events in every),
+            "compile_context": any((events.context != EMPTY_TEXT).any() for events in every),
+            "user_metadata": any((events.metadata != EMPTY_TEXT).any() for events in every),
+            "pool_id": any(events.pool.any() for events in every),
+        }
+        self.keys = ("action", "addr", "size", "stream", *(key for key, used in optional.items() if used))
 
     def state(self) -> dict[str, Any]:
         """All but the events."""
@@ -227,28 +241,6 @@ class _Writer:
 
 
 _STATE_NAMES = {int(state_value): state_value.name.lower() for state_value in State}
-
-
-def _stacks(trace: Trace) -> dict[int, list[dict[str, Any]]]:
-    """Return stacks by number; NO_STACK is an empty list, as torch writes it."""
-    frames, strings = trace.stacks.frames, trace.strings
-    columns = (frames.name.tolist(), frames.filename.tolist(), frames.line.tolist())
-    made = [{"name": strings[n], "filename": strings[f], "line": line} for n, f, line in zip(*columns, strict=True)]
-    bounds, indices = trace.stacks.offsets.tolist(), trace.stacks.indices.tolist()
-    stacks = {i: [made[k] for k in indices[bounds[i] : bounds[i + 1]]] for i in range(len(trace.stacks))}
-    return {NO_STACK: [], **stacks}
-
-
-def _keys_in_use(trace: Trace) -> tuple[str, ...]:
-    every = [device.events for device in trace.devices]
-    optional = {
-        "frames": any((columns.stack != NO_STACK).any() for columns in every),
-        "time_us": any(columns.time_us.any() for columns in every),
-        "compile_context": any((columns.context != EMPTY_TEXT).any() for columns in every),
-        "user_metadata": any((columns.metadata != EMPTY_TEXT).any() for columns in every),
-        "pool_id": any(columns.pool.any() for columns in every),
-    }
-    return ("action", "addr", "size", "stream", *(key for key, used in optional.items() if used))
 
 
 def _unsigned(addresses: Ints8) -> list[int]:

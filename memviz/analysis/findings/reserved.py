@@ -121,7 +121,14 @@ def waiting_frees(facts: Facts) -> Iterator[Finding]:
     most = int(waiting.max())
     if not len(waits) or most < facts.noticeable_bytes:
         return
-    reserved_during = _reserved_while_waiting(facts, waiting)
+    # Bytes reserved for requests that would have fitted into the blocks waiting.
+    events = facts.device.events
+    grows = np.flatnonzero((events.action == Action.SEGMENT_ALLOC) | (events.action == Action.SEGMENT_MAP))
+    allocs = np.flatnonzero(events.action == Action.ALLOC)
+    place = np.searchsorted(allocs, grows)
+    grows, place = grows[place < len(allocs)], place[place < len(allocs)]
+    requested = events.size[allocs[place]]
+    reserved_during = int(events.size[grows[waiting[grows] >= requested]].sum())
     reserved_text = (
         f"; while they did, the allocator took {bytes_text(reserved_during)} more" if reserved_during else ""
     )
@@ -150,14 +157,3 @@ def _how_long(facts: Facts, waits: Ints8) -> str:
         times = clock(facts.device)
         return f"the longest {duration_text(int((times[end] - times[begin]).max()))}"
     return f"the longest {counted(int((end - begin).max()), 'event')}"
-
-
-def _reserved_while_waiting(facts: Facts, waiting: Ints8) -> int:
-    """Bytes reserved for requests that would have fitted into the blocks waiting."""
-    events = facts.device.events
-    grows = np.flatnonzero((events.action == Action.SEGMENT_ALLOC) | (events.action == Action.SEGMENT_MAP))
-    allocs = np.flatnonzero(events.action == Action.ALLOC)
-    place = np.searchsorted(allocs, grows)
-    grows, place = grows[place < len(allocs)], place[place < len(allocs)]
-    requested = events.size[allocs[place]]
-    return int(events.size[grows[waiting[grows] >= requested]].sum())

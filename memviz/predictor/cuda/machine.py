@@ -411,23 +411,6 @@ def _tensor_on_card(dtype: torch.dtype, args: Any) -> Tensor:
     return torch.tensor(args[0], dtype=dtype, device="cuda")
 
 
-def _constructor(is_on_card: Callable[[], bool]) -> Any:
-    """Return `Tensor.__new__`, which follows the default tensor type and makes subclasses.
-
-    Within a mode torch makes a plain tensor first, and finds that it cannot be of the subclass.
-    """
-
-    def new(cls: type, *args: Any, **kwargs: Any) -> Any:
-        if cls is Tensor:
-            if is_on_card() and not kwargs:
-                return _tensor_on_card(torch.get_default_dtype(), args)
-            return torch._C.TensorBase.__new__(cls, *args, **kwargs)
-        with without_modes():
-            return torch._C.TensorBase.__new__(cls, *args, **kwargs)
-
-    return staticmethod(new)
-
-
 def cast_to_type(tensor: Tensor, kind: Any) -> Any:
     """`tensor.type(kind)`; NotImplemented where torch's own is right."""
     name = kind.__name__ if isinstance(kind, _CardType) else kind
@@ -445,7 +428,17 @@ def follow_types(patches: Patches, named: NamedDevices) -> None:
         patches.put(torch.cuda, name, _CardType(name, (CardType,), {"dtype": dtype, "__module__": _CUDA_MODULE}))
     set_type: Any = torch.set_default_tensor_type
     card_types: list[bool] = []
-    patches.put(Tensor, "__new__", _constructor(lambda: bool(card_types)))
+
+    def new(cls: type, *args: Any, **kwargs: Any) -> Any:
+        if cls is Tensor:
+            if card_types and not kwargs:
+                return _tensor_on_card(torch.get_default_dtype(), args)
+            return torch._C.TensorBase.__new__(cls, *args, **kwargs)
+        # Within a mode torch makes a plain tensor first, and finds that it cannot be of the subclass.
+        with without_modes():
+            return torch._C.TensorBase.__new__(cls, *args, **kwargs)
+
+    patches.put(Tensor, "__new__", staticmethod(new))
 
     def set_default_tensor_type(kind: Any) -> None:
         name = kind.__name__ if isinstance(kind, _CardType) else str(kind)

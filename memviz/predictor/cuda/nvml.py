@@ -157,13 +157,7 @@ DRIVER = "580.00"
 """A driver that runs every CUDA that torch has wheels for."""
 _MIB = 1 << 20
 _UNKNOWN = "[N/A]"
-_UNITS = {
-    "memory.total": "MiB",
-    "memory.used": "MiB",
-    "memory.free": "MiB",
-    "used_memory": "MiB",
-    "used_gpu_memory": "MiB",
-}
+_IN_MIB = ("memory.total", "memory.used", "memory.free", "used_memory", "used_gpu_memory")
 
 
 def _of_card(state: dict[str, Any], index: int) -> dict[str, Any]:
@@ -188,13 +182,10 @@ def _query(state: dict[str, Any], fields: list[str], options: list[str]) -> Iter
     """Yield the rows of `--query-...=FIELDS --format=csv,...`."""
     with_units = "nounits" not in options
     if "noheader" not in options:
-        yield [f"{name} [{_UNITS[name]}]" if name in _UNITS and with_units else name for name in fields]
+        yield [f"{name} [MiB]" if name in _IN_MIB and with_units else name for name in fields]
     for index in range(state["cards"]):
         card = _of_card(state, index)
-        yield [
-            f"{card.get(name, _UNKNOWN)}{f' {_UNITS[name]}' if name in _UNITS and with_units else ''}"
-            for name in fields
-        ]
+        yield [f"{card.get(name, _UNKNOWN)}{' MiB' if name in _IN_MIB and with_units else ''}" for name in fields]
 
 
 def _table(state: dict[str, Any]) -> Iterator[str]:

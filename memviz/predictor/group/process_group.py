@@ -371,7 +371,14 @@ class _Group:
                 self._begun = True
                 follow_dtensor(self._patches, self._layout)
                 follow_pipelines(self._patches)
-                _follow_checkpoints(self._patches)
+                # Accept any global checkpoint plan: all ranks are taken to save what this rank saves, which is no whole
+                # model.
+                from torch.distributed.checkpoint import default_planner
+
+                check: Any = vars(default_planner)["_validate_global_plan"]
+                # Older releases return a bool, later ones a list of errors.
+                is_valid: Any = True if check.__annotations__["return"] in (bool, "bool") else []
+                self._patches.replace(default_planner, check.__name__, lambda *plan: is_valid)
                 follow_zero_optimizer(self._patches, self._layout)
             ranks = args[2] if len(args) > 2 else kwargs.get("global_ranks_in_group")
             if isinstance(group, dist.ProcessGroup):
@@ -415,16 +422,6 @@ class _Group:
         given = scatter_object_input_list
         if given:
             scatter_object_output_list[0] = given[dist.get_rank(group) % len(given)]
-
-
-def _follow_checkpoints(patches: Patches) -> None:
-    """Accept any global checkpoint plan: all ranks are taken to save what this rank saves, which is no whole model."""
-    from torch.distributed.checkpoint import default_planner
-
-    check: Any = vars(default_planner)["_validate_global_plan"]
-    # Older releases return a bool, later ones a list of errors.
-    is_valid: Any = True if check.__annotations__["return"] in (bool, "bool") else []
-    patches.replace(default_planner, check.__name__, lambda *plan: is_valid)
 
 
 _KINDS: Any = (c10d.ReduceOp, c10d.ReduceOp.RedOpType)

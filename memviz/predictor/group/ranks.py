@@ -171,9 +171,14 @@ def classes_of(world_size: int, run: Run, *, same_program: bool = False) -> list
         stand_ins = {rank: ranks[0] for ranks in layout.unlike for rank in ranks}
     else:
         grid = grid_of(layout.dimensions, world_size)
-        stand_ins = _representatives(
-            world_size, grid, _places_that_count(layout, grid, known, same_program=same_program)
-        )
+        # Along each dimension, only places where the memory changes count, and the first.
+        places = [places_of(layout, dimension, same_program=same_program) for dimension in grid]
+        known.run(sorted({place * stride for (stride, _), own in zip(grid, places, strict=True) for place in own}))
+        counting = []
+        for (stride, _), own in zip(grid, places, strict=True):
+            prints = [known[place * stride].fingerprint for place in own]
+            counting.append([place for at, place in enumerate(own) if not at or prints[at] != prints[at - 1]])
+        stand_ins = _representatives(world_size, grid, counting)
     known.run(sorted(set(stand_ins.values())))
     found: dict[str, list[int]] = {}
     for rank in range(world_size):
@@ -194,19 +199,6 @@ class _PredictedRanks:
         if rank not in self._known:
             self.run([rank])
         return self._known[rank]
-
-
-def _places_that_count(
-    layout: Layout, grid: tuple[Dimension, ...], known: _PredictedRanks, *, same_program: bool
-) -> list[list[int]]:
-    """Return, for each dimension, the places where the memory changes, beginning with the first."""
-    places = [places_of(layout, dimension, same_program=same_program) for dimension in grid]
-    known.run(sorted({place * stride for (stride, _), own in zip(grid, places, strict=True) for place in own}))
-    counting = []
-    for (stride, _), own in zip(grid, places, strict=True):
-        prints = [known[place * stride].fingerprint for place in own]
-        counting.append([place for at, place in enumerate(own) if not at or prints[at] != prints[at - 1]])
-    return counting
 
 
 def _representatives(world_size: int, grid: tuple[Dimension, ...], counting: list[list[int]]) -> dict[int, int]:

@@ -116,7 +116,13 @@ class Window:
         self.end = self._at
         self.memo_count = self._memoized
         self.ok: Bools = self._ok & (self.end <= self._limit)
-        self._breaks = np.flatnonzero(~self._linked())
+        # True for each event but the last if the next one starts where it ends.
+        gap = self.start[1:] - self.end[:-1]
+        end = np.minimum(self.end[:-1], self._limit)
+        batch = (gap == 2) & (self._bytes[end] == ord("e")) & (self._bytes[end + 1] == ord("("))
+        linked = np.zeros(len(self.start), dtype=np.bool_)
+        linked[:-1] = self.ok[:-1] & self.ok[1:] & ((gap == 0) | batch)
+        self._breaks = np.flatnonzero(~linked)
 
     def run_from(self, at: int) -> tuple[int, int]:
         """First and one past the last candidate of the run that starts here; equal where there is none."""
@@ -127,15 +133,6 @@ class Window:
             return 0, 0
         last = self._breaks[np.searchsorted(self._breaks, first)]
         return first, int(last) + 1
-
-    def _linked(self) -> Bools:
-        """Return, for each event but the last, True if the next one starts where it ends. The last is always False."""
-        gap = self.start[1:] - self.end[:-1]
-        end = np.minimum(self.end[:-1], self._limit)
-        batch = (gap == 2) & (self._bytes[end] == ord("e")) & (self._bytes[end + 1] == ord("("))
-        linked = np.zeros(len(self.start), dtype=np.bool_)
-        linked[:-1] = self.ok[:-1] & self.ok[1:] & ((gap == 0) | batch)
-        return linked
 
     def _candidates(self, at: int) -> Ints8:
         literal = b"(" + self.template.slots[0][2]
@@ -337,7 +334,13 @@ class Window:
         A list that is known by its bytes up to there is complete; any other is matched as a whole.
         """
         limit = self._limit
-        closes = np.append(self._closes(following, int(start.min(initial=limit))), limit)
+        # Where a list may end: 'e', then the list's memo number if that comes behind, then a following key.
+        first = int(start.min(initial=limit))
+        found = [self._find(b"e" + key, first) for key in following]
+        if self.template.memo == b"":
+            numbered = self._find(b"er", first)
+            found += [numbered[self._equal(numbered + 6, key)] for key in following]
+        closes = np.append(found[0] if len(found) == 1 else np.sort(np.concatenate(found)), limit)
         end = closes[np.searchsorted(closes, np.minimum(start, limit))] + 1
         size = np.where(start <= limit, end - start, 0)
         leader = self._leaders(start, size)
@@ -350,14 +353,6 @@ class Window:
         for row in np.flatnonzero(~own & ((end - start)[leader] != size)).tolist():
             value[row], end[row] = self._list_at(int(start[row]), int(end[row]))
         return end, value
-
-    def _closes(self, following: list[bytes], first: int) -> Ints8:
-        """Return where a list may end: 'e', then the list's memo number if that comes behind, then a following key."""
-        found = [self._find(b"e" + key, first) for key in following]
-        if self.template.memo == b"":
-            numbered = self._find(b"er", first)
-            found += [numbered[self._equal(numbered + 6, key)] for key in following]
-        return found[0] if len(found) == 1 else np.sort(np.concatenate(found))
 
     def _leaders(self, start: Ints8, size: Ints8) -> Ints8:
         """For each of these texts a row with the same bytes, or itself. Long ones stand for themselves."""
@@ -696,18 +691,15 @@ class _Run:
     def _content(self, content: int, kind: Kind) -> int:
         intern = self.owner.interner
         if kind == "stack":
-            return self._stack(content)
+            lists = self.owner.lists
+            number = lists.stacks[content]
+            if number is None:
+                raw = lists.raw[content]
+                number = lists.stacks[content] = self.owner.interner.stack_of(self._frames(raw))
+                self.owner.reader.cost += 200
+            return number
         raw = self.owner.texts.raw[content]
         return intern.pool((raw[1], raw[3])) if kind == "pool" else intern.string(raw.decode("utf-8", "replace"))
-
-    def _stack(self, content: int) -> int:
-        lists = self.owner.lists
-        number = lists.stacks[content]
-        if number is None:
-            raw = lists.raw[content]
-            number = lists.stacks[content] = self.owner.interner.stack_of(self._frames(raw))
-            self.owner.reader.cost += 200
-        return number
 
     def _frames(self, raw: bytes) -> Ints4:
         places = places_in(raw)

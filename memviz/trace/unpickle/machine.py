@@ -113,23 +113,20 @@ class Machine:
     def take(self, count: int) -> bytes:
         """The next bytes, however many windows they span."""
         if count > len(self.buffer) - MARGIN - self.at:
-            self._widen(count)
+            if count > self.limits.memory_bytes:
+                raise self.budget.too_large("memory_bytes")
+            pieces: list[Piece] = [self.buffer[self.at : len(self.buffer) - MARGIN]]
+            have = len(pieces[0])
+            while have < count:
+                more = self.stream.read()
+                if not more:
+                    raise TraceError(TRUNCATED, remedy=AGAIN)
+                pieces += more
+                have += sum(map(len, more))
+            self._set_window(pieces)
         start = self.at
         self.at += count
         return self.buffer[start : self.at]
-
-    def _widen(self, count: int) -> None:
-        if count > self.limits.memory_bytes:
-            raise self.budget.too_large("memory_bytes")
-        pieces: list[Piece] = [self.buffer[self.at : len(self.buffer) - MARGIN]]
-        have = len(pieces[0])
-        while have < count:
-            more = self.stream.read()
-            if not more:
-                raise TraceError(TRUNCATED, remedy=AGAIN)
-            pieces += more
-            have += sum(map(len, more))
-        self._set_window(pieces)
 
     def line(self) -> bytes:
         """Text opcodes of protocol 0 end with a newline."""
@@ -236,14 +233,11 @@ class Machine:
         target.update(zip(keys, values, strict=True))
         if self.runs is not None:
             end = self.at
-            self._take_number_behind()
+            # PyTorch's own pickler numbers a container once it is whole.
+            if self.buffer[self.at] == ord("r") and self.at + 5 <= len(self.buffer) - MARGIN:
+                self.at += 5
+                self.put(int.from_bytes(self.buffer[self.at - 4 : self.at], "little"))
             self.runs.after_row(target, end)
-
-    def _take_number_behind(self) -> None:
-        """PyTorch's own pickler numbers a container once it is whole."""
-        if self.buffer[self.at] == ord("r") and self.at + 5 <= len(self.buffer) - MARGIN:
-            self.at += 5
-            self.put(int.from_bytes(self.buffer[self.at - 4 : self.at], "little"))
 
 
 _INTEGER_BYTES = 64
