@@ -71,11 +71,22 @@ def allocation_html(trace: Trace, allocation: Allocation, source: SourceLine = l
         handle,
         head,
         tag("p", tag("b", bytes_text(allocation.requested_bytes)), f" {where}", class_="mv-figure"),
+        _alike_html(allocation),
         _facts(_allocation_facts(allocation, is_profiled(trace))),
         stack_html(trace, allocation.stack, "Stack, our frames first", source),
         stack_html(trace, allocation.forward_stack, "Where its forward was called", source) if has_forward else "",
         class_="mv-pinned",
     )
+
+
+def _alike_html(allocation: Allocation) -> Html:
+    """A button that lights the allocations with the same stack and size, where there are others."""
+    if allocation.alike < 2:
+        return Html("")
+    words = f"{count_text(allocation.alike)} like this one"
+    light = button(words, None, "mv-quiet", data_keep="", title="Same stack and size. Click to light them up.")
+    row = tag("li", light, data_light_by="like", data_light_group=str(allocation.row))
+    return tag("ul", row, class_="mv-alike")
 
 
 def _allocation_facts(allocation: Allocation, of_profile: bool) -> Iterable[tuple[str, object]]:

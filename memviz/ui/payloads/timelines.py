@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from memviz.analysis.allocations import rows_alike
 from memviz.analysis.annotations import annotated
 from memviz.analysis.breakdown import parse_path, rows_below
 from memviz.analysis.callstacks.sites import sites
@@ -108,13 +109,16 @@ def piece(trace: Trace, device: DeviceTrace, request: dict[str, Any]) -> PackedT
 
 
 def lit_rows(trace: Trace, device: DeviceTrace, by: str, group: Any) -> Ints8:
-    """All allocations of one group, wherever in time; of what a person looks for, of one box of the icicle, or of a
-    finding."""
+    """All allocations of one group, wherever in time; of what a person looks for, of one box of the icicle, of a
+    finding, or like one of them."""
     rows = np.arange(len(lifetimes(device)))
     if by == "find":
         return find_rows(trace, device, str(group))
     if by == "finding":
         return finding_by_key(trace, device, str(group)).rows
+    if by == "like":
+        number = str(group)
+        return rows_alike(device, int(number) if number.isdecimal() and len(number) <= 18 else -1)
     if by == "path":
         return rows_below(trace, device, rows, parse_path(trace, str(group)))
     keyed = group_codes(trace, device, rows, by)

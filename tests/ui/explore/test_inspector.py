@@ -21,6 +21,7 @@ from memviz.ui.explore.inspector import (
     source_line,
     stack_html,
 )
+from memviz.ui.payloads.timelines import lit_rows
 from tests.traces import MiB, alloc, block, frame, free, segment, trace_of
 from tests.ui.page import HOSTILE, elements, words
 
@@ -80,6 +81,25 @@ def test_an_allocation_is_told_in_figures(trace):
         "Lifetime": "event 0 → 2 34.7 ms",
         "Pool": "large · stream 0",
     }
+
+
+def test_those_with_the_same_stack_and_size_are_counted_and_lit():
+    one, other = [frame("forward", "/p/model.py", 36)], [frame("forward", "/p/model.py", 37)]
+    events = [
+        alloc(at * MiB, size, frames=stack)
+        for at, (size, stack) in enumerate([(9, one), (9, one), (8, one), (9, other), (9, None)])
+    ]
+    trace = trace_of(events)
+    device = trace.devices[0]
+    told = [allocation(trace, device, row) for row in range(5)]
+    assert [each.alike for each in told] == [2, 2, 1, 1, 0]
+    html = allocation_html(trace, told[1])
+    (row,) = elements(html, "li", data_light_by="like")
+    assert "2 like this one" in words(html)
+    assert lit_rows(trace, device, "like", row["data-light-group"]).tolist() == [0, 1]
+    assert not elements(allocation_html(trace, told[2]), "li", data_light_by="like")
+    for group in ("9", "-1", "x", None, "9" * 5000):
+        assert not len(lit_rows(trace, device, "like", group))
 
 
 def test_a_profile_has_one_size_and_neither_pools_nor_streams():
