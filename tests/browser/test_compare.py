@@ -100,6 +100,7 @@ def expect_drawn_otherwise(page: Any, letter: str, old: str) -> None:
 
 
 def test_sites_have_one_colour_in_all_timelines_and_the_legend_says_which(compared: Any) -> None:
+    compared.locator("#compare-bar .mvt-tools summary").click()
     compared.get_by_role("group", name="Colours").get_by_role("button", name="Site").click()
     compared.wait_for_function(f"({SITE_COLOURS})().every((shown) => 'other' in shown)")
     one, other = compared.evaluate(SITE_COLOURS)

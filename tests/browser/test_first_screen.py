@@ -93,6 +93,39 @@ def test_explore_has_little_above_its_picture_and_little_below_it(opened: Any) -
     expect_little(opened)
 
 
+def test_so_has_compare(opened: Any) -> None:
+    expect_little(opened)
+
+
+def test_and_what_if_says_the_rest_beside_what_is_pointed_at(opened: Any) -> None:
+    page = opened
+    page.get_by_role("tab", name="What if").click()
+    page.locator("#what-if-plot [data-drawn]").wait_for()
+    expect_little(page)
+    help_text = page.locator("#what-if-help-max_split")
+    playwright.expect(help_text).to_be_hidden()
+    field = page.get_by_label("max_split_size_mb")
+    field.focus()
+    playwright.expect(help_text).to_be_visible()
+    assert field.get_attribute("aria-describedby") == "what-if-help-max_split"
+    overhead = page.locator("#what-if-form [name=overhead]")
+    playwright.expect(overhead).to_be_hidden()
+    page.locator("#what-if-form [name=card]").select_option("24")
+    playwright.expect(overhead).to_be_visible()
+
+
+def test_nor_more_after_a_run_that_ran_out_of_memory(same_page: Any, server: str) -> None:
+    page = same_page
+    at_home(page, server)
+    page.set_viewport_size({"width": 1440, "height": 900})
+    page.locator("#samples [data-sample=out-of-memory]").click()
+    page.locator("#what-if-plot [data-drawn]").wait_for()
+    expect_little(page)
+    page.get_by_role("tab", name="Explore").click()
+    page.locator("#timeline .mvt[data-drawn] .mvt-pilltext").wait_for()
+    expect_little(page)
+
+
 @pytest.mark.parametrize(("width", "height"), [(1440, 900), (1024, 768)])
 @pytest.mark.parametrize("name", ["training", "late-start", "out-of-memory"])
 def test_the_picture_begins_in_the_upper_third_and_stays_there(

@@ -69,6 +69,13 @@ function escape(event) {
   else if (memory.kept && pin < 0 && !(onPlot && range)) keep(null);
 }
 
+/** Boxes of the flame whose frames hold all words that are looked for. */
+function markFound() {
+  const node = /** @type {HTMLElement | null} */ (document.querySelector("[data-light-rest=find]"));
+  const words = (node?.dataset.lightRestGroup || "").toLowerCase().split(/\s+/).filter((word) => word && !/^[<>]/.test(word));
+  for (const box of all(BOX)) box.classList.toggle("mv-hit", words.length > 0 && words.every((word) => box.title.toLowerCase().includes(word)));
+}
+
 function listenOnce() {
   if (panels.length) return;
   window.addEventListener("memviz:light", bringBack, true);
@@ -141,6 +148,7 @@ class LitPanel {
     if (shown.size && !shown.has(memory.kept?.by)) memory.kept = null;
     tellKept();
     this.mark();
+    markFound();
     if (this.isFocusWanted) this.boxes()[0]?.focus();
     this.isFocusWanted = false;
     if (JSON.stringify(resting()) !== memory.rested) rest();
