@@ -35,7 +35,7 @@ from memviz.results.summary import trace_headline
 from memviz.text import Html, joined, tag
 from memviz.trace.model import DeviceTrace, Note, Trace
 from memviz.ui.explore.icicle import icicle_html
-from memviz.ui.explore.inspector import allocation_html, moment_html, source_line
+from memviz.ui.explore.inspector import allocation_html, moment_html, source_lines
 from memviz.ui.explore.live_set import (
     BYTES,
     CHURN_ROWS,
@@ -199,7 +199,7 @@ def details(
     view = _View(trace, device, state, chosen, during)
     inspector = None
     if "inspector" in parts and chosen.pin >= 0:
-        inspector = allocation_html(trace, allocation(trace, device, chosen.pin), source_line)
+        inspector = allocation_html(trace, allocation(trace, device, chosen.pin), source_lines)
     elif "inspector" in parts:
         at = event_state(trace, device, view.event)
         inspector = moment_html(at, of_range=during is not None, is_still=view.is_still)
