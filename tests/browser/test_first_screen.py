@@ -53,7 +53,7 @@ COUNT = """() => {
   const nameOf = (each) => each.getAttribute("aria-label") || each.textContent.trim() || each.name || each.tagName;
   return { words, controls: [...document.querySelectorAll(pressed)].filter(isSeen).map(nameOf) };
 }"""
-"""What a person sees without scrolling: every word, those of menus, fields and styles too, and every control."""
+"""Lists the words, those of menus, fields and styles too, and the controls that a person sees without scrolling."""
 MOST_WORDS, MOST_CONTROLS = 150, 30
 MOVES = """() => {
   const seen = (window.tops = new Set());

@@ -114,7 +114,7 @@ _TITLES = {
     FindingKind.KEPT_BY_EXCEPTION: "kept by an exception",
     FindingKind.WAITS_FOR_COLLECTION: "waiting for garbage collection",
 }
-"""What the bytes of a finding are, in a few words. Its sentence says more."""
+"""A few words for the bytes of a finding. Its sentence says more."""
 _WHAT_IF, _RUN = ("what-if", "What if"), ("run", "Run")
 _TABS = {
     FindingKind.OUT_OF_MEMORY: _WHAT_IF,

@@ -19,7 +19,7 @@ export class Phases extends Part {
       const [begin, end] = [viewport.xOf(viewport.placeOf(first)), viewport.xOf(viewport.placeOf(last))];
       if (end < 0 || begin > viewport.width || end - begin < 2) continue;
       const [left, right] = [Math.max(begin, 0), Math.min(end, viewport.width)];
-      nodes.push(el("span", { class: "mvt-phase", title: name, style: `left:${left}px;width:${right - left - 1}px` }, phaseLabel(name, right - left, Boolean(value?.linked))));
+      nodes.push(el("span", { class: "mvt-phase", title: name, style: `left:${left}px;width:${right - left - 1}px` }, phaseLabel(name, right - left)));
       if (nodes.length > MOST_PHASES) break;
     }
     this.node.replaceChildren(...nodes);
@@ -27,9 +27,9 @@ export class Phases extends Part {
 }
 
 /** The whole name, else its first word, else nothing: a label is never cut.
- * @param {string} name @param {number} width @param {boolean} [isShort] at most its first word, beside others */
-export function phaseLabel(name, width, isShort = false) {
+ * @param {string} name @param {number} width */
+export function phaseLabel(name, width) {
   const room = (width - 12) / LETTER;
   const first = name.split(/[#.\s]/)[0];
-  return name.length <= room && !isShort ? name : first.length <= room ? first : "";
+  return name.length <= room ? name : first.length <= room ? first : "";
 }
