@@ -103,7 +103,7 @@ def test_slash_finds_and_lights(run):
     run.wait_for_function("window.lit.at(-1)?.group === 'MODEL >1MiB'")
     found = run.locator(".mv-icicle .mv-hit")
     playwright.expect(found).to_have_count(1)
-    playwright.expect(found).to_contain_text("model.py:36 forward")
+    playwright.expect(found).to_contain_text("model:36 forward")
     run.keyboard.type(">")
     run.get_by_role("alert").filter(has_text="neither a size nor a lifetime").wait_for()
     run.keyboard.press("Escape")
