@@ -16,7 +16,7 @@ from memviz.analysis.purpose.phases import label_of_rows, phases
 from memviz.analysis.purpose.reasons import REASON_TEXTS, Certainty
 from memviz.analysis.segments import segments_at
 from memviz.errors import UsageError
-from memviz.trace.model import NO_STACK, Action, Category, DeviceTrace, Phase, Trace
+from memviz.trace.model import NO_STACK, Action, Category, DeviceTrace, Ints8, Phase, Trace
 from memviz.trace.rounding import SMALL_SIZE, divisions_of, round_sizes
 from memviz.trace.write import Cells, Table, hexadecimal, slices, where, write_tables
 
@@ -76,6 +76,16 @@ class Allocation:
     compile_context: str = ""
     held_by: HeldBy | None = None
     """None where the run did not record it."""
+    alike: int = 0
+    """How many have its stack and size, itself included; 0 without a stack."""
+
+
+def rows_alike(device: DeviceTrace, row: int) -> Ints8:
+    """Return the rows with the stack and the size of this one; none without a stack."""
+    rows = lifetimes(device)
+    if not 0 <= row < len(rows) or rows.stack[row] == NO_STACK:
+        return np.zeros(0, dtype=np.int64)
+    return np.flatnonzero((rows.stack == rows.stack[row]) & (rows.size == rows.size[row]))
 
 
 def allocation(trace: Trace, device: DeviceTrace, row: int) -> Allocation:
@@ -111,6 +121,7 @@ def allocation(trace: Trace, device: DeviceTrace, row: int) -> Allocation:
         metadata=trace.strings[events.metadata[start]] if begun else "",
         compile_context=trace.strings[events.context[start]] if begun else "",
         held_by=held_by(trace, device, row),
+        alike=len(rows_alike(device, row)),
     )
 
 

@@ -44,6 +44,7 @@ def test_all_that_is_known_is_told():
         forward_stack=NO_STACK,
         metadata="mine",
         compile_context="0/1",
+        alike=1,
     )
 
 

@@ -94,6 +94,13 @@ def mount_timeline(page: Any, trace: Trace, *, key: str = "trace", state: dict[s
     return shown
 
 
+def take_tool(page: Any, name: str) -> None:
+    """Press what is in the timeline's menu of tools."""
+    page.locator(".mvt-tools summary").first.click()
+    page.locator(".mvt-tools").first.get_by_role("button", name=name, exact=True).click()
+    page.evaluate("document.querySelectorAll('.mvt-tools').forEach((menu) => (menu.open = false))")
+
+
 def _answering(function: Callable[[Any], Any], shown: Mounted) -> Callable[[str], str]:
     def answer(text: str) -> str:
         asked = json.loads(text)

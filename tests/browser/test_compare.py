@@ -99,8 +99,14 @@ def expect_drawn_otherwise(page: Any, letter: str, old: str) -> None:
     )
 
 
+def colour_by(page: Any, meaning: str) -> None:
+    """A choice closes the menu of tools."""
+    page.locator("#compare-bar .mvt-tools summary").click()
+    page.get_by_role("group", name="Colours").get_by_role("button", name=meaning).click()
+
+
 def test_sites_have_one_colour_in_all_timelines_and_the_legend_says_which(compared: Any) -> None:
-    compared.get_by_role("group", name="Colours").get_by_role("button", name="Site").click()
+    colour_by(compared, "Site")
     compared.wait_for_function(f"({SITE_COLOURS})().every((shown) => 'other' in shown)")
     one, other = compared.evaluate(SITE_COLOURS)
     shared = one.keys() & other.keys()
@@ -111,7 +117,7 @@ def test_sites_have_one_colour_in_all_timelines_and_the_legend_says_which(compar
     assert {*one, *other} - {"other"} <= set(named)
     compared.wait_for_function("location.search.includes('colour=site')")
     before = pixels(compared, "A")
-    compared.get_by_role("group", name="Colours").get_by_role("button", name="Category").click()
+    colour_by(compared, "Category")
     compared.wait_for_function(f"({SITE_COLOURS})().every((shown) => 'activation' in shown)")
     expect_drawn_otherwise(compared, "A", before)
 

@@ -101,10 +101,14 @@ def test_slash_finds_and_lights(run):
     run.get_by_text("1 allocation at 1 site").wait_for()
     assert rows(run, "#found") == ["model.py:36 forward 1 3.00 MiB 1"]
     run.wait_for_function("window.lit.at(-1)?.group === 'MODEL >1MiB'")
+    found = run.locator(".mv-icicle .mv-hit")
+    playwright.expect(found).to_have_count(1)
+    playwright.expect(found).to_contain_text("model:36 forward")
     run.keyboard.type(">")
     run.get_by_role("alert").filter(has_text="neither a size nor a lifetime").wait_for()
     run.keyboard.press("Escape")
     run.wait_for_function("!document.querySelector('#found').textContent.trim()")
+    playwright.expect(found).to_have_count(0)
 
 
 def test_the_whole_table_is_downloaded_and_only_the_tab_that_is_seen_is_there(run):

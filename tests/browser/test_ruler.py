@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser.mounting import TIMELINE, mount_timeline
+from tests.browser.mounting import TIMELINE, mount_timeline, take_tool
 from tests.traces import MiB, alloc, event, free, trace_of
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
@@ -44,7 +44,7 @@ def drag(page: Any, start: tuple[float, float], end: tuple[float, float]) -> Non
 def test_a_drag_measures_between_the_edges_of_allocations_to_the_byte(plot: Any) -> None:
     step = 10 * MiB + 3
     before = plot.evaluate(f"({TIMELINE}).viewport.sight()")
-    plot.get_by_role("button", name="Ruler", exact=True).click()
+    take_tool(plot, "Ruler")
     (x1, y1), (x2, y2) = place(plot, 4, 2 * step), place(plot, 9, 7 * step)
     drag(plot, (x1, y1 + 3), (x2, y2 - 2))
     playwright.expect(plot.locator(WORDS)).to_have_text("50.0 MiB · 5 events · 5.00 ms")
@@ -53,7 +53,7 @@ def test_a_drag_measures_between_the_edges_of_allocations_to_the_byte(plot: Any)
     assert plot.evaluate(f"({TIMELINE}).viewport.sight()") == before, "a ruler does not move the view"
     plot.keyboard.press("Escape")
     playwright.expect(plot.locator(WORDS)).to_have_count(0)
-    assert plot.get_by_role("button", name="Move", exact=True).get_attribute("aria-pressed") == "true"
+    assert plot.locator(".mvt-tools [aria-pressed=true]", has_text="Move").count() == 1
 
 
 def test_it_stays_on_what_it_measures_when_the_view_moves(plot: Any) -> None:
@@ -100,9 +100,9 @@ def test_keys_take_it_move_its_end_and_let_it_go(plot: Any) -> None:
 
 
 def test_on_the_axis_of_time_it_measures_a_pause_between_two_events(plot: Any) -> None:
-    plot.get_by_role("button", name="Time", exact=True).click()
+    take_tool(plot, "Time")
     plot.wait_for_function(f"({TIMELINE}).viewport.axis === 'time'")
-    plot.get_by_role("button", name="Ruler", exact=True).click()
+    take_tool(plot, "Ruler")
     box = plot.locator(".mvt-plot").bounding_box()
     x1, x2 = (box["x"] + x for x in plot.evaluate(f"[4200, 4800].map((us) => ({TIMELINE}).viewport.xOf(us))"))
     drag(plot, (x1, box["y"] + 40), (x2, box["y"] + 40))
@@ -131,7 +131,7 @@ def test_the_overview_is_drawn_along_the_axis_of_the_plot(same_page: Any) -> Non
     }"""
     # After a fifth of the events few are there; after a fifth of the time nearly all.
     assert same_page.evaluate(painted, 0.2) < 0.25
-    same_page.get_by_role("button", name="Time", exact=True).click()
+    take_tool(same_page, "Time")
     same_page.wait_for_function(f"({TIMELINE}).viewport.axis === 'time'")
     assert same_page.evaluate(painted, 0.2) > 0.6
 

@@ -118,6 +118,7 @@ def test_from_the_first_trace_back_leads_to_the_samples_and_forward_to_it_again(
 def test_an_estimate_is_one_step_though_it_opens_a_trace_and_turns_to_another_tab(page: Any, server: str) -> None:
     at_home(page, server)
     page.locator("[data-sample=training]").click()
+    page.locator("#findings .mv-finding").first.click()
     offered = page.locator("#findings [data-act=estimate]").first
     offered.wait_for()
     page.wait_for_timeout(RESTS_MS)

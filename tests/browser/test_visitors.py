@@ -55,6 +55,7 @@ def test_a_link_to_an_estimate_of_a_sample_makes_it_again_for_another_visitor(
 ) -> None:
     at_home(page, server)
     page.locator("[data-sample=training]").click()
+    page.locator("#findings .mv-finding").first.click()
     page.locator("#findings [data-act=estimate]").first.click()
     page.locator("#compare-B .mvt[data-drawn]").wait_for()
     page.wait_for_url(re.compile("traces=.*checkpoint"))

@@ -33,7 +33,7 @@ def verdict(page: Any) -> Any:
 
 
 def facts(page: Any) -> Any:
-    return page.locator("#what-if-verdict .mv-facts")
+    return page.locator("#what-if-verdict .mv-known")
 
 
 def field(page: Any, name: str) -> Any:

@@ -164,8 +164,8 @@ def check_places(raw: Raw, claimed: dict[str, str], peak: int) -> None:
 
 
 FINDINGS: dict[str, str] = {
-    "activations": rf"(?P<size>{SIZE}) of the peak, (?P<share>{SHARE}), are (?:probably )?activations that "
-    rf"wait for the backward(?:, (?P<part>{SIZE}) of it in {LAYERS})?\.",
+    "activations": rf"(?P<size>{SIZE}) of the peak, (?P<share>{SHARE}), are (?:probably )?activations "
+    rf"saved for backward(?:, (?P<part>{SIZE}) of it in {LAYERS})?\.",
     "kept_too_long": rf"(?P<size>{SIZE}) made in step (?P<step>\d+) by (?P<place>.+?) are live for most of the next "
     r"step’s forward, and freed only then\.",
     "large_temporary": rf"(?P<count>{COUNT}) temporaries of up to (?P<largest>{SIZE}) made by (?P<node>\w+) "

@@ -98,7 +98,7 @@ def _largest_category(facts: Facts, rows: Ints8) -> tuple[Category | None, Ints8
 
 _ACTIVATION_SHARE = 0.2
 """Least share of the peak."""
-_WAIT = {True: "wait for the backward", False: "wait for a backward, which this recording does not reach"}
+_SAVED = {True: "backward", False: "a backward that this recording does not reach"}
 
 
 def activations(facts: Facts) -> Iterator[Finding]:
@@ -122,26 +122,30 @@ def activations(facts: Facts) -> Iterator[Finding]:
     layers = ""
     if holding is not None:
         layers = f", {bytes_text(int(facts.rows.size[holding.rows].sum()))} of it in {holding.description}"
-    # Remedies that are applied already are left out.
-    remedies = []
-    # Stacks show it of what was recorded, and the reason of what an estimate makes again.
-    recomputes = stack_signs(facts.trace).recomputes[facts.rows.stack] | (facts.purposes.reason == Reason.RECOMPUTED)
-    if layers or not recomputes.any():
-        remedies.append("checkpoint layers, so that they are made again in the backward")
-    if not is_mixed(facts):
-        remedies.append("work in half the precision")
-    text = ", or ".join(remedies) or "take a smaller batch, or shorter inputs"
     yield Finding(
         FindingKind.ACTIVATIONS,
         size,
-        f"{bytes_text(size)} of the peak, {percent_text(size, facts.line.peak_bytes)}, are {probably}activations that "
-        f"{_WAIT[has_backward]}{layers}.",
-        f"{text[0].upper()}{text[1:]}.",
+        f"{bytes_text(size)} of the peak, {percent_text(size, facts.line.peak_bytes)}, are {probably}activations saved "
+        f"for {_SAVED[has_backward]}{layers}.",
+        _remedy_for_activations(facts, bool(layers)),
         rows,
         event,
         site_name(facts.largest_site(rows)),
         certainty,
     )
+
+
+def _remedy_for_activations(facts: Facts, has_layers: bool) -> str:
+    """Return the remedies that are not applied already."""
+    remedies = []
+    # Stacks show it of what was recorded, and the reason of what an estimate makes again.
+    recomputes = stack_signs(facts.trace).recomputes[facts.rows.stack] | (facts.purposes.reason == Reason.RECOMPUTED)
+    if has_layers or not recomputes.any():
+        remedies.append("use gradient checkpointing")
+    if not is_mixed(facts):
+        remedies.append("use half precision")
+    text = ", or ".join(remedies) or "take a smaller batch, or shorter inputs"
+    return f"{text[0].upper()}{text[1:]}."
 
 
 # A spike that makes the allocator reserve memory which nothing needs afterwards.

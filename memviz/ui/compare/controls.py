@@ -49,17 +49,19 @@ def controls_html(controls: Controls) -> Html:
     no_modules = {} if controls.has_modules else NO_MODULES
     axis = state.axis if controls.has_times else "event"
     no_times = {} if controls.has_times else {"time": "Not all of these traces have times"}
+    axes = switch("axis", "Axis", {"event": "Event", "time": "Time"}, axis, kind="mvt-switch", disabled=no_times)
+    tools = [tag("div", tag("span", "Axis"), axes, class_="mvt-tool")]
+    if not state.overlay:
+        colours = switch("colour", "Colours", meanings, state.colour, kind="mvt-switch", disabled=no_modules)
+        tools.insert(0, tag("div", tag("span", "Colour"), colours, class_="mvt-tool"))
     return tag(
         "div",
         legend,
         tag(
             "div",
-            ""
-            if state.overlay
-            else switch("colour", "Colours", meanings, state.colour, kind="mvt-switch", disabled=no_modules),
-            tag("details", aligned, tag("div", *options), class_="mv-menu mv-align"),
             switch("overlay", "Layout", {"side": "Side by side", "overlay": "Overlay"}, layout, kind="mvt-switch"),
-            switch("axis", "Axis", {"event": "Event", "time": "Time"}, axis, kind="mvt-switch", disabled=no_times),
+            tag("details", aligned, tag("div", *options), class_="mv-menu mv-align"),
+            tag("details", tag("summary", "Tools"), tag("div", *tools), class_="mv-menu mvt-tools"),
             class_="mv-controls",
         ),
         class_="mv-comparebar",

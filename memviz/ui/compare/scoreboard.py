@@ -41,9 +41,10 @@ def scoreboard_html(board: Board) -> Html:
     timed = any(
         score.duration_us is not None and _ran(side) for score, side in zip(board.scores, board.sides, strict=True)
     )
+    origins = {side.trace.about.label for side in board.sides}
     head = [
-        tag("th", "Trace", scope="col"),
-        tag("th", "Peak, live by category, then cached up to reserved", scope="col", class_="mv-scorebar"),
+        tag("th", "Trace", f", {origins.pop()}" if len(origins) == 1 else "", scope="col"),
+        tag("th", "Peak", scope="col", class_="mv-scorebar", title="Live by category, then cached, up to reserved"),
         *(_head(text, title) for text, title in _HEADS),
         *([_head("Recorded", "From the first event to the last")] if timed else []),
         *(_head(text, "As the run wrote it") for _, text in facts),
@@ -72,7 +73,7 @@ def scoreboard_html(board: Board) -> Html:
 _HEADS = (
     ("Live", "Live bytes at the peak"),
     ("Reserved", "Most that was reserved at any time"),
-    ("Gap, of reserved", "Reserved at most, and not live at the peak"),
+    ("Gap", "Part of reserved at most that is not live at the peak"),
     ("vs A", "Live at the peak, over the baseline's"),
 )
 
@@ -83,7 +84,7 @@ def _head(text: str, title: str) -> Html:
 
 def _name(board: Board, place: int) -> Html:
     side, shown = board.sides[place], board.names[place]
-    name: Html = tag("span", shown, class_="mv-whose", title=side.name)
+    name: Html = tag("span", shown, class_="mv-whose", title=f"{side.name}, {_where(side)}")
     if len(board.sides) > 2 and place:
         text = f"Show the way from A to {side.letter} below"
         pressed = "true" if place == board.other else "false"
@@ -99,8 +100,16 @@ def _name(board: Board, place: int) -> Html:
         data_letter=side.letter,
         draggable="true",
     )
-    where = f"{side.trace.about.label}, {'cuda' if side.device.kind == 'gpu' else 'host'}:{side.device.device}"
-    return tag("th", tag("div", badge, name, tag("small", where, title=where), class_="mv-who"), scope="row")
+    where = _where(side)
+    # What is true of all of them tells none from another.
+    differs = len({_where(each) for each in board.sides}) > 1
+    return tag(
+        "th", tag("div", badge, name, tag("small", where, title=where) if differs else "", class_="mv-who"), scope="row"
+    )
+
+
+def _where(side: Side) -> str:
+    return f"{side.trace.about.label}, {'cuda' if side.device.kind == 'gpu' else 'host'}:{side.device.device}"
 
 
 def _button(text: str, act: str, side: Side, kind: str, **attributes: str) -> Html:

@@ -30,11 +30,12 @@ from memviz.analysis.segments import fragmentation_at
 from memviz.analysis.timeline import has_reserved, timeline
 from memviz.errors import UsageError
 from memviz.figures.colouring import Colouring
+from memviz.results.headline import Headline
 from memviz.results.summary import trace_headline
 from memviz.text import Html, joined, tag
 from memviz.trace.model import DeviceTrace, Note, Trace
 from memviz.ui.explore.icicle import icicle_html
-from memviz.ui.explore.inspector import allocation_html, moment_html, source_line
+from memviz.ui.explore.inspector import allocation_html, moment_html, source_lines
 from memviz.ui.explore.live_set import (
     BYTES,
     CHURN_ROWS,
@@ -62,21 +63,24 @@ from memviz.ui.payloads.event_rows import list_value
 from memviz.ui.payloads.segment_view import map_value
 from memviz.units import bytes_text, counted
 
-_HISTORY = {"complete": "complete, from zero bytes", "late": "started late", "none": "none, only the end is known"}
+_HISTORY = {"complete": "complete", "late": "started late", "none": "none, only the end is known"}
 _ORDER = {"warning": 0, "info": 1}
 
 
 def verdict_html(trace: Trace, device: DeviceTrace, key: str = "") -> Html:
-    """`key` is the open trace's, for the way to another of its devices."""
-    return tag(
-        "header",
-        headline_html(trace_headline(overview(trace, device))),
-        facts_html(facts(trace, device)),
-        notes_html((*health(trace), *trace.notes), trace, device, key),
-    )
+    """One sentence and one line of facts; all else is folded. `key` is the open trace's, for links to its devices."""
+    headline = trace_headline(overview(trace, device))
+    shown, folded = notes_html((*health(trace), *trace.notes), trace, device, key)
+    reason = tag("p", headline.reason, class_="mv-note") if headline.reason else ""
+    count = len(folded) + bool(reason)
+    look = "mv-notes mv-warning" if any("mv-warning" in note for note in folded) else "mv-notes"
+    notes = tag("details", tag("summary", counted(count, "note")), reason, *folded, class_=look) if count else ""
+    known = tag("div", facts_html(facts(trace, device, headline.answer)), notes, class_="mv-known")
+    return tag("header", headline_html(Headline(headline.answer)), known, *shown)
 
 
-def facts(trace: Trace, device: DeviceTrace) -> list[tuple[str, str]]:
+def facts(trace: Trace, device: DeviceTrace, said: str = "") -> list[tuple[str, str]]:
+    """Figures of a trace, without the peak where the sentence `said` has it already."""
     line = timeline(device)
     unused = fragmentation_at(trace, device, line.peak_event)
     # Of a state alone nothing is known to be a peak.
@@ -84,35 +88,40 @@ def facts(trace: Trace, device: DeviceTrace) -> list[tuple[str, str]]:
     # A profile of the host has allocations, and nothing that is reserved for them.
     reserved = [
         (f"{peak}reserved", bytes_text(line.reserved_peak_bytes)),
-        (f"cached and unused{at_the_peak}", bytes_text(unused.cached)),
+        (f"cached{at_the_peak}", bytes_text(unused.cached)),
     ]
-    pairs = [
+    live = bytes_text(line.peak_bytes)
+    is_late = line.start_bytes and len(device.events)
+    return [
         ("", trace.about.label),
-        (f"{peak}live", bytes_text(line.peak_bytes)),
+        *([] if live in said else [(f"{peak}live", live)]),
         *(reserved if has_reserved(device) else [("reserved", "not in the file")]),
-        ("history", _HISTORY[history(device)]),
+        # Says that the recording started late, once.
+        ("allocated before recording", bytes_text(line.start_bytes))
+        if is_late
+        else ("history", _HISTORY[history(device)]),
         ("", counted(len(device.events), "event")),
     ]
-    if line.start_bytes and len(device.events):
-        pairs.insert(-1, ("there before", bytes_text(line.start_bytes)))
-    return pairs
 
 
-def notes_html(notes: Sequence[Note], trace: Trace, device: DeviceTrace, key: str) -> Html:
-    """One is shown, the rest counted: first that another device ran out of memory, last what is true of every file."""
+def notes_html(notes: Sequence[Note], trace: Trace, device: DeviceTrace, key: str) -> tuple[list[Html], list[Html]]:
+    """That another device ran out of memory, which is shown; and all else, last what is true of every file."""
     failed_devices = others_out_of_memory(trace, device)
 
-    def rank(note: Note) -> tuple[int, ...]:
-        failed = note.code == "out_of_memory" and note.device in failed_devices
-        return not failed, note.code == "unseen_memory", _ORDER[note.level], note.device not in ("", device.name)
+    def has_failed(note: Note) -> bool:
+        return note.code == "out_of_memory" and note.device in failed_devices
 
-    ordered = [_note(note, key if note.device in failed_devices else "") for note in sorted(notes, key=rank)]
-    if not ordered:
-        text = "Nothing unusual. The history is complete and the totals agree with the segments."
-        return tag("p", text, class_="mv-note")
-    rest = ordered[1:]
-    more = tag("details", tag("summary", f"{counted(len(rest), 'more note')}"), *rest) if rest else ""
-    return tag("div", ordered[0], more, class_="mv-notes")
+    def rank(note: Note) -> tuple[int, ...]:
+        return note.code == "unseen_memory", _ORDER[note.level], note.device not in ("", device.name)
+
+    # A late start explains why its bytes have no stack.
+    late = {note.device for note in notes if note.code == "late_history"}
+    notes = [note for note in notes if note.code != "earlier_bytes_without_stack" or note.device not in late]
+    ordered = [
+        (has_failed(note), _note(note, key if note.device in failed_devices else ""))
+        for note in sorted(notes, key=rank)
+    ]
+    return [html for failed, html in ordered if failed], [html for failed, html in ordered if not failed]
 
 
 def _note(note: Note, key: str) -> Html:
@@ -190,7 +199,7 @@ def details(
     view = _View(trace, device, state, chosen, during)
     inspector = None
     if "inspector" in parts and chosen.pin >= 0:
-        inspector = allocation_html(trace, allocation(trace, device, chosen.pin), source_line)
+        inspector = allocation_html(trace, allocation(trace, device, chosen.pin), source_lines)
     elif "inspector" in parts:
         at = event_state(trace, device, view.event)
         inspector = moment_html(at, of_range=during is not None, is_still=view.is_still)

@@ -12,12 +12,12 @@ from memviz.analysis.findings.finding import NOTICEABLE, Facts, Finding, Finding
 from memviz.analysis.findings.ranking import finding_by_key, findings
 from memviz.errors import UsageError
 from memviz.results.headline import trace_name
-from memviz.text import Html, cut, rounded, tag
+from memviz.text import Html, cut, joined, rounded, tag
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.explore.live_set import lights
 from memviz.ui.html.elements import button
 from memviz.ui.shell.session import Context, Session, estimate_name, open_derived_trace
-from memviz.units import count_text, delta_text
+from memviz.units import counted, delta_text
 
 MOST_EVENTS = 100_000
 """Longer recordings are not replayed without a click: each estimate takes seconds there."""
@@ -93,8 +93,28 @@ def with_estimate(context: Context, session: Session, data: Mapping[str, str]) -
     return open_derived_trace(context.store, session, session.current.key, estimate, compared=True, sample=sample)
 
 
-FEW = 5
+FEW = 2
+"""Findings that are seen before the others are asked for."""
 _LONGEST = 400
+_TITLES = {
+    FindingKind.OUT_OF_MEMORY: "requested when memory ran out",
+    FindingKind.ACTIVATIONS: "activations saved for backward",
+    FindingKind.KEPT_TOO_LONG: "kept into the next step",
+    FindingKind.GROWING: "growth from step to step",
+    FindingKind.SPIKE: "reserved by a short spike",
+    FindingKind.PINNED_SEGMENTS: "stuck in partly used segments",
+    FindingKind.DUPLICATED_WEIGHTS: "probable second copy of weights",
+    FindingKind.GRADIENTS_IN_FORWARD: "gradients live during forward",
+    FindingKind.WIDER_COPIES: "probable copies to wider dtypes",
+    FindingKind.LARGE_TEMPORARY: "temporary at the peak",
+    FindingKind.PRIVATE_POOLS: "in private pools",
+    FindingKind.WAITING_FREES: "freed late, for other streams",
+    FindingKind.KEPT_BY_LIST: "kept by a growing container",
+    FindingKind.KEPT_BY_GRAPH: "kept by an autograd graph",
+    FindingKind.KEPT_BY_EXCEPTION: "kept by an exception",
+    FindingKind.WAITS_FOR_COLLECTION: "waiting for garbage collection",
+}
+"""A few words for the bytes of a finding. Its sentence says more."""
 _WHAT_IF, _RUN = ("what-if", "What if"), ("run", "Run")
 _TABS = {
     FindingKind.OUT_OF_MEMORY: _WHAT_IF,
@@ -117,38 +137,34 @@ _ESTIMATES = "Estimates: the trace is edited and replayed through PyTorch’s al
 def findings_html(
     trace: Trace, device: DeviceTrace, key: str = "", offered: Mapping[str, tuple[Offer, ...]] = _NO_OFFERS
 ) -> Html:
-    """`key` is the open trace's; without it nothing can be lit and no other tab reached, as in a saved page."""
+    """A chip each, which lights its allocations and opens the rest; two, and the others behind their count.
+
+    `key` is the open trace's; without it nothing can be lit and no other tab reached, as in a saved page.
+    """
     ranked = findings(trace, device)
     if not ranked:
         return Html("")
-    largest, few, rest = ranked[:1], ranked[1:FEW], ranked[FEW:]
-    parts = [tag("h2", "Findings"), _list(largest, key, offered)]
-    if few:
-        # Holds nothing: its styles hide what follows it while it is closed, and itself where there is room for all.
-        narrow = tag("summary", f"{count_text(len(few) + len(rest))} more")
-        parts += [tag("details", narrow, class_="mv-fold"), _list(few, key, offered)]
-    if rest:
-        parts.append(tag("details", tag("summary", f"{count_text(len(rest))} more"), _list(rest, key, offered)))
-    if any(offered.values()):
-        limit = limit_of_start(Facts(trace, device))
-        parts.append(tag("p", f"{_ESTIMATES} {limit}".strip(), class_="mv-estimates"))
-    return tag("section", *parts, class_="mv-findings", data_trace=key or None)
+    limit = limit_of_start(Facts(trace, device)) if any(offered.values()) else ""
+    items = [_item(finding, key, offered.get(finding.key, ()), limit) for finding in ranked]
+    if key and ranked[FEW:]:
+        # Holds nothing: the styles hide what follows it while it is closed.
+        more = tag("summary", f"{counted(len(ranked) - FEW, 'more finding')}")
+        items.insert(FEW, tag("li", tag("details", more), class_="mv-fold"))
+    return tag("section", tag("h2", "Findings"), tag("ul", *items), class_="mv-findings", data_trace=key or None)
 
 
-def _list(shown: Sequence[Finding], key: str, offered: Mapping[str, tuple[Offer, ...]]) -> Html:
-    return tag("ul", *(_item(finding, key, offered.get(finding.key, ())) for finding in shown))
-
-
-def _item(finding: Finding, key: str, offers: Sequence[Offer]) -> Html:
-    label, remedy = cut(finding.sentence, _LONGEST), tag("span", finding.remedy, class_="mv-soft")
-    size = tag("b", rounded(finding.bytes), class_="mv-number")
+def _item(finding: Finding, key: str, offers: Sequence[Offer], limit: str) -> Html:
+    text = tag("p", cut(finding.sentence, _LONGEST), " ", tag("span", finding.remedy, class_="mv-soft"))
     if not key:
-        return tag("li", size, tag("p", label, " ", remedy))
-    said = button(label, None, "mv-finding", data_keep="")
-    tab, words = _TABS.get(finding.kind, ("", ""))
-    turn = button(words, "turn", data_tab=tab, data_finding=finding.key) if tab else ""
+        return tag("li", text)
+    words = joined(tag("b", rounded(finding.bytes)), " ", _TITLES[finding.kind])
+    chip = button(words, None, "mv-finding", data_keep="")
+    tab, name = _TABS.get(finding.kind, ("", ""))
+    turn = button(name, "turn", data_tab=tab, data_finding=finding.key) if tab else ""
     ways = tag("div", *(_offer_html(finding, offer) for offer in offers), turn, class_="mv-ways")
-    return tag("li", size, tag("p", said, " ", remedy), ways, **lights("finding", finding.key))
+    note = tag("p", f"{_ESTIMATES} {limit}".strip(), class_="mv-estimates") if offers else ""
+    whole = tag("div", tag("div", text, note), ways, class_="mv-whole")
+    return tag("li", chip, whole, **lights("finding", finding.key))
 
 
 def _offer_html(finding: Finding, offer: Offer) -> Html:

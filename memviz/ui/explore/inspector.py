@@ -1,7 +1,7 @@
 """The column at the side: one pinned allocation with its stack and source lines, or the moment in figures.
 
-A source line is read only from a Python file inside the folder that MEMVIZ_SOURCE_ROOT names: a trace may name any
-path, and the page may be open to strangers. The line is the present one, which may not be what ran.
+Source lines are read only from a Python file inside the folder that MEMVIZ_SOURCE_ROOT names: a trace may name any
+path, and the page may be open to strangers. The lines are the present ones, which may not be what ran.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from itertools import groupby, islice
 from pathlib import Path
+from textwrap import dedent
 
 from memviz.analysis.allocations import Allocation, BlockKnown, Span
 from memviz.analysis.lifetimes import BEFORE
@@ -26,15 +27,28 @@ from memviz.units import bytes_text, count_text, counted, duration_text
 SOURCES_SETTING = "MEMVIZ_SOURCE_ROOT"
 _MOST_SOURCE_BYTES = 4 << 20
 _LONGEST_LINE = 300
+_NEIGHBOURS = 2
+"""Lines shown before and after one."""
+SourceLines = tuple[tuple[int, str], ...]
+FindSource = Callable[[str, int], SourceLines]
+"""From a path and a line to that line and its neighbours."""
 
 
-def source_line(filename: str, line: int, environment: Mapping[str, str] = os.environ) -> str:
-    """Empty where there is none to show."""
+def no_source(path: str, line: int) -> SourceLines:
+    return ()
+
+
+def source_lines(filename: str, line: int, environment: Mapping[str, str] = os.environ) -> SourceLines:
+    """Return a line and its neighbours with their numbers; none where there is nothing to show."""
     path = _inside(filename, environment.get(SOURCES_SETTING, ""))
-    if path is not None and line >= 1:
-        with suppress(OSError), path.open(encoding="utf-8", errors="replace") as file:
-            return next(islice(file, line - 1, line), "").strip()[:_LONGEST_LINE]
-    return ""
+    if path is None or line < 1:
+        return ()
+    first = max(line - _NEIGHBOURS, 1)
+    with suppress(OSError), path.open(encoding="utf-8", errors="replace") as file:
+        text = "".join(f"{each.rstrip()[:_LONGEST_LINE]}\n" for each in islice(file, first - 1, line + _NEIGHBOURS))
+        numbered = tuple(enumerate(dedent(text).split("\n")[:-1], first))
+        return numbered if any(number == line for number, _ in numbered) else ()
+    return ()
 
 
 def _inside(filename: str, root: str) -> Path | None:
@@ -53,11 +67,8 @@ _LONGEST_TEXT = 600
 _NO_CONTEXT = ("", "N/A")
 """Values that torch writes for code that is not compiled."""
 
-SourceLine = Callable[[str, int], str]
-"""From a path and a line to that line, or to nothing."""
 
-
-def allocation_html(trace: Trace, allocation: Allocation, source: SourceLine = lambda path, line: "") -> Html:
+def allocation_html(trace: Trace, allocation: Allocation, source: FindSource = no_source) -> Html:
     unpin = link(joined("Unpin ", tag("kbd", "Esc")), data_mv_pin=allocation.row)
     head = tag("div", tag("h2", "Pinned allocation"), unpin, class_="mv-aside-head")
     # Seen on a narrow screen only, where this is a sheet at the bottom.
@@ -71,11 +82,22 @@ def allocation_html(trace: Trace, allocation: Allocation, source: SourceLine = l
         handle,
         head,
         tag("p", tag("b", bytes_text(allocation.requested_bytes)), f" {where}", class_="mv-figure"),
+        _alike_html(allocation),
         _facts(_allocation_facts(allocation, is_profiled(trace))),
         stack_html(trace, allocation.stack, "Stack, our frames first", source),
         stack_html(trace, allocation.forward_stack, "Where its forward was called", source) if has_forward else "",
         class_="mv-pinned",
     )
+
+
+def _alike_html(allocation: Allocation) -> Html:
+    """A button that lights the allocations with the same stack and size, where there are others."""
+    if allocation.alike < 2:
+        return Html("")
+    words = f"{count_text(allocation.alike)} like this one"
+    light = button(words, None, "mv-quiet", data_keep="", title="Same stack and size. Click to light them up.")
+    row = tag("li", light, data_light_by="like", data_light_group=str(allocation.row))
+    return tag("ul", row, class_="mv-alike")
 
 
 def _allocation_facts(allocation: Allocation, of_profile: bool) -> Iterable[tuple[str, object]]:
@@ -134,7 +156,7 @@ def _event_link(event: int) -> Html:
     return link(count_text(event), data_mv_at=event, title="Go to this event")
 
 
-def stack_html(trace: Trace, stack: int, title: str, source: SourceLine = lambda path, line: "") -> Html:
+def stack_html(trace: Trace, stack: int, title: str, source: FindSource = no_source) -> Html:
     """Innermost first; what lies between a person's own frames is folded."""
     numbers = trace.stacks.of(stack).tolist()
     if not numbers:
@@ -158,10 +180,14 @@ def stack_html(trace: Trace, stack: int, title: str, source: SourceLine = lambda
     return tag("section", tag("h3", title, " ", link("Copy", data_mv_copy=copied)), *parts, class_="mv-stack")
 
 
-def _own_frame(trace: Trace, words: FrameWords, frame: int, source: SourceLine) -> Html:
+def _own_frame(trace: Trace, words: FrameWords, frame: int, source: FindSource) -> Html:
     table = trace.stacks.frames
-    text = source(trace.strings[table.filename[frame]], int(table.line[frame]))
-    shown = tag("div", text, class_="mv-source", title="The line as it is now on this machine") if text else ""
+    place = int(table.line[frame])
+    lines = [
+        tag("div", f"{number} {text}", aria_current="true" if number == place else None)
+        for number, text in source(trace.strings[table.filename[frame]], place)
+    ]
+    shown = tag("div", *lines, class_="mv-source", title="As it is now on this machine") if lines else ""
     line = joined(tag("b", cut(words.function, 80)), " ", tag("span", cut(words.place, 80), class_="mv-soft"))
     return tag("div", line, shown, class_="mv-frame", title=cut(words.path, _LONGEST_TEXT))
 

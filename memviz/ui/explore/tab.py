@@ -91,27 +91,28 @@ class ExploreTab:
         self.verdict = Panel(elem_id="verdict")
         self.findings = HighlightPanel(self._csv, elem_id="findings")
         """Its clicks are the page's affair: they turn to other tabs, or open one more trace."""
-        self.timeline = MemoryTimeline(context.find, elem_id="timeline")
-        with gr.Column(elem_id="lower"):
-            self.find = FindField(elem_id="find")
-            with gr.Column(elem_id="lower-main"):
-                self.head = Panel(elem_id="lower-head")
-                self.found = HighlightPanel(self._csv, elem_id="found")
-                self.live = HighlightPanel(self._csv, elem_id="live-set")
-                with gr.Column(visible="hidden", elem_id="segments-box") as self.segments_box:
-                    self.segments = SegmentMap(context.find, elem_id="segments")
-                    # Not there before there is something to show: it draws only once it is seen.
-                    self.over_time = MemoryTimeline(
-                        lambda key: context.find(key.removesuffix(KEY_ENDING)),
-                        segments_over_time_piece,
-                        elem_id="segments-over-time",
-                        visible=False,
-                    )
-                with gr.Column(visible="hidden", elem_id="events-box") as self.events_box:
-                    self.events = EventList(context.find, elem_id="events")
-            self.inspector = Panel(elem_id="inspector")
-            self.number = Panel(visible="hidden", elem_id="answer-number")
-            """Number of the answer that the details show; see `LatestInput`."""
+        with gr.Column(elem_id="stage"):
+            self.timeline = MemoryTimeline(context.find, elem_id="timeline")
+            with gr.Column(elem_id="lower"):
+                self.find = FindField(elem_id="find")
+                with gr.Column(elem_id="lower-main"):
+                    self.head = Panel(elem_id="lower-head")
+                    self.found = HighlightPanel(self._csv, elem_id="found")
+                    self.live = HighlightPanel(self._csv, elem_id="live-set")
+                    with gr.Column(visible="hidden", elem_id="segments-box") as self.segments_box:
+                        self.segments = SegmentMap(context.find, elem_id="segments")
+                        # Not there before there is something to show: it draws only once it is seen.
+                        self.over_time = MemoryTimeline(
+                            lambda key: context.find(key.removesuffix(KEY_ENDING)),
+                            segments_over_time_piece,
+                            elem_id="segments-over-time",
+                            visible=False,
+                        )
+                    with gr.Column(visible="hidden", elem_id="events-box") as self.events_box:
+                        self.events = EventList(context.find, elem_id="events")
+                self.inspector = HighlightPanel(self._csv, elem_id="inspector")
+                self.number = Panel(visible="hidden", elem_id="answer-number")
+                """Number of the answer that the details show; see `LatestInput`."""
         self.shown = gr.State("")
         """The key of the trace that the details are about."""
         self.chosen = gr.State({})

@@ -10,7 +10,7 @@ from memviz.analysis.callstacks.stack_tree import frame_name
 from memviz.analysis.purpose.categories import BEFORE_RECORDING
 from memviz.figures.theme import DARK, LIGHT
 from memviz.results.headline import Headline
-from memviz.text import Html, tag
+from memviz.text import Html, joined, tag
 from memviz.trace.model import Category, Trace
 
 _CATEGORIES = {category.label: category for category in Category}
@@ -79,4 +79,5 @@ def _frame_text(trace: Trace, frame: int) -> FrameWords:
 
 
 def headline_html(headline: Headline) -> Html:
-    return tag("h1", headline.answer, " ", tag("span", headline.reason), class_="mv-verdict")
+    reason = joined(" ", tag("span", headline.reason)) if headline.reason else ""
+    return tag("h1", headline.answer, reason, class_="mv-verdict")

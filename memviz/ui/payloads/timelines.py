@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from memviz.analysis.allocations import rows_alike
 from memviz.analysis.annotations import annotated
 from memviz.analysis.breakdown import parse_path, rows_below
 from memviz.analysis.callstacks.sites import sites
@@ -42,6 +43,9 @@ from memviz.trace.model import DeviceTrace, Ints8, Trace
 from memviz.units import bytes_text
 
 _MOST_PHASES = 2000
+_CARD_IN_SIGHT = 2
+"""Times the reserved peak that a card's line may be high: more would make the picture flat."""
+_MOST_CARD = 16
 _MOST_OOM = 50
 _NOTED_BY_TORCH = ("Optimizer.", "ProfilerStep#")
 """Such notes are coarser than what stacks show."""
@@ -65,7 +69,18 @@ def timeline_value(
             for oom in failed
         ],
         "state": state or {},
+        **card_line(trace, int(reserved.max())),
     }
+
+
+def card_line(trace: Trace, reserved_bytes: int) -> dict[str, Any]:
+    """Return a line at the memory of the card that a prediction is for, unless it is far above what was reserved."""
+    text = trace.about.facts.get("card_bytes", "")
+    card_bytes = int(text) if text.isdecimal() and len(text) <= 18 else 0
+    if not 0 < card_bytes <= _CARD_IN_SIGHT * reserved_bytes:
+        return {}
+    line = {"bytes": card_bytes, "text": cut_middle(plain(trace.about.on), _MOST_CARD), "is_limit": True}
+    return {"ruler": line, "top": round(_HEADROOM * max(card_bytes, reserved_bytes))}
 
 
 def phase_bands(trace: Trace, device: DeviceTrace) -> list[list[Any]]:
@@ -108,13 +123,16 @@ def piece(trace: Trace, device: DeviceTrace, request: dict[str, Any]) -> PackedT
 
 
 def lit_rows(trace: Trace, device: DeviceTrace, by: str, group: Any) -> Ints8:
-    """All allocations of one group, wherever in time; of what a person looks for, of one box of the icicle, or of a
-    finding."""
+    """All allocations of one group, wherever in time; of what a person looks for, of one box of the icicle, of a
+    finding, or like one of them."""
     rows = np.arange(len(lifetimes(device)))
     if by == "find":
         return find_rows(trace, device, str(group))
     if by == "finding":
         return finding_by_key(trace, device, str(group)).rows
+    if by == "like":
+        number = str(group)
+        return rows_alike(device, int(number) if number.isdecimal() and len(number) <= 18 else -1)
     if by == "path":
         return rows_below(trace, device, rows, parse_path(trace, str(group)))
     keyed = group_codes(trace, device, rows, by)

@@ -202,4 +202,4 @@ def explore_html(saved: SavedTrace) -> Html:
     places = {name: tag("div", html, id=name) for name, html in start_views.items()}
     main = tag("div", places["lower-head"], places["live-set"], id="lower-main")
     lower = tag("div", main, places["inspector"], id="lower")
-    return joined(places["verdict"], tag("div", id="timeline"), lower)
+    return joined(places["verdict"], tag("div", tag("div", id="timeline"), lower, id="stage"))

@@ -81,18 +81,32 @@ def form_value(question: Question, parsed: ParsedQuestion, memory: KnownMemory, 
 
 
 def form_html(question: Question, overhead_bytes: int, known_memory: KnownMemory) -> Html:
-    expandable = tag("input", type="checkbox", name_="expandable", checked=question.expandable, role="switch")
-    more = text_input("more", question.more, placeholder="large_segment_size_mb:40")
+    expandable = tag(
+        "input",
+        type="checkbox",
+        name_="expandable",
+        checked=question.expandable,
+        role="switch",
+        aria_describedby=_help_id("expandable"),
+    )
+    more = text_input("more", question.more, placeholder="large_segment_size_mb:40", aria_describedby=_help_id("more"))
     names = [f"{major}.{minor}" for major, minor in RELEASES]
-    release = menu("release", question.release, [(name, f"torch {name}") for name in names])
+    release = menu(
+        "release", question.release, [(name, f"torch {name}") for name in names], aria_describedby=_help_id("release")
+    )
+    first, *others = (_knob(knob, getattr(question, knob.field)) for knob in _KNOBS)
+    rare = [
+        *others,
+        _setting("more", tag("span", "other keys"), more, _MORE, "mv-wide"),
+        _setting("release", tag("code", "allocator rules of"), release, _RELEASE),
+    ]
+    is_rare_used = bool(question.roundup or question.threshold or question.more)
     fields = [
         _memory(question, overhead_bytes, known_memory),
         _overhead(question),
-        tag("hr"),
         _setting("expandable", tag("code", "expandable_segments"), expandable, _EXPANDABLE),
-        *(_knob(knob, getattr(question, knob.field)) for knob in _KNOBS),
-        _setting("more", tag("span", "more settings"), more, _MORE, "mv-wide"),
-        _setting("release", tag("code", "allocator rules of"), release, _RELEASE),
+        first,
+        tag("details", tag("summary", "More settings"), *rare, class_="mv-rare", open=is_rare_used),
     ]
     buttons = (
         tag("button", "Replay", type="submit", class_="mv-primary", data_act="replay"),
@@ -114,7 +128,8 @@ def _memory(question: Question, overhead_bytes: int, known_memory: KnownMemory) 
         cards.append(tag("option", text, value=str(gib), data_usable=usable, selected=question.card == str(gib)))
     value = _usable(int(question.card), overhead_bytes) if question.card.isdigit() else question.memory
     label = "Memory for this process"
-    field = text_input("memory", value, placeholder="without limit", aria_label=label)
+    described = None if known_memory.memory is None else _help_id("memory")
+    field = text_input("memory", value, placeholder="without limit", aria_label=label, aria_describedby=described)
     card = tag("select", *cards, name_="card", data_fills="memory", aria_label="Card")
     row = tag("div", field, card, class_="mv-combo mv-memory")
     known = Html("")
@@ -122,8 +137,8 @@ def _memory(question: Question, overhead_bytes: int, known_memory: KnownMemory) 
         condition = "when it ran out: reserved then, and free on the device."
         if not known_memory.is_exact:
             condition = "at least: it got that, was refused more, and gave back its cache."
-        known = tag("p", f"{bytes_text(known_memory.memory)} is what it had {condition}")
-    return tag("div", tag("h3", label), row, fault_place("memory"), known, class_="mv-field")
+        known = _help("memory", f"{bytes_text(known_memory.memory)} is what it had {condition}")
+    return tag("div", tag("h3", "Memory"), row, fault_place("memory"), known, class_="mv-field")
 
 
 def _usable(gib: int, overhead_bytes: int) -> str:
@@ -132,17 +147,26 @@ def _usable(gib: int, overhead_bytes: int) -> str:
 
 
 def _overhead(question: Question) -> Html:
-    field = text_input("overhead", question.overhead, size="8", aria_label="Taken from a card")
-    sentence = ("A card gives less than its name: the CUDA context and libraries are taken to hold ", field, ".")
-    paragraph = tag("p", *sentence, f" Files do not say. Seen were {UNKNOWN.interval}, by generation of card.")
-    return tag("div", paragraph, fault_place("overhead"), class_="mv-field mv-assumed")
+    """Shown while a card is chosen."""
+    field = text_input("overhead", question.overhead, size="8", aria_describedby=_help_id("overhead"))
+    text = f"A file does not say what they take. Measured: {UNKNOWN.interval}, by generation of card."
+    row = tag("label", tag("span", "CUDA context and libraries"), field)
+    return tag("div", row, _help("overhead", text), fault_place("overhead"), class_="mv-field mv-assumed")
 
 
 def _setting(name: str, label: Html, control: Html, sentence: str, kind: str | None = None) -> Html:
-    """One setting: its name, its control, one sentence, and the place for its fault."""
-    return tag(
-        "div", tag("label", label, control, class_=kind), tag("p", sentence), fault_place(name), class_="mv-field"
-    )
+    """One setting: its name, its control, help that shows beside it, and the place for its fault."""
+    row = tag("label", label, control, class_=kind)
+    return tag("div", row, _help(name, sentence), fault_place(name), class_="mv-field")
+
+
+def _help_id(name: str) -> str:
+    return f"what-if-help-{name}"
+
+
+def _help(name: str, sentence: str) -> Html:
+    """Shown while the field is pointed at or has the focus."""
+    return tag("p", sentence, id=_help_id(name), role="tooltip", class_="mv-help")
 
 
 def _knob(knob: _Knob, value: str) -> Html:
@@ -150,5 +174,10 @@ def _knob(knob: _Knob, value: str) -> Html:
     usual = [tag("option", "", value="", hidden=True), tag("option", knob.off, value="off")]
     usual += [tag("option", choice, value=choice) for choice in knob.usual]
     choices = tag("select", *usual, data_for=knob.field, aria_label="Usual values")
-    control = tag("span", text_input(knob.field, value, placeholder=knob.off), choices, class_="mv-combo")
+    control = tag(
+        "span",
+        text_input(knob.field, value, placeholder=knob.off, aria_describedby=_help_id(knob.field)),
+        choices,
+        class_="mv-combo",
+    )
     return _setting(knob.field, tag("code", knob.key), control, knob.sentence)

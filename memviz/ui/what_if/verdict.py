@@ -14,7 +14,7 @@ from memviz.text import Html, exact, joined, rounded, tag, when
 from memviz.trace.model import DeviceTrace
 from memviz.ui.html.elements import button, facts_html, number, table
 from memviz.ui.html.labels import headline_html
-from memviz.units import bytes_text, count_text, percent_text
+from memviz.units import bytes_text, count_text, counted, percent_text
 
 
 @dataclass(frozen=True)
@@ -119,6 +119,10 @@ _REPLAY_NOTES = {
 """Codes of notes that a replay adds."""
 
 
+_FIRST_FACTS = ("fragmentation", "smallest card", "replay of the recording")
+"""Beginnings of the names of facts that are shown; the others are folded."""
+
+
 @dataclass(frozen=True)
 class Answer:
     """The result for one question."""
@@ -140,11 +144,20 @@ def what_if_html(answer: Answer) -> Html:
         return tag("header", title)
     # Explore has the notes on the recording itself.
     notes = [note for note in answer.what_if.replayed.trace.notes if note.code in _REPLAY_NOTES]
+    figures = _facts(answer)
+    shown = [pair for pair in figures if pair[0].startswith(_FIRST_FACTS)]
+    folded = [pair for pair in figures if pair not in shown]
+    details = tag(
+        "details",
+        tag("summary", counted(len(folded) + len(notes), "detail")),
+        facts_html(folded),
+        *(tag("p", note.text, class_=f"mv-note mv-{note.level}") for note in notes),
+        class_="mv-notes mv-warning" if any(note.level == "warning" for note in notes) else "mv-notes",
+    )
     return tag(
         "header",
         title,
-        facts_html(_facts(answer)),
-        *(tag("p", note.text, class_=f"mv-note mv-{note.level}") for note in notes),
+        tag("div", facts_html(shown), details, class_="mv-known"),
     )
 
 

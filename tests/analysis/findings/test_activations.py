@@ -18,7 +18,7 @@ def test_what_a_backward_lets_go_waits_for_it():
         loop.forward().make(LARGE, 60, FORWARD).make(GRADIENT, 100, BACKWARD).end(LARGE, 60)
         loop.end(OTHER, 20).end(HIDDEN, 20).step().without_gradient()
     (finding,) = of_kind(loop.trace(), FindingKind.ACTIVATIONS)
-    assert finding.sentence.endswith("that wait for the backward.")
+    assert finding.sentence.endswith("are activations saved for backward.")
     assert finding.bytes == 100 * MiB
 
 
@@ -29,7 +29,7 @@ def test_a_recording_that_ends_before_its_backward_says_that_it_does_not_reach_i
     trace = loop.trace()
     (finding,) = of_kind(trace, FindingKind.ACTIVATIONS)
     assert finding.bytes == 40 * MiB
-    assert "wait for a backward, which this recording does not reach" in finding.sentence
+    assert "saved for a backward that this recording does not reach" in finding.sentence
     assert lifetimes(trace.devices[0]).address[finding.rows].tolist() == [HIDDEN, OTHER]
 
 
@@ -59,12 +59,12 @@ def test_who_checkpoints_already_is_not_told_to():
     def plain(loop: Loop) -> None:
         loop.make(LARGE, 60, FORWARD).make(GRADIENT, 100, BACKWARD).end(LARGE, 60)
 
-    assert trained(checkpointed).remedy == "Work in half the precision."
-    assert trained(plain).remedy.startswith("Checkpoint layers, so that")
+    assert trained(checkpointed).remedy == "Use half precision."
+    assert trained(plain).remedy.startswith("Use gradient checkpointing")
 
 
 def test_who_mixes_precisions_already_is_not_told_to():
     def mixed(loop: Loop) -> None:
         loop.make(LARGE, 60, TO_COPY).make(GRADIENT, 100, BACKWARD).end(LARGE, 60)
 
-    assert trained(mixed).remedy == "Checkpoint layers, so that they are made again in the backward."
+    assert trained(mixed).remedy == "Use gradient checkpointing."

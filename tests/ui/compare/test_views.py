@@ -21,7 +21,7 @@ from tests.ui.compared_runs import found, run, sides
 from tests.ui.page import elements, rows, tags, words
 
 _AS_OPENED = CompareState()
-_BAR = "Peak, live by category, then cached up to reserved"
+_BAR = "Peak"
 
 
 # -- the verdict
@@ -56,9 +56,9 @@ def board(*traces: Trace, other: int = 1, **more) -> str:
 def test_a_row_per_trace_on_one_scale():
     text = board(run(6, reserved=8), run(9, reserved=12))
     assert rows(text) == [
-        ["Trace", _BAR, "Live", "Reserved", "Gap, of reserved", "vs A", "Recorded", "Remove"],
-        ["A run-0 measured, cuda:0", "", "6.00 MiB", "8.00 MiB", "25 %", "baseline", "2.00 ms", "×"],
-        ["B run-1 measured, cuda:0", "", "9.00 MiB", "12.0 MiB", "25 %", "▲ 3.00 MiB", "2.00 ms", "×"],
+        ["Trace, measured", _BAR, "Live", "Reserved", "Gap", "vs A", "Recorded", "Remove"],
+        ["A run-0", "", "6.00 MiB", "8.00 MiB", "25 %", "baseline", "2.00 ms", "×"],
+        ["B run-1", "", "9.00 MiB", "12.0 MiB", "25 %", "▲ 3.00 MiB", "2.00 ms", "×"],
     ]
     ticks = [element["style"] for element in elements(text, "i", class_="mv-tick")]
     assert ticks == ["left:66.667%", "left:100.000%"]
@@ -70,6 +70,8 @@ def test_an_estimate_or_a_run_without_times_took_none_and_says_so():
     estimate = replace(run(9), about=About("replayed", "checkpoint 2 layers, an estimate from the trace"))
     assert [row[-2] for row in rows(board(run(6, reserved=8), estimate))] == ["Recorded", "2.00 ms", "no clock ran"]
     assert "Recorded" not in words(board(estimate, estimate))
+    origins = words(board(run(6, reserved=8), estimate))
+    assert "A run-0 measured, cuda:0" in origins, "where they differ, each row says what it is"
     untimed = trace_of([alloc(0, 9)])
     assert "Recorded" not in words(board(untimed, untimed))
     assert "not in file" in words(board(untimed, run(1)))

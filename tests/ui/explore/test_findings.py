@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import pytest
 
+from memviz.analysis.findings.finding import FindingKind
 from memviz.analysis.findings.ranking import findings
 from memviz.errors import UsageError
-from memviz.ui.explore.findings import findings_html
+from memviz.ui.explore.findings import _TITLES, findings_html
 from memviz.ui.payloads.timelines import lit_rows
 from tests.analysis.findings.steps import Loop
 from tests.analysis.training import BUILD
@@ -22,15 +23,15 @@ def _seven_leaks():
     return loop.trace()
 
 
-def test_the_first_five_are_seen_the_others_folded_and_in_a_saved_page_none_leads_anywhere():
+def test_two_are_seen_the_others_folded_and_in_a_saved_page_none_leads_anywhere():
     trace = _seven_leaks()
     html = findings_html(trace, trace.devices[0], "key/0")
-    assert len(elements(html, "li")) == 7
-    seen, folded = html.split("<details>")
-    assert len(elements(seen, "li")) == 5
-    assert "2 more" in words(folded)
-    assert [mark["class"] for mark in elements(html, "details") if "class" in mark] == ["mv-fold"]
-    assert words(html).startswith("Findings 22.0 MiB What is made by list.py:7 keep and lives on grows by 11.0 MiB")
+    seen, folded = html.split('<li class="mv-fold">')
+    assert [len(elements(part, "li", data_light_by="finding")) for part in (seen, folded)] == [2, 5]
+    assert words(folded).startswith("5 more findings 18.0 MiB growth from step to step")
+    chip = seen.partition("</button>")[0]
+    assert words(chip) == "Findings 22.0 MiB growth from step to step", "the rest shows after a click"
+    assert "What is made by list.py:7 keep and lives on grows by 11.0 MiB" in words(seen)
     trace = _seven_leaks()
     html = findings_html(trace, trace.devices[0])
     assert not elements(html, "button")
@@ -38,6 +39,11 @@ def test_the_first_five_are_seen_the_others_folded_and_in_a_saved_page_none_lead
     assert len(elements(html, "li")) == 7
     trace = trace_of([alloc(0, MiB, frames=BUILD)])
     assert findings_html(trace, trace.devices[0], "key/0") == ""
+
+
+def test_every_kind_of_finding_has_a_few_words_for_its_chip():
+    assert set(_TITLES) == set(FindingKind)
+    assert max(len(title.split()) for title in _TITLES.values()) <= 5
 
 
 def test_a_finding_lights_its_allocations_in_the_timeline():

@@ -18,9 +18,10 @@ from memviz.ui.explore.inspector import (
     SOURCES_SETTING,
     allocation_html,
     moment_html,
-    source_line,
+    source_lines,
     stack_html,
 )
+from memviz.ui.payloads.timelines import lit_rows
 from tests.traces import MiB, alloc, block, frame, free, segment, trace_of
 from tests.ui.page import HOSTILE, elements, words
 
@@ -82,6 +83,25 @@ def test_an_allocation_is_told_in_figures(trace):
     }
 
 
+def test_those_with_the_same_stack_and_size_are_counted_and_lit():
+    one, other = [frame("forward", "/p/model.py", 36)], [frame("forward", "/p/model.py", 37)]
+    events = [
+        alloc(at * MiB, size, frames=stack)
+        for at, (size, stack) in enumerate([(9, one), (9, one), (8, one), (9, other), (9, None)])
+    ]
+    trace = trace_of(events)
+    device = trace.devices[0]
+    told = [allocation(trace, device, row) for row in range(5)]
+    assert [each.alike for each in told] == [2, 2, 1, 1, 0]
+    html = allocation_html(trace, told[1])
+    (row,) = elements(html, "li", data_light_by="like")
+    assert "2 like this one" in words(html)
+    assert lit_rows(trace, device, "like", row["data-light-group"]).tolist() == [0, 1]
+    assert not elements(allocation_html(trace, told[2]), "li", data_light_by="like")
+    for group in ("9", "-1", "x", None, "9" * 5000):
+        assert not len(lit_rows(trace, device, "like", group))
+
+
 def test_a_profile_has_one_size_and_neither_pools_nor_streams():
     row = {"ph": "i", "name": "[memory]", "ts": 1, "pid": 1, "tid": 1}
     told = {"Addr": 4096, "Bytes": 1000, "Device Type": 0, "Device Id": -1}
@@ -139,13 +159,14 @@ def test_our_frames_come_first_library_frames_fold_and_the_whole_stack_can_be_co
 def test_a_source_line_stands_below_its_frame(trace):
     asked = []
 
-    def source(path: str, line: int) -> str:
+    def source(path: str, line: int) -> tuple[tuple[int, str], ...]:
         asked.append((path, line))
-        return f"x = {HOSTILE}" if line == 36 else ""
+        return ((35, "def f():"), (36, f"    x = {HOSTILE}")) if line == 36 else ()
 
     html = stack_html(trace, 0, "Stack", source)
     assert asked == [("/p/net/model.py", 36), ("/p/train.py", 9)]
-    assert f"forward net/model.py:36 x = {HOSTILE}" in words(html)
+    assert f"forward net/model.py:36 35 def f(): 36 x = {HOSTILE}" in words(html)
+    assert len(elements(html, "div", aria_current="true")) == 1
 
 
 def test_a_stack_without_end_is_cut():
@@ -226,7 +247,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def line(root: Path | str, filename: str, number: int = 1) -> str:
-    return source_line(filename, number, {SOURCES_SETTING: str(root)})
+    return dict(source_lines(filename, number, {SOURCES_SETTING: str(root)})).get(number, "").strip()
 
 
 def test_a_line_is_of_a_file_in_the_folder_though_that_is_a_link(root):
@@ -236,8 +257,17 @@ def test_a_line_is_of_a_file_in_the_folder_though_that_is_a_link(root):
     assert line(root.parent / "link", str(root / "train.py")) == "import torch"
 
 
+def test_its_neighbours_come_with_it_without_what_they_are_indented_by(root):
+    text = "".join(f"        line_{number}()\n" for number in range(1, 9))
+    (root / "train.py").write_text(text.replace("    line_4", "        line_4"), encoding="utf-8")
+    shown = source_lines("train.py", 5, {SOURCES_SETTING: str(root)})
+    assert shown == ((3, "line_3()"), (4, "    line_4()"), (5, "line_5()"), (6, "line_6()"), (7, "line_7()"))
+    assert [number for number, _ in source_lines("train.py", 1, {SOURCES_SETTING: str(root)})] == [1, 2, 3]
+    assert source_lines("train.py", 9, {SOURCES_SETTING: str(root)}) == ()
+
+
 def test_off_by_default(root):
-    assert source_line(str(root / "train.py"), 1, {}) == ""
+    assert source_lines(str(root / "train.py"), 1, {}) == ()
     assert line("", str(root / "train.py")) == ""
 
 

@@ -69,6 +69,13 @@ function escape(event) {
   else if (memory.kept && pin < 0 && !(onPlot && range)) keep(null);
 }
 
+/** Boxes of the flame whose frames hold all words that are looked for. */
+function markFound() {
+  const node = /** @type {HTMLElement | null} */ (document.querySelector("[data-light-rest=find]"));
+  const words = (node?.dataset.lightRestGroup || "").toLowerCase().split(/\s+/).filter((word) => word && !/^[<>]/.test(word));
+  for (const box of all(BOX)) box.classList.toggle("mv-hit", words.length > 0 && words.every((word) => box.title.toLowerCase().includes(word)));
+}
+
 function listenOnce() {
   if (panels.length) return;
   window.addEventListener("memviz:light", bringBack, true);
@@ -92,6 +99,9 @@ class LitPanel {
     this.server = server;
     /** The focus follows into what was zoomed with a key. */
     this.isFocusWanted = false;
+    /** The trace of which all findings are shown: they stay so when their estimates arrive. */
+    this.unfolded = "";
+    element.addEventListener("toggle", ({ target }) => target instanceof HTMLDetailsElement && (this.unfolded = (target.open && this.traceShown()) || ""), true);
     element.addEventListener("keydown", (event) => this.key(event));
     element.addEventListener("click", (event) => this.click(event));
   }
@@ -110,7 +120,7 @@ class LitPanel {
     // A click without a pointer came from the keyboard.
     this.isFocusWanted = event.detail === 0 && Boolean(nearest(event, '[data-act="zoom"]'));
     // What else a row offers lights nothing.
-    const row = nearest(event, `${ROW} [data-act]`) ? null : nearest(event, ROW);
+    const row = nearest(event, `${ROW} :is([data-act], .mv-whole)`) ? null : nearest(event, ROW);
     if (row) keep(isKept(row) ? null : lightOf(row));
   }
 
@@ -120,18 +130,25 @@ class LitPanel {
     saveFile(new Blob([text], { type: "text/csv" }), dataset.name || "table.csv");
   }
 
+  traceShown() {
+    return /** @type {HTMLElement | null} */ (this.element.querySelector("[data-trace]"))?.dataset.trace;
+  }
+
   /** After each update the rows may be others, even of another trace. */
   redrawn() {
-    const trace = /** @type {HTMLElement | null} */ (this.element.querySelector("[data-trace]"))?.dataset.trace;
+    const trace = this.traceShown();
     if (trace !== undefined && trace !== memory.trace) {
       memory.trace = trace;
       memory.kept = null;
     }
+    const fold = this.element.querySelector(".mv-fold details");
+    if (fold instanceof HTMLDetailsElement) fold.open = trace === this.unfolded;
     // Grouped otherwise, nobody would see what is kept.
     const shown = new Set(all(ROW).map((row) => row.dataset.lightBy));
     if (shown.size && !shown.has(memory.kept?.by)) memory.kept = null;
     tellKept();
     this.mark();
+    markFound();
     if (this.isFocusWanted) this.boxes()[0]?.focus();
     this.isFocusWanted = false;
     if (JSON.stringify(resting()) !== memory.rested) rest();

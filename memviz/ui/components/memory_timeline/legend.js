@@ -17,7 +17,10 @@ export class Legend extends Part {
     this.row = el("div", { class: "mvt-legend", role: "group", "aria-label": "What the colours mean, with bytes at the moment" });
     this.more = el("button", { type: "button", class: "mvt-key mvt-more", "aria-expanded": "false", onclick: () => this.open(Boolean(this.list.hidden)) });
     this.list = el("div", { class: "mvt-more-list", role: "group", "aria-label": "The other colours", hidden: "" });
-    this.node = el("div", { class: "mvt-legend-row" }, this.row, this.more, timeline.filters.node, this.list);
+    const marks = Object.entries({ cached: "Reserved, and not in use", reserved: "Taken from the device", peak: "Most live bytes" });
+    /** What is drawn beside the colours. */
+    this.marks = el("div", { class: "mvt-marks" }, ...marks.map(([name, title]) => el("span", { class: `mvt-mark mvt-mark-${name}`, title }, el("i"), name)));
+    this.node = el("div", { class: "mvt-legend-row" }, this.row, this.more, this.marks, timeline.filters.node, this.list);
     this.node.addEventListener("keydown", (event) => this.key(event));
     document.addEventListener("pointerdown", ({ target }) => !(target instanceof Node && this.node.contains(target)) && this.open(false));
     /** Where on the screen it was clicked last. */
@@ -33,7 +36,7 @@ export class Legend extends Part {
 
   clear() {
     this.row.replaceChildren();
-    this.more.hidden = this.list.hidden = true;
+    this.more.hidden = this.list.hidden = this.marks.hidden = true;
     this.forget();
   }
 
@@ -45,6 +48,7 @@ export class Legend extends Part {
     if (wanted === this.drawnFor) return;
     this.drawnFor = wanted;
     const items = legendItems(data.labels, data.groupBytes(moment), canvas.seen);
+    this.marks.hidden = Boolean(this.timeline.value?.of) || !data.spans.reservedPeak().bytes;
     const colours = data.colours[isDark() ? "dark" : "light"];
     const nodes = items.map((item) => this.entry(item, colours[item.group], data));
     const active = document.activeElement;

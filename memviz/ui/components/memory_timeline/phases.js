@@ -12,8 +12,8 @@ export class Phases extends Part {
   draw() {
     const { value, viewport } = this.timeline;
     const phases = value?.phases || [];
-    // Beside one that has phases, an empty band keeps the byte axes level.
-    this.node.hidden = !phases.length && !value?.band;
+    // An empty band keeps the plot where it was before the phases were known, and byte axes beside one that has some level.
+    this.node.hidden = !phases.length && Boolean(value?.linked) && !value?.band;
     const nodes = [];
     for (const [name, first, last] of phases) {
       const [begin, end] = [viewport.xOf(viewport.placeOf(first)), viewport.xOf(viewport.placeOf(last))];

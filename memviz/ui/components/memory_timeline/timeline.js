@@ -288,7 +288,9 @@ export class MemoryTimeline extends Component {
 
   resize() {
     const { viewport, value } = this;
-    this.root.classList.toggle("mvt-narrow", this.root.clientWidth < NARROW && !value?.linked);
+    const { clientWidth } = this.root;
+    // Without a width it is not shown yet.
+    this.root.classList.toggle("mvt-narrow", clientWidth > 0 && clientWidth < NARROW && !value?.linked);
     const [width, height] = [Math.floor(this.plot.clientWidth), Math.floor(this.plot.clientHeight)];
     this.isAway = !width || !height;
     if (this.reading.total) this.schedule();
@@ -335,6 +337,7 @@ export class MemoryTimeline extends Component {
     this.labels.draw(data);
     this.ruler.draw();
     this.tools.draw();
+    this.controls.draw();
     this.overview.placeWindow();
     this.phases.draw();
     if (!value.plain) this.legend.draw(data);

@@ -86,7 +86,7 @@ class ReservedPlot extends Component {
     const replayed = names.map((name, i) => entry(i ? "thin" : "thick", `reserved, ${name}`));
     const limited = limit === null ? [] : [entry("limit", "limit")];
     const recorded = ends.recorded === null ? [] : [entry("dashed", "reserved, as recorded")];
-    this.legend.replaceChildren(entry("live", "live, the same in all"), ...recorded, ...replayed, ...limited);
+    this.legend.replaceChildren(entry("live", "live"), ...recorded, ...replayed, ...limited);
   }
 
   // -- places

@@ -1,0 +1,175 @@
+"""The first screen of Explore, Compare and What if: few words and controls, and a picture that stays where it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.browser.conftest import at_home
+
+playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+
+SAMPLES = Path(__file__).parents[2] / "sample_traces"
+COUNT = """() => {
+  const showing = (element) => element.checkVisibility({ opacityProperty: true, visibilityProperty: true });
+  /* The middle of it is on the screen, and inside all that clips it: text for screen readers alone is not. */
+  const seen = (element, rect) => {
+    if (rect.width < 2 || rect.height < 2) return false;
+    const [x, y] = [rect.left + rect.width / 2, rect.top + rect.height / 2];
+    const within = (box) => x >= box.left && x <= box.right && y >= box.top && y <= box.bottom;
+    if (!within({ left: 0, top: 0, right: innerWidth, bottom: innerHeight })) return false;
+    for (let at = element; at && at !== document.body; at = at.parentElement) {
+      if (getComputedStyle(at).overflow !== "visible" && !within(at.getBoundingClientRect())) return false;
+    }
+    return true;
+  };
+  const wordsOf = (text) => text.split(/\\s+/).filter((word) => /[\\p{L}\\p{N}]/u.test(word));
+  const words = [];
+  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (texts.nextNode()) {
+    const [node, element] = [texts.currentNode, texts.currentNode.parentElement];
+    if (["SCRIPT", "STYLE", "OPTION", "TITLE", "TEXTAREA"].includes(element.tagName) || !showing(element)) continue;
+    for (const { index, 0: word } of node.textContent.matchAll(/\\S+/g)) {
+      const range = document.createRange();
+      range.setStart(node, index);
+      range.setEnd(node, index + word.length);
+      if (wordsOf(word).length && seen(element, range.getBoundingClientRect())) words.push(word);
+    }
+  }
+  for (const element of document.body.querySelectorAll("*")) {
+    if (!showing(element) || !seen(element, element.getBoundingClientRect())) continue;
+    for (const part of ["::before", "::after"]) {
+      const { content, display } = getComputedStyle(element, part);
+      if (/^"/.test(content) && display !== "none") words.push(...wordsOf(content.slice(1, -1)));
+    }
+    if (element.tagName === "SELECT") words.push(...wordsOf(element.selectedOptions[0]?.text || ""));
+    const typed = element.matches("input:not([type=checkbox], [type=radio], [type=file]), textarea");
+    if (typed) words.push(...wordsOf(element.value || element.placeholder));
+  }
+  const pressed = "button, a[href], input, select, textarea, summary, [role=button], [role=tab]";
+  const isSeen = (each) => showing(each) && seen(each, each.getBoundingClientRect());
+  const nameOf = (each) => each.getAttribute("aria-label") || each.textContent.trim() || each.name || each.tagName;
+  return { words, controls: [...document.querySelectorAll(pressed)].filter(isSeen).map(nameOf) };
+}"""
+"""Lists the words, those of menus, fields and styles too, and the controls that a person sees without scrolling."""
+MOST_WORDS, MOST_CONTROLS = 150, 30
+MOVES = """() => {
+  const seen = (window.tops = new Set());
+  const note = () => {
+    const parts = ["overview-row", "plot"].map((name) => document.querySelector(`#timeline .mvt-${name}`));
+    const [overview, plot] = parts.map((part) => part?.getBoundingClientRect());
+    if (overview?.width) seen.add(`${Math.round(overview.top + scrollY)} ${Math.round(plot.top + scrollY)}`);
+    requestAnimationFrame(note);
+  };
+  note();
+}"""
+"""Notes in each frame where overview and plot begin."""
+
+
+@pytest.fixture
+def opened(same_page: Any, server: str) -> Any:
+    """Two traces, compared; the findings of the one in Explore have their estimates."""
+    page = same_page
+    at_home(page, server)
+    page.set_viewport_size({"width": 1440, "height": 900})
+    page.locator("[data-sample=checkpointing]").click()
+    page.locator("#compare-B .mvt[data-drawn]").wait_for()
+    page.locator("#differences table").wait_for()
+    return page
+
+
+def expect_little(page: Any) -> None:
+    seen = page.evaluate(COUNT)
+    assert len(seen["words"]) <= MOST_WORDS, " ".join(seen["words"])
+    assert len(seen["controls"]) <= MOST_CONTROLS, seen["controls"]
+
+
+def test_explore_has_little_above_its_picture_and_little_below_it(opened: Any) -> None:
+    opened.get_by_role("tab", name="Explore").click()
+    opened.locator("#findings [data-act=estimate]").first.wait_for(state="attached")
+    opened.locator("#timeline .mvt[data-drawn] .mvt-pilltext").wait_for()
+    expect_little(opened)
+
+
+def test_so_has_compare(opened: Any) -> None:
+    expect_little(opened)
+
+
+def test_and_what_if_says_the_rest_beside_what_is_pointed_at(opened: Any) -> None:
+    page = opened
+    page.get_by_role("tab", name="What if").click()
+    page.locator("#what-if-plot [data-drawn]").wait_for()
+    expect_little(page)
+    help_text = page.locator("#what-if-help-max_split")
+    playwright.expect(help_text).to_be_hidden()
+    field = page.get_by_label("max_split_size_mb")
+    field.focus()
+    playwright.expect(help_text).to_be_visible()
+    assert field.get_attribute("aria-describedby") == "what-if-help-max_split"
+    overhead = page.locator("#what-if-form [name=overhead]")
+    playwright.expect(overhead).to_be_hidden()
+    page.locator("#what-if-form [name=card]").select_option("24")
+    playwright.expect(overhead).to_be_visible()
+
+
+def test_nor_more_after_a_run_that_ran_out_of_memory(same_page: Any, server: str) -> None:
+    page = same_page
+    at_home(page, server)
+    page.set_viewport_size({"width": 1440, "height": 900})
+    page.locator("#samples [data-sample=out-of-memory]").click()
+    page.locator("#what-if-plot [data-drawn]").wait_for()
+    expect_little(page)
+    page.get_by_role("tab", name="Explore").click()
+    page.locator("#timeline .mvt[data-drawn] .mvt-pilltext").wait_for()
+    expect_little(page)
+
+
+@pytest.mark.parametrize(("width", "height"), [(1440, 900), (1024, 768)])
+@pytest.mark.parametrize("name", ["training", "late-start", "out-of-memory"])
+def test_the_picture_begins_in_the_upper_third_and_stays_there(
+    page: Any, server: str, name: str, width: int, height: int
+) -> None:
+    page.set_viewport_size({"width": width, "height": height})
+    at_home(page, server)
+    page.evaluate(MOVES)
+    page.set_input_files("#first-files input[type=file]", SAMPLES / f"{name}.pickle.gz")
+    page.locator("#findings .mv-finding").first.wait_for()
+    page.locator("#findings [data-act=estimate]").first.wait_for(state="attached")
+    page.locator("#timeline .mvt[data-drawn] .mvt-pilltext").wait_for()
+    page.locator("#live-set table").wait_for()
+    (tops,) = page.evaluate("[...window.tops]")
+    overview, _ = map(int, tops.split())
+    assert 0 < overview <= height / 3
+
+
+def test_a_finding_opens_whole_and_a_pinned_allocation_beside_the_picture(opened: Any) -> None:
+    page = opened
+    page.get_by_role("tab", name="Explore").click()
+    page.locator("#findings [data-act=estimate]").first.wait_for(state="attached")
+    page.locator("#timeline .mvt[data-drawn] .mvt-pilltext").wait_for()
+    estimate = page.locator("#findings [data-act=estimate]").first
+    playwright.expect(estimate).to_be_hidden()
+    chip = page.locator("#findings .mv-finding").first
+    chip.click()
+    playwright.expect(estimate).to_be_visible()
+    # A press on what it says keeps it open.
+    page.locator("#findings .mv-kept .mv-whole p").first.click()
+    playwright.expect(estimate).to_be_visible()
+    chip.click()
+    playwright.expect(estimate).to_be_hidden()
+    page.locator("#timeline .mvt-plot").focus()
+    for key in ("ArrowUp", "Enter"):
+        page.keyboard.press(key)
+    page.get_by_role("heading", name="Pinned allocation").wait_for()
+    plot, beside = page.locator("#timeline .mvt").bounding_box(), page.locator("#inspector").bounding_box()
+    assert beside["x"] >= plot["x"] + plot["width"]
+    assert plot["y"] <= beside["y"] < plot["y"] + 30
+    assert beside["height"] <= plot["height"] + 30, "what is long scrolls inside"
+    alike = page.locator("#inspector .mv-alike button")
+    alike.click()
+    playwright.expect(page.locator(".mvt-chip")).to_contain_text("like this one")
+    page.keyboard.press("Escape")
+    playwright.expect(page.locator("#inspector .mv-pinned")).to_have_count(0)
+    playwright.expect(page.locator(".mvt-chip")).to_have_count(0)
