@@ -132,7 +132,7 @@ def _change(comparison: Changes, number: int, share_form: str = " ({})") -> str:
     return f"{delta_text(comparison.delta(number))}{share}"
 
 
-def _allowed(text: str) -> tuple[float, str]:
+def share_or_bytes(text: str) -> tuple[float, str]:
     """'5%' of the baseline's peak, or bytes ('200MiB')."""
     try:
         if not text.strip().endswith("%"):
@@ -321,7 +321,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_grouping(parser, GROUPINGS)
     parser.add_argument(
         "--max-growth",
-        type=_allowed,
+        type=share_or_bytes,
         metavar="5%|200MiB",
         help="end with status 1 if a peak is higher than the first by more, or if a later one alone ran out of memory",
     )

@@ -107,7 +107,7 @@ class PeakDifference:
     delta_bytes: int
     because: tuple[NamedDelta, ...]
     """Differences by site; they add up to the whole difference."""
-    categories: tuple[NamedDelta, ...] = ()
+    categories: tuple[NamedDelta, ...]
     """They add up to it, too."""
 
     @property

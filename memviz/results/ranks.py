@@ -54,10 +54,10 @@ def _outlier_sentence(job: RankSummary) -> str:
     if not job.outliers:
         return ""
     one = job.outliers[0]
-    return f"Rank {one.rank} has {delta_text(one.delta_bytes)} against rank {one.against}{_causes(one)}."
+    return f"Rank {one.rank} has {delta_text(one.delta_bytes)} against rank {one.against}{cause_words(one)}."
 
 
-def _causes(one: PeakDifference) -> str:
+def cause_words(one: PeakDifference) -> str:
     """Return ', most of it activation (+2 MiB); the largest site is train.py:3 forward (+1 MiB)'."""
     category, site = one.chief_category, one.chief_site
     causes = []
@@ -228,7 +228,7 @@ def jobs_headline(changes: JobChanges, names: Sequence[str]) -> Headline:
     counts = ", ".join(f"{count_text(many)} {how}" for many, how in parts if many)
     sentences = [f"Of {counted(len(changes.ranks), 'rank')} in both: {counts}."]
     if delta := changes.total.delta_bytes:
-        sentences.append(f"Together they hold {delta_text(delta)}{_causes(changes.total)}.")
+        sentences.append(f"Together they hold {delta_text(delta)}{cause_words(changes.total)}.")
     if changes.ran_out():
         ran_out = _rank_names(changes.ran_out())
         sentences.append(f"In {names[1]} {ran_out} ran out of memory; a peak is without what was refused.")
