@@ -25,7 +25,7 @@ COMMANDS = {
     "record": "Run your own script with the recording on, and write what it allocated.",
 }
 """Each command is a file of this folder that is imported when it is used, so no command pays for another's imports."""
-EPILOG = "Every command reads a snapshot of any PyTorch release: a pickle or JSON, plain or gzipped."
+EPILOG = "Every command reads a snapshot of any PyTorch release: a pickle or JSON, plain, gzipped or in a zip."
 
 
 _INDENT = 4
