@@ -69,17 +69,17 @@ def draw(context: Context, session: Session, chosen: int | None) -> list[Any]:
     if shown is None:
         return ["", {}, "", "", "", None]
     job = shown.job
-    rank = chosen
-    if rank is None or job.of(rank) is None:
-        # On the first visit the largest outlier.
-        rank = job.outliers[0].rank if job.outliers else job.highest.number
+    chosen = None if chosen is None or job.of(chosen) is None else chosen
+    # Until one is chosen the largest outlier, of those that have come so far.
+    first = job.outliers[0].rank if job.outliers else job.highest.number
+    rank = first if chosen is None else chosen
     return [
         ranks_verdict_html(job),
         rank_map_value(job, rank),
         _one(shown, rank),
         outliers_html(job) + groups_html(job),
         missing_html(job, is_open=shown.is_open) + failed_html(job),
-        rank,
+        chosen,
     ]
 
 

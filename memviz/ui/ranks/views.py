@@ -20,7 +20,9 @@ _LONGEST = 60
 
 
 def ranks_verdict_html(job: RankSummary) -> Html:
-    return tag("header", headline_html(ranks_headline(job)), class_="mv-answer")
+    # The page's address names the tab (address.js).
+    link = tag("i", data_mv_query="tab=ranks", hidden=True)
+    return tag("header", headline_html(ranks_headline(job)), link, class_="mv-answer")
 
 
 def missing_html(job: RankSummary, *, is_open: bool) -> Html:
