@@ -202,8 +202,8 @@ class Arrivals extends Component {
   refusals = 0;
   /** How often files came, each time one or several. */
   drops = 0;
-  /** Of the last drop of many Gradio has been told that ranks may have come. */
-  begun = 0;
+  /** How many files of the newest drop are open. */
+  opened = { drop: 0, count: 0 };
   /** Files that it will be told of together.
    * @type {Gathered | null} */
   gathered = null;
@@ -270,6 +270,7 @@ class Arrivals extends Component {
   told(message, where, ready) {
     if ("beside" in message && message.beside) return this.toldTogether(message.stored, message.drop, where);
     this.gathered = null;
+    if ("stored" in message) this.countOpened(message.drop, 1);
     return (this.telling = this.telling.then(() => ready).then(() => this.tellUntilShown(message, where)));
   }
 
@@ -283,13 +284,21 @@ class Arrivals extends Component {
     return gathered.done;
   }
 
+  /** How many were open before these.
+   * @param {number} drop @param {number} count */
+  countOpened(drop, count) {
+    if (this.opened.drop !== drop) this.opened = { drop, count: 0 };
+    this.opened.count += count;
+    return this.opened.count - count;
+  }
+
   /** @param {number} drop @returns {Gathered} */
   gather(drop) {
     const gathered = { keys: /** @type {string[]} */ ([]), drop, where: "", done: Promise.resolve(false) };
     gathered.done = this.telling = this.telling.then(() => {
       if (this.gathered === gathered) this.gathered = null;
-      const begins = this.begun === drop ? undefined : "1";
-      this.begun = drop;
+      // One rank has none to compare with: the tab is turned to once there are two.
+      const begins = this.countOpened(drop, gathered.keys.length) < 2 ? "1" : undefined;
       return this.tellUntilShown({ stored: gathered.keys.join(" "), drop, beside: "1", begins }, gathered.where);
     });
     return gathered;
