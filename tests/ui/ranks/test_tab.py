@@ -153,3 +153,30 @@ def test_a_file_that_only_begins_like_a_table_is_refused(context: Context, tmp_p
 def test_all_are_closed_at_once(context: Context, folder: Path) -> None:
     session = session_after(context, open_all(context, folder), {"act": "close-all"})
     assert session == Session() and not is_there(context, session)
+
+
+@pytest.mark.parametrize("second", ["run.rank", "other.rank"])
+def test_a_second_job_is_told_apart_and_compared(context: Context, tmp_path: Path, second: str) -> None:
+    """Under the same names, or under others."""
+    session = open_all(context, write_ranks(tmp_path / "job", 3))
+    for number in range(4):
+        path = written(tmp_path, f"{second}{number}.pickle", more=24 * MiB * (number == 1))
+        session = session.with_opened(open_trace(context.store, load_trace(path)))
+    verdict, value, *_, failed, _ = draw(context, session, None)
+    assert value["peaks"] == [120 * MiB] * 3 and failed == ""
+    names = ["run.rank* (A)", "run.rank* (B)"] if second == "run.rank" else ["run", "other"]
+    assert words(verdict).startswith(f"{' '.join(names)} Of 3 ranks")
+    assert f"{names[1]} peaks 24.0 MiB higher than {names[0]}: 144 MiB at most (rank 1, before rank 0)." in words(
+        verdict
+    )
+    verdict, value, one, *_ = draw(context, session, None, 1)
+    assert (
+        value["peaks"] == [120 * MiB, 144 * MiB, 120 * MiB, 120 * MiB] and 'aria-pressed="true">' + names[1] in verdict
+    )
+    assert 'data-job="1"' in one
+    after, _ = pressed(context, session, click(act="open-rank", rank="1", job="1"))
+    assert after.chosen == session.opened[4].key
+    closed = session
+    for opened_later in session.opened[3:]:
+        closed = session_after(context, closed, {"act": "close", "key": opened_later.key})
+    assert draw(context, closed, None, 1)[1]["peaks"] == [120 * MiB] * 3
