@@ -37,9 +37,9 @@ class ShownRanks:
     is_open: bool = False
     """They are what this visitor has open, and no more."""
     names: tuple[str, ...] = ()
-    """Of the jobs that are open, where they are several."""
+    """Names of the open jobs, if there are several."""
     number: int = 0
-    """The job's own among them."""
+    """The place of this job among them."""
 
 
 def open_ranks(context: Context, session: Session, job: int = 0) -> dict[int, Opened]:
