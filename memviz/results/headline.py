@@ -41,7 +41,7 @@ LONGEST_NAME = 60
 
 _MANY = {"parameter", "gradient", "activation", "input", "output"}
 _ENDINGS = (".gz", ".pickle", ".pkl", ".json")
-_WORDS = re.compile(r"[^-_./ ]+|[-_./ ]+")
+_WORDS = re.compile(r"[^-_./ ,(]+|[-_./ ,(]+")
 _NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 
 
@@ -113,7 +113,10 @@ def differing_names(names: Sequence[str]) -> list[str]:
     least = min(map(len, words), default=0)
     if len(set(names)) < 2 or not least:
         return list(names)
-    head = next((i for i in range(least) if len({name[i] for name in words}) > 1), least - 1)
+    head = next((i for i in range(least) if len({name[i] for name in words}) > 1), -1)
+    if head < 0:
+        # One is the beginning of the others, as a recording's is of its replays.
+        return list(names)
     tail = next((i for i in range(least - head) if len({name[-1 - i] for name in words}) > 1), least - head - 1)
     inner = ["".join(name[head : len(name) - tail]).strip("-_./ ") for name in words]
     if all(map(str.isdigit, inner)) and head:
