@@ -107,7 +107,7 @@ def test_ranks_dropped_together_open_their_tab_which_a_reload_keeps(page: Any, s
     assert page.locator(".mv-trace.mv-chosen").inner_text().startswith("rank0")
     heading(page, 4).wait_for()
     page.wait_for_url("**tab=ranks**")
-    page.reload()
+    reload(page)
     page.locator("#ranks-map .mvn[data-drawn]").wait_for()
     heading(page, 4).wait_for()
     page.get_by_role("button", name="Open in Explore").click()
