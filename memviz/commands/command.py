@@ -33,9 +33,9 @@ class Command:
     """True for a command that runs another program, whose streams, signals and exit status it takes on."""
 
 
-def add_file(parser: argparse.ArgumentParser, *, many: str | None = None) -> None:
+def add_file(parser: argparse.ArgumentParser, *, many: str | None = None, help: str = "snapshots") -> None:
     if many:
-        parser.add_argument("files", metavar="FILE", nargs=many, type=Path, help="snapshots")
+        parser.add_argument("files", metavar="FILE", nargs=many, type=Path, help=help)
     else:
         parser.add_argument("file", metavar="FILE", type=Path, help="a snapshot")
 

@@ -1,4 +1,7 @@
-"""Differences from the first trace's peak to the others', by call site: in the terminal or as Markdown."""
+"""Differences from the first trace's peak to the others', by call site: in the terminal or as Markdown.
+
+Two folders are two jobs, compared rank by rank.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ import math
 import re
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from memviz.analysis.comparing.changes import Changes, setting_differences
 from memviz.analysis.comparing.matching import GROUPINGS
@@ -20,14 +25,18 @@ from memviz.commands.command import (
     open_trace,
     print_json,
     print_result_table,
+    print_table,
     printable,
 )
 from memviz.errors import UsageError
 from memviz.results.comparison import Comparison, comparison_result
-from memviz.results.headline import letter, reserved_text
+from memviz.results.headline import consecutive_spans, distinct_names, letter, reserved_text
 from memviz.text import escape_control_chars
 from memviz.trace.model import is_reserved_known
 from memviz.units import bytes_text, count_text, delta_text, parse_bytes, percent_text
+
+if TYPE_CHECKING:
+    from memviz.ranks.summary import JobChanges, RankChange
 
 _CAUSES = 3
 _LONGEST = 200
@@ -123,7 +132,7 @@ def _change(comparison: Changes, number: int, share_form: str = " ({})") -> str:
     return f"{delta_text(comparison.delta(number))}{share}"
 
 
-def _allowed(text: str) -> tuple[float, str]:
+def share_or_bytes(text: str) -> tuple[float, str]:
     """'5%' of the baseline's peak, or bytes ('200MiB')."""
     try:
         if not text.strip().endswith("%"):
@@ -154,13 +163,165 @@ def _link(text: str) -> str:
     return text
 
 
+_TABLE = ".parquet"
+_JOB_GROUPINGS = ("site", "category")
+"""Rows of ranks hold no others."""
+
+
+def _is_job(path: Path) -> bool:
+    return path.is_dir() or path.suffix == _TABLE
+
+
+def _diff_jobs(args: argparse.Namespace) -> int:
+    """Compare two folders, or tables that `ranks -o` wrote, of one snapshot per rank."""
+    # Files are compared without the libraries that folders need.
+    from memviz.commands.ranks import read_job
+    from memviz.ranks.gather import Gathering
+    from memviz.ranks.summary import job_changes
+    from memviz.results.ranks import jobs_json
+
+    _check_jobs(args.files, args.by)
+    jobs = [read_job(Gathering((str(path),), args.device)) for path in args.files]
+    changes, top = job_changes(*jobs), args.top or None
+    names = _job_names([path.resolve() for path in args.files])
+    refused: list[str] = [] if args.max_growth is None else _jobs_exceeded(changes, args.max_growth, names)
+    lost = changes.alone(0) if args.max_growth is not None else ()
+    if args.json:
+        print_json(jobs_json(changes, names, args.by, top))
+    elif args.markdown:
+        print(_jobs_markdown(changes, names, args.by, refused, args.link))
+    else:
+        _print_jobs(changes, args, names, top)
+    for line in refused:
+        print(f"memviz: {printable(line)}", file=sys.stderr)
+    if lost and not refused:
+        raise UsageError(f"{_numbers(lost)} of {names[0]} cannot be checked: {names[1]} has no snapshot of it.")
+    return GREW if refused else 0
+
+
+def _job_names(paths: Sequence[Path]) -> list[str]:
+    """Return the folders' own names, or those from the first folder on in which they differ."""
+    parts = [path.parts for path in paths]
+    depth = next((depth for depth in range(1, min(map(len, parts))) if parts[0][-depth] != parts[1][-depth]), 1)
+    return distinct_names(["/".join(names[-depth:]) for names in parts])
+
+
+def _check_jobs(files: Sequence[Path], by: str) -> None:
+    single = next((path for path in files if not _is_job(path)), None)
+    if single is not None:
+        other = next(path for path in files if _is_job(path))
+        raise UsageError(
+            f"{other} is a job of several ranks and {single} is not. Name two folders, or files of one rank each."
+        )
+    if len(files) != 2:
+        raise UsageError(f"Two jobs are compared, not {len(files)}. Name the baseline first.")
+    if by not in _JOB_GROUPINGS:
+        raise UsageError(f"Jobs are compared by {' or '.join(_JOB_GROUPINGS)}. For {by}, name the files of one rank.")
+
+
+def _jobs_exceeded(changes: JobChanges, allowed: tuple[float, str], names: Sequence[str]) -> list[str]:
+    """Return lines on the ranks that grew by more than allowed, and on those that alone ran out of memory."""
+    number, kind = allowed
+    grown = [
+        change for change in changes.ranks
+        if change.delta_bytes > (number * change.peaks[0] if kind == "share" else number)
+    ]  # fmt: skip
+    lines = []
+    if grown:
+        most = max(grown, key=lambda change: change.delta_bytes)
+        share = f" ({percent_text(most.delta_bytes, most.peaks[0])})" if most.peaks[0] else ""
+        which = _numbers([change.ranks[0] for change in grown])
+        also = f", the most on rank {most.ranks[0]}" if len(grown) > 1 else ""
+        lines.append(f"{which} grew by more than allowed{also}: {delta_text(most.delta_bytes)}{share}")
+    if ran_out := changes.ran_out():
+        lines.append(f"{_numbers(ran_out)} ran out of memory in {names[1]}, and not in {names[0]}")
+    return lines
+
+
+def _numbers(ranks: Sequence[int]) -> str:
+    from memviz.results.ranks import spans_text
+
+    return f"{'Rank' if len(ranks) == 1 else 'Ranks'} {spans_text(consecutive_spans(ranks))}"
+
+
+def _print_jobs(changes: JobChanges, args: argparse.Namespace, names: Sequence[str], top: int | None) -> None:
+    from memviz.results.ranks import jobs_headline
+
+    print(printable(str(jobs_headline(changes, names))))
+    for side, (path, job) in enumerate(zip(args.files, changes.jobs, strict=True)):
+        origins = ", ".join(sorted({rank.row.origin for rank in job.ranks})[:_CAUSES])
+        numbers = _numbers([rank.number for rank in job.ranks])
+        print(printable(f"{letter(side)}  {path}: {numbers[0].lower()}{numbers[1:]}, {origins}"))
+    changed = sorted((one for one in changes.ranks if one.delta_bytes), key=lambda one: -abs(one.delta_bytes))
+    _print_changes("ranks", changed[:top], args.by, changes.total)
+    if 1 < len(changes.groups) < len(changed):
+        _print_changes("ranks alike in A and in B", changes.groups[:top], args.by, changes.total)
+    print()
+    rows, rest = changes.total.rows(args.by, top)
+    cells = [[delta_text(row.delta_bytes), row.words] for row in rows]
+    cells += [[delta_text(rest), "(all others)"]] if rest else []
+    cells.append([delta_text(changes.total.delta_bytes), "sum"])
+    print_table(["B - A", f"{args.by}, all ranks"], cells, number_columns=1)
+    for failed in (failed for job in changes.jobs for failed in job.failed):
+        print(f"\n! {printable(failed.place)}\n  {printable(failed.reason)}")
+
+
+def _print_changes(head: str, changes: Sequence[RankChange], by: str, total: RankChange) -> None:
+    from memviz.results.ranks import spans_text
+
+    rows = [[*_cells(one), spans_text(consecutive_spans(one.ranks)), _largest(one, by)] for one in changes]
+    rows += [[*cells, "(all others)", ""] for cells in _others(changes, total)]
+    print()
+    rows.append([*_cells(total), "sum", ""])
+    print_table(["A", "B", "B - A", head, f"largest {by}"], rows, number_columns=3)
+
+
+def _others(shown: Sequence[RankChange], total: RankChange) -> list[list[str]]:
+    """Return the cells of what the shown ranks leave of the total, where they leave any rank."""
+    if sum(len(change.ranks) for change in shown) == len(total.ranks):
+        return []
+    before, after = (total.peaks[side] - sum(change.peaks[side] for change in shown) for side in (0, 1))
+    return [[bytes_text(before), bytes_text(after), delta_text(after - before)]]
+
+
+def _cells(change: RankChange) -> list[str]:
+    return [*map(bytes_text, change.peaks), delta_text(change.delta_bytes)]
+
+
+def _largest(change: RankChange, by: str) -> str:
+    rows, _ = change.rows(by, 1)
+    return f"{delta_text(rows[0].delta_bytes)} {rows[0].words}" if rows else ""
+
+
+def _jobs_markdown(changes: JobChanges, names: Sequence[str], by: str, refused: Sequence[str], link: str | None) -> str:
+    from memviz.results.ranks import jobs_headline
+
+    total, shown = changes.total, changes.groups[:_CAUSES]
+    head = _markdown_row("ranks", "A", "B", "change", f"largest {by}")
+    lines = [f"### {plain(str(jobs_headline(changes, names)))}", "", head, _markdown_row("---", *["---:"] * 3, "---")]
+    for change in shown:
+        largest = _largest(change, by)
+        lines.append(_markdown_row(_numbers(change.ranks), *_cells(change), code(largest) if largest else ""))
+    lines += [_markdown_row("everything else", *cells, "") for cells in _others(shown, total)]
+    lines += [_markdown_row("**sum**", *_cells(total), ""), ""]
+    rows, left = total.rows(by, _CAUSES)
+    if rows:
+        lines += [_markdown_row(f"{by}, all ranks", "change"), _markdown_row("---", "---:")]
+        lines += [_markdown_row(code(row.words), delta_text(row.delta_bytes)) for row in rows]
+        lines += [_markdown_row("everything else", delta_text(left))] if left else []
+        lines += [_markdown_row("**sum**", delta_text(total.delta_bytes)), ""]
+    lines += [f"**{plain(line)}.**\n" for line in refused]
+    lines += [f"[Open it in memviz]({link})", ""] if link else []
+    return "\n".join(lines)
+
+
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_file(parser, many="+")
+    add_file(parser, many="+", help="snapshots, the baseline first; or two folders with a snapshot of each rank")
     add_device(parser)
     add_grouping(parser, GROUPINGS)
     parser.add_argument(
         "--max-growth",
-        type=_allowed,
+        type=share_or_bytes,
         metavar="5%|200MiB",
         help="end with status 1 if a peak is higher than the first by more, or if a later one alone ran out of memory",
     )
@@ -174,6 +335,8 @@ def _run(args: argparse.Namespace) -> int:
         raise UsageError("diff takes two files or more: the baseline first.")
     if args.json and args.markdown:
         raise UsageError("--json or --markdown, not both.")
+    if any(map(_is_job, args.files)):
+        return _diff_jobs(args)
     traces = [open_trace(path) for path in args.files]
     comparison = comparison_result([(trace, choose_device(trace, args.device)) for trace in traces], args.by)
     changes, top = comparison.found, args.top or None

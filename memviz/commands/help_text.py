@@ -13,6 +13,7 @@ COMMANDS = {
     "at": "What is live after an event or at a time.",
     "diff": "From one peak to another: what holds more, what less.",
     "ranks": "Many ranks: the highest, who is out of line and why.",
+    "history": "The peak from commit to commit, from files that CI keeps.",
     "replay": "What if: other allocator settings, or another card.",
     "report": "One self-contained page to keep or to send.",
     "export": "Write a trace again: normalised, stripped, as JSON or as CSV.",
@@ -24,7 +25,7 @@ COMMANDS = {
     "record": "Run your own script with the recording on, and write what it allocated.",
 }
 """Each command is a file of this folder that is imported when it is used, so no command pays for another's imports."""
-EPILOG = "Every command reads a snapshot of any PyTorch release: a pickle or JSON, plain or gzipped."
+EPILOG = "Every command reads a snapshot of any PyTorch release: a pickle or JSON, plain, gzipped or in a zip."
 
 
 _INDENT = 4

@@ -135,17 +135,19 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def _run(args: argparse.Namespace) -> int:
-    card = None if args.card is None else _card(args.card, args.overhead)
-
+def read_job(wanted: Gathering) -> RankSummary:
     def show(done: int, total: int) -> None:
         progress(f"Reading {count_text(done)} of {count_text(total)} ranks")
 
-    gathering = Gathering(tuple(args.places), args.device, args.output, args.processes, args.scheduler, args.mesh)
     try:
-        job = gather_ranks(gathering, progress=show if sys.stderr.isatty() else None)
+        return gather_ranks(wanted, progress=show if sys.stderr.isatty() else None)
     finally:
         progress("")
+
+
+def _run(args: argparse.Namespace) -> int:
+    card = None if args.card is None else _card(args.card, args.overhead)
+    job = read_job(Gathering(tuple(args.places), args.device, args.output, args.processes, args.scheduler, args.mesh))
     answer = None if card is None else replay_close_ranks(job.ranks, fit_on_card(job.ranks, card))
     print_json(ranks_json(job, answer)) if args.json else _print(job, answer, args.top)
     return 0

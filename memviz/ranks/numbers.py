@@ -21,6 +21,8 @@ _NODE = re.compile(r"(?<![a-z])(?:node|host)[-_. =]?(\d{1,9})(?!\d)", re.IGNOREC
 _PARTS = re.compile(r"\d+")
 _TYPES = re.compile(r"(?<![a-z])(?:bf|fp|tf|int|uint|float|bfloat)(?:4|8|16|32|64)(?![0-9])", re.IGNORECASE)
 """Runs are named by the type that they compute in: `bf16` is no rank."""
+_TIMES = re.compile(r"(?<!\d)(?:\d{4}-\d\d-\d\d(?:[-_T]\d\d[-:.]\d\d(?:[-:.]\d\d)?)?|\d{8}[-_T]\d{4,6})(?!\d)")
+"""Ranks of one job may be written in different minutes."""
 _LEVELS = 3
 """The file's own name and the folders above it that are looked at."""
 _NOT_SAID = "Neither its name nor the file itself says which rank it is of. Name the files by rank, as in rank0.pickle."
@@ -130,7 +132,7 @@ def _plain(stem: str, differing: int | None) -> int | None:
 def _stem(place: str) -> str:
     """Return the file name without its endings, so that `.7z` and `.mp3` are not taken for ranks."""
     stem = re.sub(r"(\.(pickle|pkl|json|gz|bin|pt|snapshot))+$", "", _name(place), flags=re.IGNORECASE)
-    return _TYPES.sub("", stem)
+    return _TYPES.sub("", _TIMES.sub("", stem))
 
 
 def _name(place: str) -> str:

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from memviz.errors import UsageError, first_line
+from memviz.errors import TraceError, UsageError, first_line
+from memviz.trace.limits import Budget, Limits
+from memviz.trace.load import zip_snapshots
 
 MOST = 100_000
 """Files of one question."""
@@ -85,6 +87,8 @@ def _local(text: str) -> Iterator[Place]:
     if path.is_dir():
         for file in _snapshots_in(path):
             yield _local_place(file)
+    elif path.suffix == _ZIP and path.is_file():
+        yield from _zip_places(path)
     elif path.exists() or not glob.has_magic(text):
         # What is named and not there is a row of its own: it stops nobody.
         yield _local_place(path)
@@ -92,6 +96,30 @@ def _local(text: str) -> Iterator[Place]:
         for name in glob.iglob(str(path), recursive=True):
             if not Path(name).is_dir():
                 yield _local_place(Path(name))
+
+
+_ZIP = ".zip"
+_INSIDE = f"{_ZIP}!/"
+"""Between an archive and the name of a file in it."""
+
+
+def _zip_places(path: Path) -> Iterator[Place]:
+    with path.open("rb") as file:
+        size = path.stat().st_size
+        try:
+            _, found = zip_snapshots(file, size, Budget(Limits.from_environment(), size))
+        except TraceError as error:
+            raise error.named(path.name) from None
+    for member in found:
+        archive = os.path.abspath(path)[: -len(_ZIP)]
+        yield Place(f"{archive}{_INSIDE}{member.filename}", f"{member.CRC:x}", member.file_size)
+
+
+def zip_member(address: str) -> tuple[Path, str] | None:
+    """Return the archive and the name of the file in it, where the address is of one."""
+    archive, inside, member = address.partition(_INSIDE)
+    path = Path(archive + _ZIP)
+    return (path, member) if inside and path.is_file() else None
 
 
 def _snapshots_in(folder: Path) -> list[Path]:

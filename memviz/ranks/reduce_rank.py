@@ -29,10 +29,10 @@ from memviz.analysis.purpose.reasons import Certainty
 from memviz.analysis.timeline import by_event, timeline
 from memviz.errors import MemvizError, first_line
 from memviz.memory import large_blocks_kept
-from memviz.ranks.places import Place, file_system, is_remote
+from memviz.ranks.places import Place, file_system, is_remote, zip_member
 from memviz.ranks.row import Curve, FailedFile, KindBytes, RankRanOut, RankRow, Reduced, SiteBytes, StepPart
 from memviz.trace.limits import Limits
-from memviz.trace.load import load_trace, read_trace
+from memviz.trace.load import load_trace, load_zip_member, read_trace
 from memviz.trace.memviz_labels import MESH_FACT, RANK_FACT
 from memviz.trace.model import Action, DeviceTrace, Ints8, Trace
 
@@ -124,6 +124,8 @@ def reduce_rank(place: Place, device: str | None = None) -> Reduced:
 
 def trace_at(place: Place) -> Trace:
     """Wherever it lies. A place on a network is asked a few times before it counts as gone."""
+    if (inside := zip_member(place.address)) is not None:
+        return load_zip_member(*inside)
     if not is_remote(place.address):
         path = Path(place.address)
         if path.exists() and not path.is_file() and not path.is_dir():

@@ -101,15 +101,13 @@ class RankGroup:
     most_bytes: int
 
 
-@dataclass(frozen=True)
-class Outlier:
-    rank: int
-    against: int
-    """The median rank of the group it is nearest to."""
+class PeakDifference:
+    """A difference of peaks and its causes."""
+
     delta_bytes: int
     because: tuple[NamedDelta, ...]
     """Differences by site; they add up to the whole difference."""
-    categories: tuple[NamedDelta, ...] = ()
+    categories: tuple[NamedDelta, ...]
     """They add up to it, too."""
 
     @property
@@ -133,6 +131,16 @@ class Outlier:
 
     def _along(self, parts: Sequence[NamedDelta]) -> list[NamedDelta]:
         return [one for one in parts if one.delta_bytes * self.delta_bytes > 0]
+
+
+@dataclass(frozen=True)
+class Outlier(PeakDifference):
+    rank: int
+    against: int
+    """The median rank of the group it is nearest to."""
+    delta_bytes: int
+    because: tuple[NamedDelta, ...]
+    categories: tuple[NamedDelta, ...] = ()
 
 
 def grouped(ranks: Sequence[Rank]) -> tuple[tuple[RankGroup, ...], tuple[Outlier, ...]]:
@@ -339,6 +347,93 @@ def _imbalance(ranks: tuple[Rank, ...]) -> Imbalance:
         categories=by_category(high.row, low.row),
         sites=by_site(high.row, low.row, _MOST_CAUSES),
     )
+
+
+@dataclass(frozen=True)
+class RankChange(PeakDifference):
+    """Peaks of one rank, or the sums of several, in two jobs."""
+
+    ranks: tuple[int, ...]
+    peaks: tuple[int, int]
+    delta_bytes: int
+    because: tuple[NamedDelta, ...]
+    categories: tuple[NamedDelta, ...] = ()
+
+    def rows(self, by: str, top: int | None = None) -> tuple[list[NamedDelta], int]:
+        """Return the largest differences by "site" or "category", and the sum of all others."""
+        named = [one for one in (self.because if by == "site" else self.categories) if one.name != REST][:top]
+        return named, self.delta_bytes - sum(one.delta_bytes for one in named)
+
+
+@dataclass(frozen=True)
+class JobChanges:
+    """Two jobs, rank by rank; the sums are over the ranks that both have."""
+
+    jobs: tuple[RankSummary, RankSummary]
+    ranks: tuple[RankChange, ...]
+    groups: tuple[RankChange, ...]
+    """Ranks that are of one group in the first job and of one in the second; the largest change first."""
+    total: RankChange
+
+    def alone(self, side: int) -> tuple[int, ...]:
+        """Numbers of the ranks that only this job has."""
+        return tuple(rank.number for rank in self.jobs[side].ranks if rank.number not in self.total.ranks)
+
+    def ran_out(self) -> tuple[int, ...]:
+        """Numbers of the ranks that ran out of memory in the second job and not in the first."""
+        before = {rank.number for rank in self.jobs[0].ran_out}
+        return tuple(rank.number for rank in self.jobs[1].ran_out if rank.number not in before)
+
+
+def job_changes(before: RankSummary, after: RankSummary) -> JobChanges:
+    """Compare the ranks of equal number.
+
+    Raises:
+        UsageError: No rank is in both jobs.
+    """
+    pairs = [(rank, other) for rank in before.ranks if (other := after.of(rank.number)) is not None]
+    if not pairs:
+        raise UsageError("The two jobs have no rank in common: ranks are matched by their numbers.")
+    ranks = tuple(
+        RankChange(
+            (rank.number,),
+            (rank.row.peak_bytes, other.row.peak_bytes),
+            other.row.peak_bytes - rank.row.peak_bytes,
+            by_site(other.row, rank.row),
+            by_category(other.row, rank.row),
+        )
+        for rank, other in pairs
+    )
+    alike: dict[tuple[int, ...], list[RankChange]] = {}
+    for change in ranks:
+        key = tuple(
+            next(place for place, group in enumerate(job.groups) if change.ranks[0] in group.ranks)
+            for job in (before, after)
+        )
+        alike.setdefault(key, []).append(change)
+    groups = sorted(map(_sum_changes, alike.values()), key=lambda group: (-abs(group.delta_bytes), group.ranks))
+    return JobChanges((before, after), ranks, tuple(groups), _sum_changes(ranks))
+
+
+def _sum_changes(changes: Sequence[RankChange]) -> RankChange:
+    return RankChange(
+        tuple(number for change in changes for number in change.ranks),
+        (sum(change.peaks[0] for change in changes), sum(change.peaks[1] for change in changes)),
+        sum(change.delta_bytes for change in changes),
+        _sum_deltas([change.because for change in changes]),
+        _sum_deltas([change.categories for change in changes]),
+    )
+
+
+def _sum_deltas(differences: Sequence[Sequence[NamedDelta]]) -> tuple[NamedDelta, ...]:
+    """Sum by name. A sum is probable where most of its bytes are."""
+    sums: Counter[str] = Counter()
+    doubt: Counter[str] = Counter()
+    for one in (one for deltas in differences for one in deltas):
+        sums[one.name] += one.delta_bytes
+        doubt[one.name] += abs(one.delta_bytes) if one.is_probable else -abs(one.delta_bytes)
+    rest = sums.pop(REST, 0)
+    return _ranked([NamedDelta(name, size, doubt[name] > 0) for name, size in sums.items() if size], rest, None)
 
 
 NOTHING = -1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -40,6 +41,7 @@ LONGEST_NAME = 60
 
 _MANY = {"parameter", "gradient", "activation", "input", "output"}
 _ENDINGS = (".gz", ".pickle", ".pkl", ".json")
+_WORDS = re.compile(r"[^-_./ ,(]+|[-_./ ,(]+")
 _NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 
 
@@ -103,6 +105,24 @@ def trace_name(source: str) -> str:
     for ending in _ENDINGS:
         source = source.removesuffix(ending)
     return source
+
+
+def differing_names(names: Sequence[str]) -> list[str]:
+    """Names without the words with which all of them begin, and without those with which all end."""
+    words = [_WORDS.findall(name) for name in names]
+    least = min(map(len, words), default=0)
+    if len(set(names)) < 2 or not least:
+        return list(names)
+    head = next((i for i in range(least) if len({name[i] for name in words}) > 1), -1)
+    if head < 0:
+        # One is the beginning of the others, as a recording's is of its replays.
+        return list(names)
+    tail = next((i for i in range(least - head) if len({name[-1 - i] for name in words}) > 1), least - head - 1)
+    inner = ["".join(name[head : len(name) - tail]).strip("-_./ ") for name in words]
+    if all(map(str.isdigit, inner)) and head:
+        # A number alone says little: 'rank 3' keeps its word.
+        inner = ["".join(name[max(head - 2, 0) : len(name) - tail]).strip("-_./ ") for name in words]
+    return inner if all(inner) and len(set(inner)) == len(set(names)) else list(names)
 
 
 def distinct_names(names: Sequence[str]) -> list[str]:

@@ -7,8 +7,8 @@ from typing import Any
 
 from memviz.ranks.card import OnCard
 from memviz.ranks.numbers import Rank, mesh_of
-from memviz.ranks.summary import NamedDelta, RankSummary
-from memviz.results.headline import Headline, and_list, shorten
+from memviz.ranks.summary import JobChanges, NamedDelta, PeakDifference, RankChange, RankSummary, highest
+from memviz.results.headline import Headline, and_list, consecutive_spans, shorten
 from memviz.results.result import named_fields
 from memviz.trace.model import is_reserved_known
 from memviz.units import bytes_text, count_text, counted, delta_text
@@ -54,6 +54,11 @@ def _outlier_sentence(job: RankSummary) -> str:
     if not job.outliers:
         return ""
     one = job.outliers[0]
+    return f"Rank {one.rank} has {delta_text(one.delta_bytes)} against rank {one.against}{cause_words(one)}."
+
+
+def cause_words(one: PeakDifference) -> str:
+    """Return ', most of it activation (+2 MiB); the largest site is train.py:3 forward (+1 MiB)'."""
     category, site = one.chief_category, one.chief_site
     causes = []
     if category is not None:
@@ -62,7 +67,7 @@ def _outlier_sentence(job: RankSummary) -> str:
     if site is not None:
         joint = "; the largest site is" if causes else f", {_share_text(site.delta_bytes, one.delta_bytes)} by"
         causes.append(f"{joint} {shorten(site.name)} ({delta_text(site.delta_bytes)})")
-    return f"Rank {one.rank} has {delta_text(one.delta_bytes)} against rank {one.against}{''.join(causes)}."
+    return "".join(causes)
 
 
 def _share_text(of_cause: int, total: int) -> str:
@@ -205,4 +210,71 @@ def _rank_json(rank: Rank, group: int) -> dict[str, Any]:
         ],
         "oom_count": row.ran_out_count,
         "steps": [{"step": part.number, "peak_bytes": peak} for part, peak in row.curve.peaks],
+    }
+
+
+def jobs_headline(changes: JobChanges, names: Sequence[str]) -> Headline:
+    """`names` of the two jobs, the baseline first."""
+    tops = [highest(rank for rank in job.ranks if rank.number in changes.total.ranks) for job in changes.jobs]
+    before, after = (rank.row.peak_bytes for rank in tops)
+    where = f"rank {tops[1].number}" + (f", before rank {tops[0].number}" if tops[0].number != tops[1].number else "")
+    answer = f"Both jobs peak at {bytes_text(after)} at most ({where})."
+    if before != after:
+        how = f"{bytes_text(abs(after - before))} {'higher' if after > before else 'lower'}"
+        answer = f"{names[1]} peaks {how} than {names[0]}: {bytes_text(after)} at most ({where})."
+    up, down = (sum(sign * change.delta_bytes > 0 for change in changes.ranks) for sign in (1, -1))
+    same = len(changes.ranks) - up - down
+    parts = [(up, "higher"), (down, "lower"), (same, "the same")]
+    counts = ", ".join(f"{count_text(many)} {how}" for many, how in parts if many)
+    sentences = [f"Of {counted(len(changes.ranks), 'rank')} in both: {counts}."]
+    if delta := changes.total.delta_bytes:
+        sentences.append(f"Together they hold {delta_text(delta)}{cause_words(changes.total)}.")
+    if changes.ran_out():
+        ran_out = _rank_names(changes.ran_out())
+        sentences.append(f"In {names[1]} {ran_out} ran out of memory; a peak is without what was refused.")
+    for side, name in enumerate(names):
+        if alone := changes.alone(side):
+            sentences.append(f"Only in {name}: {_ranks_text(alone)}.")
+        if many := len(changes.jobs[side].failed):
+            sentences.append(f"{counted(many, 'file')} of {name} {'is' if many == 1 else 'are'} left out.")
+    return Headline(answer, " ".join(sentences))
+
+
+def _ranks_text(numbers: Sequence[int]) -> str:
+    return f"rank{'' if len(numbers) == 1 else 's'} {spans_text(consecutive_spans(numbers))}"
+
+
+def jobs_json(changes: JobChanges, names: Sequence[str], by: str, top: int | None) -> dict[str, Any]:
+    """`by` is "site" or "category"."""
+    sides = [
+        {
+            "job": name,
+            "ranks": len(job.ranks),
+            "total_bytes": total,
+            "highest": {"rank": job.highest.number, "bytes": job.highest.row.peak_bytes},
+            "alone": list(changes.alone(side)),
+            "ran_out": [rank.number for rank in job.ran_out],
+            "failed": [named_fields(one, "place", "reason") for one in job.failed],
+        }
+        for side, (name, job, total) in enumerate(zip(names, changes.jobs, changes.total.peaks, strict=True))
+    ]
+    return {
+        "headline": jobs_headline(changes, names).as_json(),
+        "a": sides[0],
+        "b": sides[1],
+        "by": by,
+        **_change_json(changes.total, by, top),
+        "groups": [{"ranks": list(one.ranks), **_change_json(one, by, top)} for one in changes.groups],
+        "ranks": [{"rank": one.ranks[0], **_change_json(one, by, top)} for one in changes.ranks],
+    }
+
+
+def _change_json(change: RankChange, by: str, top: int | None) -> dict[str, Any]:
+    rows, rest = change.rows(by, top)
+    return {
+        "a_bytes": change.peaks[0],
+        "b_bytes": change.peaks[1],
+        "delta_bytes": change.delta_bytes,
+        "rows": _deltas_json(rows, by),
+        "rest_bytes": rest,
     }

@@ -2,32 +2,39 @@
 
 from __future__ import annotations
 
+import binascii
 import codecs
 import gzip
+import io
 import json
 import os
+import re
 import sys
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
-from pathlib import Path
-from typing import Any, BinaryIO, cast
+from pathlib import Path, PurePosixPath
+from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
 
 from memviz.errors import TraceError
 from memviz.memory import trim_heap_if_large
 from memviz.trace.intern import Interner
 from memviz.trace.limits import Budget, IsWanted, Limits, MiB
 from memviz.trace.model import About, Trace
-from memviz.trace.profile import is_profile, read_profile
+from memviz.trace.profile import is_profile, is_timeline, read_profile, read_timeline
 from memviz.trace.snapshot import read_snapshot
 from memviz.trace.unpickle import RefersToRow, Watch, unpickle
 from memviz.trace.unpickle.stream import AGAIN, TRUNCATED, WINDOW, Progress
+
+if TYPE_CHECKING:
+    from zipfile import ZipFile, ZipInfo
 
 _RECORD = "Record one with torch.cuda.memory._dump_snapshot('trace.pickle')."
 _FIRST_BYTES_OF_PICKLES = b"\x80(]})lcd"
 _GZIP = b"\x1f\x8b"
 _ZIP = b"PK\x03\x04"
+_BLANK = b"\xef\xbb\xbf \t\r\n"
 _CHECKED_EVERY = 4096
 _LONG_JSON = 128 * MiB
 """Characters. In shorter ones long numbers may stand: looking at each takes a third more time."""
@@ -43,6 +50,7 @@ _PACKED = {
 }
 """Only gzip of these formats is read, one layer deep. No pickle starts with zstandard's four bytes."""
 _UNPACK = "Unpack it and open the snapshot inside."
+_NESTED = "A zip archive or a checkpoint is packed in it."
 _JSON_COSTS = {b"{": 240, b"[": 88, b",": 60}
 
 
@@ -53,7 +61,7 @@ def load_trace(
     progress: Progress | None = None,
     is_wanted: IsWanted | None = None,
 ) -> Trace:
-    """Reads a snapshot: a pickle of any protocol or JSON, plain or gzipped.
+    """Reads a snapshot: a pickle of any protocol or JSON, plain, gzipped, in a zip, or in a page of torch's memory_viz.
 
     Args:
         path: The file.
@@ -109,10 +117,26 @@ def read_trace(
         tell = None if progress is None else lambda _done, _total: progress(file.tell(), size or 0)
         root, format, interner = _read(file, Budget(limits, size, is_wanted), tell, watch)
         about = About("measured", source=name, format=format)
-        trace = read_profile(root, about, interner) if is_profile(root) else read_snapshot(root, about, interner)
+        reads = read_profile if is_profile(root) else read_timeline if is_timeline(root) else read_snapshot
+        trace = reads(root, about, interner)
         del root, interner
         trim_heap_if_large(trace.event_count)
         return trace
+
+
+def load_zip_member(path: Path, member: str) -> Trace:
+    """Read one snapshot of several in a zip archive."""
+    limits = Limits.from_environment()
+    with _refusals(PurePosixPath(member).name), path.open("rb") as file:
+        size = path.stat().st_size
+        archive, found = zip_snapshots(file, size, Budget(limits, size))
+        wanted = next((one for one in found if one.filename == member), None)
+        if wanted is None:
+            raise TraceError(f"It is no longer in {path.name}.")
+        stream = ZipMember(archive.open(wanted))
+        if stream.read(4) == _ZIP:
+            raise TraceError(_NESTED, remedy=_UNPACK)
+        return read_trace(cast(BinaryIO, stream), PurePosixPath(member).name, wanted.file_size, limits=limits)
 
 
 @contextmanager
@@ -132,25 +156,21 @@ def _refusals(name: str) -> Iterator[None]:
 def _read(file: BinaryIO, budget: Budget, progress: Progress | None, watch: Watch | None) -> tuple[Any, str, Interner]:
     """Look into an open file and read it, from the start again if need be."""
     file.seek(0)
-    head, stream, packed = file.read(4), file, ""
-    file.seek(0)
+    head, stream, packed = file.read(64), file, ""
     if head.startswith(_ZIP):
-        # Nothing that is read needs it, nor the compressors that it loads.
-        import zipfile
-
-        try:
-            names = zipfile.ZipFile(file).namelist()
-        except (zipfile.BadZipFile, ValueError, OSError, NotImplementedError):
-            names = []
-        # As torch.save writes them.
-        if any(name.endswith("data.pkl") for name in names):
-            raise TraceError("It is a model checkpoint (torch.save), not a memory snapshot.", remedy=_RECORD)
-        raise TraceError("It is a zip archive.", remedy=_UNPACK)
+        stream, packed = cast(BinaryIO, _zip_member(file, budget)), ", zip"
+    elif head.lstrip(_BLANK)[:1] == b"<":
+        stream, packed = cast(BinaryIO, Base64File(file, _base64_start(file))), ", HTML page"
+    stream.seek(0)
+    head = stream.read(4)
+    stream.seek(0)
+    if head.startswith(_ZIP):
+        raise TraceError(_NESTED, remedy=_UNPACK)
     if head.startswith(_GZIP):
-        stream, packed = cast(BinaryIO, _Bounded(file, budget)), ", gzip"
+        stream, packed = cast(BinaryIO, _Bounded(stream, budget)), f"{packed}, gzip"
     head = stream.read(64)
     stream.seek(0)
-    first = head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
+    first = head.lstrip(_BLANK)[:1]
     if first in (b"{", b"["):
         return _json(stream, budget), f"JSON{packed}", Interner(budget)
     for first_bytes, how in _PACKED.items():
@@ -265,3 +285,135 @@ def _short_number(digits: str) -> int:
 
 def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not a number in JSON")
+
+
+_HEAD = 1 << 16
+"""Bytes in which a page says what it is."""
+_BASE64 = re.compile(rb'"base64"\s*:\s*"')
+_PAGES = {
+    b"GPU Memory Timeline HTML": (
+        "It is a picture that export_memory_timeline wrote, without figures.",
+        "Export it to a name that ends in .raw.json.gz, or record a snapshot.",
+    ),
+    b"mv-saved": ("It is a page of memviz, to look at in a browser.", "Open the snapshot that it was made from."),
+}
+_NO_PAGE = "It is a web page, and no snapshot is inside.", "Open the snapshot that it was made from."
+
+
+def _base64_start(file: BinaryIO) -> int:
+    """Return where the snapshot begins in a page of torch.cuda._memory_viz.
+
+    Raises:
+        TraceError: No snapshot is in the page.
+    """
+    file.seek(0)
+    head = file.read(_HEAD)
+    found = _BASE64.search(head)
+    if found is None or b"add_local_files" not in head:
+        reason, remedy = next((words for mark, words in _PAGES.items() if mark in head), _NO_PAGE)
+        raise TraceError(reason, remedy=remedy)
+    return found.end()
+
+
+class Base64File:
+    """The bytes of a text in base64 that ends with a quotation mark, read in pieces."""
+
+    def __init__(self, file: BinaryIO, start: int) -> None:
+        self._file, self._start = file, start
+        self.seek(0)
+
+    def seek(self, place: int, /) -> int:
+        """Go back to the start; no reader needs another place."""
+        self._file.seek(self._start + place)
+        self._text, self._bytes, self._ended = b"", bytearray(), False
+        return place
+
+    def read(self, size: int = -1, /) -> bytes:
+        while not self._ended and (size < 0 or len(self._bytes) < size):
+            self._fill()
+        size = len(self._bytes) if size < 0 else size
+        piece = bytes(self._bytes[:size])
+        del self._bytes[:size]
+        return piece
+
+    def _fill(self) -> None:
+        piece = self._file.read(WINDOW)
+        if not piece:
+            raise TraceError(TRUNCATED, remedy=AGAIN)
+        text, quote, _ = (self._text + piece).partition(b'"')
+        self._ended = bool(quote)
+        whole = len(text) if quote else len(text) // 4 * 4
+        try:
+            self._bytes += binascii.a2b_base64(text[:whole], strict_mode=True)
+        except binascii.Error:
+            raise TraceError("The snapshot in the page is not sound base64.", remedy=AGAIN) from None
+        self._text = text[whole:]
+
+
+_BAD_ZIP = "It is a zip archive that is damaged, or cut off."
+_ZIP_END = b"PK\x05\x06"
+_LARGE_ZIP = b"PK\x06\x07"
+_MOST_DIRECTORY = 8 * MiB
+"""Bytes of a zip's list of files, which is read whole."""
+_SNAPSHOTS = (".pickle", ".pkl", ".json", ".pickle.gz", ".pkl.gz", ".json.gz")
+
+
+def zip_snapshots(file: BinaryIO, size: int, budget: Budget) -> tuple[ZipFile, list[ZipInfo]]:
+    """Return the archive and its snapshots; all together they unpack to no more than the limits allow.
+
+    Raises:
+        TraceError: There is none, or it is damaged, encrypted or too large.
+    """
+    # Nothing that is read needs it, nor the compressors that it loads.
+    import zipfile
+
+    file.seek(max(size - 98 - 0xFFFF, 0))
+    rest, mark, end = file.read().rpartition(_ZIP_END)
+    # A larger archive has a second end of 56 bytes, and 20 that say so, before the first.
+    listed = rest[-36:-28] if rest[-20:].startswith(_LARGE_ZIP) else end[8:12]
+    if mark and int.from_bytes(listed, "little") > _MOST_DIRECTORY:
+        raise TraceError("It is a zip archive of too many files.", remedy=_UNPACK)
+    try:
+        archive = zipfile.ZipFile(file)
+    except (zipfile.BadZipFile, ValueError, OSError, NotImplementedError):
+        raise TraceError(_BAD_ZIP, remedy=AGAIN) from None
+    members = [member for member in archive.infolist() if not member.is_dir()]
+    if any(member.filename.endswith("data.pkl") for member in members):
+        raise TraceError("It is a model checkpoint (torch.save), not a memory snapshot.", remedy=_RECORD)
+    found = [one for one in members if one.filename.lower().endswith(_SNAPSHOTS) and not _is_hidden(one.filename)]
+    if not found:
+        raise TraceError("It is a zip archive without a snapshot.", remedy="Name the snapshots .pickle or .json.")
+    if any(member.flag_bits & 1 or member.compress_type not in (0, zipfile.ZIP_DEFLATED) for member in found):
+        raise TraceError("It is an encrypted zip archive, or packed by another method than deflate.", remedy=_UNPACK)
+    if sum(member.file_size for member in found) > budget.limits.unpacked_bytes:
+        raise budget.too_large("unpacked_bytes")
+    return archive, found
+
+
+def _is_hidden(name: str) -> bool:
+    """True for files of the system, as macOS adds them to an archive."""
+    return any(part.startswith((".", "__MACOSX")) for part in name.split("/"))
+
+
+class ZipMember:
+    """A file of an archive, whose faults are a `TraceError`."""
+
+    def __init__(self, member: IO[bytes]) -> None:
+        self._member = member
+        self.seek = member.seek
+
+    def read(self, size: int = -1, /) -> bytes:
+        from zipfile import BadZipFile
+
+        try:
+            return self._member.read(size)
+        except (BadZipFile, EOFError, zlib.error):
+            raise TraceError(_BAD_ZIP, remedy=AGAIN) from None
+
+
+def _zip_member(file: BinaryIO, budget: Budget) -> ZipMember:
+    archive, found = zip_snapshots(file, file.seek(0, io.SEEK_END), budget)
+    if len(found) > 1:
+        reason = f"It is a zip archive of {len(found):,} snapshots."
+        raise TraceError(reason, remedy="Read them with `memviz ranks`, or unpack it and open the files together.")
+    return ZipMember(archive.open(found[0]))

@@ -1,8 +1,8 @@
-"""A trace of torch's profiler (Kineto, Chrome's JSON) with `profile_memory=True` -> Trace.
+"""Memory as torch's profiler exports it -> Trace: a trace (Kineto, Chrome's JSON) or a memory timeline.
 
-It has an event for each allocation and free, with the allocated and reserved bytes by then, and no stacks, segments or
-earlier allocations. A note names what is filled in: a stack is the calls that ran on the same thread at that moment,
-and growth of the reserved bytes is a segment without an address.
+A trace with `profile_memory=True` has an event for each allocation and free, with the allocated and reserved bytes by
+then, and no stacks, segments or earlier allocations. A note names what is filled in: a stack is the calls that ran on
+the same thread at that moment, and growth of the reserved bytes is a segment without an address.
 """
 
 from __future__ import annotations
@@ -348,3 +348,124 @@ def _notes(kind: int, left_aside: int, histories: dict[int, _History], calls: Ru
         if history.is_off:
             text = "Its events do not add up to what it says is allocated: some are missing."
             yield Note("missing_events", text, level="warning", device=str(number))
+
+
+TIMELINE = "profiler memory timeline"
+_CATEGORIES = (
+    "parameter", "optimizer_state", "input", "temporary", "activation", "gradient", "autograd_detail", "unknown",
+)  # fmt: skip
+"""In the order of the numbers and columns that `export_memory_timeline` writes."""
+_PREEXISTING, _CREATE, _NEW_VERSION, _DESTROY = 1, 2, 3, 4
+_BROKEN_TIMELINE = "It looks like a memory timeline of torch's profiler, and row {:,} is none of its rows."
+
+
+def is_timeline(root: Any) -> bool:
+    """True for the JSON of `export_memory_timeline`: a row for each event, or times and sizes by category."""
+    if type(root) is not list or not root or type(root[0]) is not list:
+        return False
+    return _is_plain_timeline(root) or (len(root[0]) == 4 and all(type(value) is int for value in root[0]))
+
+
+def _is_plain_timeline(root: list[Any]) -> bool:
+    return len(root) == 2 and type(root[1]) is list and all(type(row) is list for row in root[1])
+
+
+def read_timeline(root: list[Any], about: About, interner: Interner) -> Trace:
+    history = _Timeline(interner.budget)
+    if _is_plain_timeline(root):
+        history.add_sums(root[0], root[1])
+        how = "what a category changes between two times is shown as one allocation, or as frees of the newest"
+    else:
+        history.add_events(root)
+        how = "which allocation a free ends is inferred from its size and category"
+    text = f"Sizes and categories are exact at each time. There are no stacks, addresses or reserved bytes, and {how}."
+    about = replace(about, format=f"{TIMELINE}, {about.format}", facts=_FACTS)
+    trace = read_snapshot({"segments": [], "device_traces": [history.events]}, about, interner)
+    return replace(trace, notes=(Note("timeline", text), *trace.notes))
+
+
+class _Timeline:
+    """Events with addresses made up, so that each free ends an allocation of its size and category."""
+
+    def __init__(self, budget: Budget) -> None:
+        self.events: list[dict[str, Any]] = []
+        self._budget = budget
+        self._live: dict[tuple[int, int], list[int]] = {}
+        """Addresses by category and size, the newest last."""
+        self._next = _NOWHERE
+
+    def add_events(self, rows: list[Any]) -> None:
+        begin = next((row[0] for row in rows if type(row) is list and row and type(row[0]) is int and row[0] > 0), 0)
+        replaced: tuple[int, int] | None = None
+        for number, row in enumerate(rows):
+            if type(row) is not list or len(row) != 4 or not all(map(_is_number, row)):
+                raise TraceError(_BROKEN_TIMELINE.format(number))
+            time, action, size, category = row
+            if action not in (_PREEXISTING, _CREATE, _NEW_VERSION, _DESTROY) or category not in range(8):
+                raise TraceError(_BROKEN_TIMELINE.format(number))
+            # Rounded as torch rounds them in the other files of the same profile.
+            time_us = int((time if time > 0 else begin) / 1000)
+            if action != _NEW_VERSION:
+                self._change(category, size, time_us)
+            elif size < 0:
+                replaced = category, -size
+            elif replaced is not None and replaced[0] != category:
+                self._change(replaced[0], -replaced[1], time_us)
+                self._change(category, size, time_us)
+
+    def add_sums(self, times: list[Any], rows: list[list[Any]]) -> None:
+        before, newest = [0] * 8, [list[int]() for _ in range(8)]
+        if len(times) != len(rows):
+            raise TraceError(f"It has {len(times):,} times and {len(rows):,} rows of sizes, and needs as many.")
+        for number, (time, row) in enumerate(zip(times, rows, strict=True)):
+            if len(row) != 9 or row[0] != 0 or not _is_number(time) or not all(map(_is_number, row)) or min(row) < 0:
+                raise TraceError(_BROKEN_TIMELINE.format(number))
+            changes = [size - old for size, old in zip(row[1:], before, strict=True)]
+            for category, change in enumerate(changes):
+                if change < 0:
+                    self._shrink(category, newest[category], -change, time)
+            for category, change in enumerate(changes):
+                if change > 0:
+                    newest[category].append(change)
+                    self._change(category, change, time)
+            before = row[1:]
+
+    def _shrink(self, category: int, newest: list[int], size: int, time_us: int) -> None:
+        """Free the newest until at least `size` is gone, and allocate again what was too much."""
+        while size > 0:
+            freed = newest.pop()
+            self._change(category, -freed, time_us)
+            size -= freed
+        if size < 0:
+            newest.append(-size)
+            self._change(category, -size, time_us)
+
+    def _change(self, category: int, size: int, time_us: int) -> None:
+        if not size:
+            return
+        self._budget.charge(_MOMENT_BYTES)
+        if len(self.events) % _CHECKED_EVERY == 0:
+            self._budget.check()
+        live = self._live.setdefault((category, abs(size)), [])
+        if size > 0 or not live:
+            address, self._next = self._next, self._next + abs(size)
+            if self._next >= 2 * _NOWHERE:
+                raise TraceError("The sizes in it are beyond any real memory.")
+        if size > 0:
+            live.append(address)
+        elif live:
+            address = live.pop()
+        self.events.append(
+            {
+                "action": "alloc" if size > 0 else "free_completed",
+                "addr": address,
+                "size": abs(size),
+                "stream": 0,
+                "time_us": time_us,
+                "category": _CATEGORIES[category],
+            }
+        )
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) is int and -_LARGEST < value < _LARGEST

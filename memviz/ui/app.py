@@ -38,6 +38,7 @@ from memviz.ui.explore import tab as explore
 from memviz.ui.explore.findings import with_estimate
 from memviz.ui.explore.tab import EXPORTS, export_file
 from memviz.ui.ranks import tab as ranks
+from memviz.ui.ranks.answer import has_ranks
 from memviz.ui.run import programs as run_programs
 from memviz.ui.run import tab as run
 from memviz.ui.run.answer import RunState
@@ -269,12 +270,18 @@ class _Page:
             progress(share, desc=words)
 
         after = open_files(self.context, current, paths or [], say, presence())
-        return [*self._shown(after, tab=_tab_of_table(current, after)), None]
+        return [*self._shown(after, tab=self._tab_of_ranks(current, after, are_many=len(paths or []) > 2)), None]
 
     def _arrived(self, current: Session, event: gr.EventData) -> list[Any]:
         """Open a file that came by `routes`. Its key is a secret of the visitor's browser."""
-        after = on_upload(self.context, current, clicked(event))
-        return self._shown(after, tab=_tab_of_table(current, after))
+        message = clicked(event)
+        after = on_upload(self.context, current, message)
+        return self._shown(after, tab=self._tab_of_ranks(current, after, are_many="begins" in message))
+
+    def _tab_of_ranks(self, before: Session, after: Session, *, are_many: bool) -> str | None:
+        """Return the Ranks tab if a table of ranks was just uploaded, or the files of several ranks together."""
+        has_come = after.table and after.table != before.table
+        return ranks.ID if has_come or (are_many and has_ranks(self.context, after)) else None
 
     def _act(self, current: Session, event: gr.EventData) -> list[Any]:
         data = clicked(event)
@@ -349,6 +356,8 @@ class _Page:
         linked = self._sample(session, wanted) if named is None else session.choosing(named.key)
         if linked is not None and query.get("tab") == what_if.ID:
             return [*self._shown(linked, tab=what_if.ID), gr.skip(), what_if.state_from_link(linked, query)]
+        if query.get("tab") == ranks.ID and has_ranks(self.context, linked or session):
+            return [*self._shown(linked or session, tab=ranks.ID), gr.skip(), gr.skip()]
         if linked is not None:
             return [*self._shown(linked, state=view_state(query)), gr.skip(), gr.skip()]
         is_missing = bool(wanted) or "traces" in query
@@ -369,11 +378,6 @@ class _Page:
             return opened
         after = with_estimate(self.context, opened, action)
         return after if after is not opened else None
-
-
-def _tab_of_table(before: Session, after: Session) -> str | None:
-    """Return the Ranks tab if a table of ranks was just uploaded."""
-    return ranks.ID if after.table and after.table != before.table else None
 
 
 def _drop_target(label: str, name: str, height: int) -> gr.File:

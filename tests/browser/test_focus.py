@@ -33,6 +33,8 @@ def dropped(page: Any, server: str, files: list[Path]) -> Any:
     at_home(page, server)
     page.set_input_files("#first-files input[type=file]", files)
     page.locator(".mv-trace").nth(3).wait_for()
+    page.locator("#ranks-map .mvn[data-drawn]").wait_for()
+    page.get_by_role("tab", name="Explore").click()
     page.locator("#timeline .mvt[data-drawn]").wait_for()
     page.get_by_role("button", name="Dismiss").wait_for()
     return page

@@ -97,19 +97,25 @@ def test_axe_finds_nothing_serious(drawn: Any) -> None:
     expect_nothing_serious(drawn)
 
 
-def test_files_dropped_together_stay_at_the_first_and_make_the_tab(page: Any, server: str, folder: Path) -> None:
+def test_ranks_dropped_together_open_their_tab_which_a_reload_keeps(page: Any, server: str, folder: Path) -> None:
     at_home(page, server)
     assert page.get_by_role("tab", name="Ranks").count() == 0
-    page.set_input_files("#first-files input[type=file]", sorted(folder.iterdir()))
+    page.set_input_files("#first-files input[type=file]", sorted(folder.iterdir(), reverse=True))
     page.locator(".mv-trace").nth(5).wait_for()
     names = [text.split("\n")[0] for text in page.locator(".mv-trace").all_inner_texts()]
-    assert names == [f"run.rank{number}" for number in range(6)]
-    assert page.locator(".mv-trace.mv-chosen").inner_text().startswith("run.rank0")
-    page.get_by_role("tab", name="Ranks").click()
+    assert names == [f"rank{number}" for number in range(6)], "what all have in common is left out"
+    assert page.locator(".mv-trace.mv-chosen").inner_text().startswith("rank0")
+    heading(page, 4).wait_for()
+    page.wait_for_url("**tab=ranks**")
+    reload(page)
     page.locator("#ranks-map .mvn[data-drawn]").wait_for()
     heading(page, 4).wait_for()
     page.get_by_role("button", name="Open in Explore").click()
-    page.locator(".mv-trace.mv-chosen", has_text="run.rank4").wait_for()
+    page.locator(".mv-trace.mv-chosen", has_text="rank4").wait_for()
+    page.get_by_role("button", name="Close all").click()
+    page.locator("#samples").wait_for()
+    page.get_by_role("tab", name="Ranks").wait_for(state="detached")
+    assert page.locator(".mv-trace").count() == 0 and "trace=" not in page.url
 
 
 def test_a_table_that_is_dropped_opens_its_tab_and_closes(page: Any, server: str, folder: Path, tmp_path: Path) -> None:
@@ -152,6 +158,8 @@ def dropped(page: Any, server: str, files: list[Path]) -> Any:
     at_home(page, server)
     page.set_input_files("#first-files input[type=file]", files)
     page.locator(".mv-trace").nth(COUNT - 1).wait_for()
+    page.locator("#ranks-map .mvn[data-drawn]").wait_for()
+    page.get_by_role("tab", name="Explore").click()
     page.locator(WORDS, has_text="120 MiB").wait_for()
     return page
 
@@ -168,7 +176,7 @@ def nobody_answers(page: Any) -> Iterator[None]:
 
 
 def row(page: Any, rank: int) -> Any:
-    return page.get_by_role("button", name=f"run.rank{rank}").first
+    return page.get_by_role("button", name=f"rank{rank}").first
 
 
 def key_of(page: Any, rank: int) -> str:
@@ -183,7 +191,7 @@ def expect_asked_for(page: Any, rank: int) -> None:
 
 def expect_shown_ahead(page: Any, rank: int) -> None:
     page.locator(f'{AHEAD}[data-key="{key_of(page, rank)}"]').wait_for()
-    assert page.locator(".mv-trace.mv-chosen").inner_text().startswith(f"run.rank{rank}")
+    assert page.locator(".mv-trace.mv-chosen").inner_text().startswith(f"rank{rank}")
     assert page.locator("#traces [aria-current=true]").count() == 1
     # Panels about the previous rank are dimmed.
     page.wait_for_function("() => getComputedStyle(document.querySelector('#verdict')).opacity < 1")

@@ -55,7 +55,6 @@ def test_what_if_says_what_would_have_saved_a_run(home: Any) -> None:
 def test_ranks_says_which_of_the_files_dropped_together_needs_most(home: Any, tmp_path: Path) -> None:
     folder = write_ranks(tmp_path / "job", 4, rank2=16 * MiB)
     home.set_input_files("#first-files input[type=file]", sorted(folder.iterdir()))
-    home.get_by_role("tab", name="Ranks").click()
     expect(home.locator("#ranks-verdict h1")).to_contain_text("on rank 2")
     home.locator("#ranks-map .mvn[data-drawn]").wait_for()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from memviz.commands.diff import code, plain
 from tests.commands.answers import EVENTS, answer, written
+from tests.ranks.files import write_ranks
 from tests.real import FOLDER, requires_real
 from tests.second_process import memviz
 from tests.traces import MiB, alloc, event, frame, snapshot
@@ -123,3 +125,81 @@ def test_marks_of_markup_are_escaped_and_a_link_leads_to_a_page_and_nowhere_else
     assert memviz("diff", base, base, "--markdown", "--json").returncode == 2
     base = saved(tmp_path, "base.pickle", 10)
     assert "Nothing is held differently at the peaks of A and B." in comment(base, base)
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The second keeps 32 MiB more on rank 3, and has rank 4 as well."""
+    folder = tmp_path_factory.mktemp("jobs")
+    return write_ranks(folder / "base", 4, rank1=2 * MiB), write_ranks(
+        folder / "head", 5, rank1=2 * MiB, rank3=32 * MiB
+    )
+
+
+@pytest.mark.parametrize("by", ["site", "category"])
+def test_two_jobs_add_up_by_rank_by_group_and_by_cause(jobs: tuple[Path, Path], by: str) -> None:
+    found = answer("diff", *jobs, "--by", by, "--top", 1)
+    assert found["delta_bytes"] == found["b_bytes"] - found["a_bytes"] == 32 * MiB
+    assert [one["rank"] for one in found["ranks"]] == [0, 1, 2, 3], "only the ranks of both are summed"
+    assert [one["ranks"] for one in found["groups"]] == [[3], [0, 2], [1]]
+    for part in (found["ranks"], found["groups"]):
+        for size in ("a_bytes", "b_bytes", "delta_bytes"):
+            assert sum(one[size] for one in part) == found[size]
+    for one in (found, *found["ranks"], *found["groups"]):
+        assert sum(row["delta_bytes"] for row in one["rows"]) + one["rest_bytes"] == one["delta_bytes"]
+    assert (found["a"]["alone"], found["b"]["alone"]) == ([], [4])
+    if by == "site":
+        assert found["rows"] == [{"site": "train.py:99 cache", "delta_bytes": 32 * MiB}]
+
+
+@pytest.mark.parametrize(("allowed", "status"), [("5%", 1), ("31MiB", 1), ("32MiB", 0), ("30%", 0)])
+def test_the_gate_holds_for_each_rank(jobs: tuple[Path, Path], allowed: str, status: int) -> None:
+    done = memviz("diff", *jobs, "--max-growth", allowed)
+    assert done.returncode == status
+    assert ("Rank 3 grew by more than allowed: +32.0 MiB (27 %)" in done.stderr) == bool(status)
+    assert "Only in head: rank 4." in done.stdout
+
+
+def test_the_gate_does_not_pass_a_rank_that_is_gone_or_ran_out(jobs: tuple[Path, Path], tmp_path: Path) -> None:
+    gone = memviz("diff", *reversed(jobs), "--max-growth", "5%")
+    assert gone.returncode == 2
+    assert "Rank 4 of head cannot be checked: base has no snapshot of it." in gone.stderr
+    head = shutil.copytree(jobs[0], tmp_path / "head")
+    written(head, "run.rank0.pickle", [EVENTS[0], event("oom", 0, 1 << 40)])
+    done = memviz("diff", jobs[0], head, "--max-growth", "5%")
+    assert (done.returncode, memviz("diff", jobs[0], head).returncode) == (1, 0)
+    assert "Rank 0 ran out of memory in head, and not in base" in done.stderr
+
+
+def test_jobs_as_a_comment_and_from_the_table_of_one(jobs: tuple[Path, Path], tmp_path: Path) -> None:
+    lines = comment(*jobs, "--max-growth", "5%").splitlines()
+    assert lines[2:8] == [
+        "| ranks | A | B | change | largest site |",
+        "| --- | ---: | ---: | ---: | --- |",
+        "| Rank 3 | 120 MiB | 152 MiB | +32.0 MiB | ` +32.0 MiB train.py:99 cache ` |",
+        "| Ranks 0, 2 | 240 MiB | 240 MiB | +0 B |  |",
+        "| Rank 1 | 122 MiB | 122 MiB | +0 B |  |",
+        "| **sum** | 482 MiB | 514 MiB | +32.0 MiB |  |",
+    ]
+    assert lines[-2] == r"**Rank 3 grew by more than allowed: +32.0 MiB \(27 %\).**"
+    assert memviz("ranks", jobs[0], "-o", tmp_path / "base.parquet").returncode == 0
+    assert answer("diff", tmp_path / "base.parquet", jobs[1])["ranks"] == answer("diff", *jobs)["ranks"]
+
+
+def test_jobs_that_cannot_be_compared_are_refused(jobs: tuple[Path, Path], small: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    refusals = {
+        (jobs[0], small): "is not. Name two folders, or files of one rank each.",
+        (*jobs, jobs[0]): "Two jobs are compared, not 3.",
+        (*jobs, "--by", "module"): "Jobs are compared by site or category.",
+        (jobs[0], elsewhere): "There is no snapshot in",
+    }
+    saved(elsewhere, "rank9.pickle", 1)
+    saved_alone = memviz("diff", jobs[0], elsewhere)
+    assert (saved_alone.returncode, "no rank in common" in saved_alone.stderr) == (2, True)
+    (elsewhere / "rank9.pickle").unlink()
+    for asked, reason in refusals.items():
+        done = memviz("diff", *asked)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert reason in done.stderr

@@ -183,7 +183,23 @@ def test_command_about_many_ranks_in_the_readme_reads_a_folder(line, folder):
     assert done.stdout.startswith("Of 4 ranks the highest peak is 120 MiB, on rank 0.")
 
 
-ELSEWHERE = (SERVING, NEEDS_GPU, PREDICTING, MANY_RANKS)
+HISTORY = "python -m memviz history "
+
+
+@pytest.mark.parametrize("line", [each for each in commands_in_readme() if each.startswith(HISTORY)])
+def test_history_in_the_readme_reads_what_the_recipe_keeps(line, folder):
+    memory = folder / "memory"
+    memory.mkdir()
+    for commit, name in (("170-0a1b2c3", "training-checkpointed"), ("180-1b2c3d4", "training")):
+        kept = memviz("peak", f"sample_traces/{name}.pickle.gz", "--json", "--top", "0", folder=folder)
+        (memory / f"{commit}.json").write_text(kept.stdout)
+    done = memviz(*shlex.split(line)[3:], folder=folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("Over 2 files the peak rises from 999 MiB to 1,960 MiB, +962 MiB (96 %).")
+    assert "180-1b2c3d4" in (folder / "history.html").read_text()
+
+
+ELSEWHERE = (SERVING, NEEDS_GPU, PREDICTING, MANY_RANKS, HISTORY)
 WITH_PYTORCH = ("config", "fit", "reproduce", "run")
 
 

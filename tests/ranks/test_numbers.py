@@ -58,6 +58,14 @@ def test_what_several_numbers_mean_is_told_by_all_names() -> None:
     assert list(numbers_in(said).values()) == [0, 1, 2, 3]
 
 
+def test_the_time_in_a_name_is_no_rank() -> None:
+    """As MindSpeed and verl name them; ranks of one job are written in different minutes."""
+    names = ["snapshot_2024-01-02-03-04_0.pickle", "snapshot_2024-01-02-03-05_1.pickle"]
+    assert list(numbers_in(names).values()) == [0, 1]
+    names = [f"20250101-120{rank}/periodic_rank{rank}_pid77{rank}.pickle" for rank in range(2)]
+    assert list(numbers_in(names).values()) == [0, 1]
+
+
 def test_ranks_come_by_number_and_what_is_none_is_named_with_the_reason() -> None:
     ranks, failed = numbered([row("rank10.pickle"), row("rank2.pickle"), row("rank3.pickle", said=0)])
     assert [(rank.number, rank.row.place) for rank in ranks] == [

@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from zipfile import ZIP_DEFLATED, ZipFile
 
 import fsspec
 import pytest
 
-from memviz.errors import UsageError
+from memviz.errors import TraceError, UsageError
 from memviz.ranks.places import places_of
 from memviz.ranks.reduce_rank import reduce_rank
 from memviz.ranks.row import FailedFile
+from memviz.ranks.summary import summarize_ranks
+from tests.ranks.files import read, write_ranks
+from tests.traces import MiB
 
 
 def names(*given: Path | str) -> list[str]:
@@ -136,3 +140,23 @@ def test_what_cannot_be_answered_is_refused_before_anything_is_read(tmp_path: Pa
         gather_ranks(Gathering((str(tmp_path),), mesh="pp=2,dp=3"))
     with pytest.raises(UsageError, match="is a table of ranks. Name it alone"):
         gather_ranks(Gathering((str(tmp_path), str(tmp_path / "ranks.parquet"))))
+
+
+def test_the_snapshots_in_a_zip_are_ranks_and_nothing_else_in_it(tmp_path: Path) -> None:
+    write_ranks(tmp_path / "job", 3, rank2=8 * MiB)
+    archive = tmp_path / "job.zip"
+    with ZipFile(archive, "w", ZIP_DEFLATED) as file:
+        for path in sorted((tmp_path / "job").iterdir()):
+            file.write(path, f"job/{path.name}")
+        file.writestr("job/rank9::http://localhost/x.pickle", b"x")
+        file.writestr("job/notes.txt", b"x")
+    places = places_of([str(archive)])
+    assert sorted(names(archive)) == ["run.rank0.pickle", "run.rank1.pickle", "run.rank2.pickle", "x.pickle"]
+    zipped, plain = summarize_ranks(map(reduce_rank, places)), read(tmp_path / "job")
+    assert [rank.row.peak_bytes for rank in zipped.ranks] == [rank.row.peak_bytes for rank in plain.ranks]
+    (failed,) = zipped.failed
+    assert "It is neither a pickle nor JSON." in failed.reason, "the name in the archive is no address"
+    with ZipFile(archive, "w") as file:
+        file.writestr("notes.txt", b"x")
+    with pytest.raises(TraceError, match="job.zip: It is a zip archive without a snapshot"):
+        places_of([str(archive)])

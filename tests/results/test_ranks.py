@@ -11,6 +11,7 @@ from memviz.ranks.places import Place
 from memviz.ranks.reduce_rank import row_of
 from memviz.ranks.row import KindBytes, RankRanOut, SiteBytes
 from memviz.ranks.summary import RankSummary, summary_of
+from memviz.results.headline import differing_names
 from memviz.results.ranks import missing_ranks, ranks_headline
 from tests.traces import MiB, alloc, trace_of
 
@@ -90,3 +91,20 @@ def test_a_difference_names_its_largest_category_and_no_site_that_ties() -> None
     said = ranks_headline(summary_of(tuple(Rank(number, row) for number, row in enumerate(rows)))).reason
     assert "Rank 20 has +3,073 MiB against rank 9, most of it optimizer state (+1,537 MiB)." in said
     assert "norm" not in said
+
+
+@pytest.mark.parametrize(
+    ("names", "shown"),
+    [
+        (["run.rank0", "run.rank1", "run.rank10"], ["rank0", "rank1", "rank10"]),
+        (["train-bf16-start", "train-fp32-start"], ["bf16", "fp32"]),
+        (["rank-0", "rank-1"], ["rank-0", "rank-1"]),
+        (["train", "train-checkpointed"], ["train", "train-checkpointed"]),
+        (["out-of-memory", "out-of-memory, expandable"], ["out-of-memory", "out-of-memory, expandable"]),
+        (["a", "a"], ["a", "a"]),
+        (["one"], ["one"]),
+        ([], []),
+    ],
+)
+def test_what_names_have_in_common_is_left_out(names: list[str], shown: list[str]) -> None:
+    assert differing_names(names) == shown

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
+import io
 import json
 import pickle
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -205,3 +208,61 @@ def test_a_line_that_is_no_whole_number_is_refused_in_json_however_like_another_
     path.write_text(json.dumps(snapshot([alloc(0, 512, frames=frames)])))
     with pytest.raises(TraceError, match="expected as line, found bool"):
         load_trace(path)
+
+
+def zipped(*members: tuple[str, bytes], method: int = zipfile.ZIP_DEFLATED) -> bytes:
+    raw = io.BytesIO()
+    with zipfile.ZipFile(raw, "w", method) as archive:
+        for name, content in members:
+            archive.writestr(name, content)
+    return raw.getvalue()
+
+
+def viewer_page(raw: bytes) -> bytes:
+    """As `torch.cuda._memory_viz trace_plot` writes it, with zeros at the end of the pickle."""
+    raw += b"\0" * (3 - len(raw) % 3)
+    files = json.dumps([{"name": "snapshot.pickle", "base64": base64.b64encode(raw).decode()}])
+    return f"\n<!DOCTYPE html>\n<script>\nimport {{add_local_files}} from 'x'\nconst local_files = {files}\n".encode()
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_zip_with_one_snapshot_and_a_page_of_the_viewer_are_read(
+    tmp_path: Path, trace: Trace, *, packed: bool
+) -> None:
+    raw = gzip.compress(pickle.dumps(ROOT)) if packed else pickle.dumps(ROOT)
+    archive = zipped(("job/a.pickle", raw), ("job/log.txt", b"x"), ("__MACOSX/job/._a.pickle", b"x"))
+    for content, format in ((archive, "zip"), (viewer_page(raw), "HTML page")):
+        found = load_trace(written(tmp_path, content))
+        assert found.devices == trace.devices
+        assert f", {format}{', gzip' if packed else ''}" in found.about.format
+
+
+BOMB = zipped(("a.json", b" " * (900 << 20)))
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        (zipped(("rank0.pickle", b"x"), ("rank1.pickle", b"x")), "It is a zip archive of 2 snapshots."),
+        (zipped(("a.txt", b"x")), "It is a zip archive without a snapshot."),
+        (zipped(("a.pickle", zipped(("b.pickle", b"x")))), "A zip archive or a checkpoint is packed in it."),
+        (viewer_page(zipped(("b.pickle", b"x"))), "A zip archive or a checkpoint is packed in it."),
+        (zipped(("a.pickle", pickle.dumps(ROOT)), method=zipfile.ZIP_BZIP2), "another method than deflate"),
+        (zipped(("a.pickle", pickle.dumps(ROOT)))[:-40], "It is a zip archive that is damaged, or cut off."),
+        (zipped(("model/data.pkl", b"x")), "It is a model checkpoint"),
+        (BOMB, "It unpacks to more than 838,860,800 bytes"),
+        (viewer_page(pickle.dumps(ROOT))[:900], "The file ends in the middle of its data"),
+        (viewer_page(pickle.dumps(ROOT)).replace(b"gA", b"g*"), "not sound base64"),
+        (b"<html><title>GPU Memory Timeline HTML</title>", "a picture that export_memory_timeline wrote"),
+        (b"<!doctype html><p>", "It is a web page, and no snapshot is inside."),
+        (b'<script type="application/json" id="mv-saved">', "It is a page of memviz"),
+    ],
+)
+def test_a_package_without_one_readable_snapshot_is_refused(tmp_path: Path, raw: bytes, words: str) -> None:
+    assert words in refusal(written(tmp_path, raw))
+
+
+def test_a_damaged_member_of_a_zip_is_refused(tmp_path: Path) -> None:
+    raw = bytearray(zipped(("a.pickle", pickle.dumps(ROOT)), method=zipfile.ZIP_STORED))
+    raw[len(raw) // 2] ^= 0xFF
+    refusal(written(tmp_path, bytes(raw)))

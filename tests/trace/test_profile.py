@@ -244,3 +244,74 @@ def _is_json(events: Any) -> bool:
     except ValueError:
         return False
     return True
+
+
+RAW = [
+    [-1, 1, 100, 0],
+    [5_000, 2, 40, 3],
+    [6_000, 3, -40, 3],
+    [6_000, 3, 40, 5],
+    [7_000, 2, 7, 7],
+    [7_500, 3, -7, 7],
+    [7_500, 3, 7, 7],
+    [9_000, 4, -40, 5],
+]
+"""Weights, and a tensor that becomes a gradient: time in ns, action, bytes, category."""
+SUMS = [[5, 6, 7, 9], [[0, 100, 0, 0, 40, 0, 0, 0, 0], [0, 100, 0, 0, 0, 0, 40, 0, 0]]]
+SUMS[1] += [[0, 100, 0, 0, 0, 0, 40, 0, 7], [0, 100, 0, 0, 0, 0, 10, 0, 7]]
+
+
+def live_at_times(trace: Trace) -> dict[int, int]:
+    events = trace.devices[0].events
+    return dict(zip(events.time_us.tolist(), timeline(trace.devices[0]).live[1:].tolist(), strict=True))
+
+
+def test_a_memory_timeline_has_its_sizes_at_every_time(tmp_path: Path) -> None:
+    raw = opened(tmp_path, RAW, "a.raw.json.gz")
+    assert live_at_times(raw) == {5: 140, 6: 140, 7: 147, 9: 107}
+    assert live_at_times(opened(tmp_path, SUMS, "a.json")) == {5: 140, 6: 140, 7: 147, 9: 117}
+    assert raw.about.format == "profiler memory timeline, JSON, gzip"
+    groups = memviz.open(tmp_path / "a.raw.json.gz").peak("category").groups
+    assert {group.label: group.bytes for group in groups} == {"parameter": 100, "gradient": 40, "unknown": 7}
+    assert "There are no stacks, addresses or reserved bytes" in raw.notes[0].text
+
+
+@pytest.mark.parametrize(
+    "root",
+    [
+        [*RAW, [1, 2, 3]],
+        [*RAW, [1, 9, 3, 0]],
+        [*RAW, [1, 2, 3, 8]],
+        [*RAW, [1, 2, 1 << 63, 0]],
+        [*RAW, *([1, 2, (1 << 62) - 1, 0] for _ in range(4))],
+        [[1, 2], [[0] * 9]],
+        [[1], [[0] * 8]],
+        [[1], [[0, -1, *[0] * 7]]],
+        [["now"], [[0] * 9]],
+    ],
+)
+def test_a_timeline_that_is_none_is_refused(tmp_path: Path, root: Any) -> None:
+    with pytest.raises(TraceError):
+        opened(tmp_path, root, "a.json")
+
+
+@pytest.mark.slow
+def test_a_timeline_that_torch_exports_is_read_with_torchs_own_sums(tmp_path: Path) -> None:
+    import torch
+
+    model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 64))
+    optimizer = torch.optim.AdamW(model.parameters())
+    with torch.profiler.profile(profile_memory=True, record_shapes=True, with_stack=True) as profile:
+        for _ in range(2):
+            model(torch.randn(8, 64)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    with pytest.warns(FutureWarning):
+        for name in ("a.json", "a.json.gz", "a.raw.json.gz"):
+            profile.export_memory_timeline(str(tmp_path / name), device="cpu")
+    times, rows = json.loads((tmp_path / "a.json").read_text())
+    expected = {time: sum(row) for time, row in zip(times, rows, strict=True)}
+    assert max(expected.values()) > 0
+    for name in ("a.json", "a.json.gz", "a.raw.json.gz"):
+        live = live_at_times(load_trace(tmp_path / name))
+        assert {time: expected[time] for time in live} == live

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from memviz.analysis.timeline import timeline
+from memviz.trace.load import load_trace
 from memviz.trace.model import NO_STACK, Action, Category, Note, Phase, Stage, State, Trace, address_text, driver_free
 from tests.traces import MiB, alloc, block, event, frame, free, read, segment, snapshot, trace_of
 
@@ -243,3 +247,31 @@ def test_halves_of_characters_become_whole_ones() -> None:
 def test_what_no_device_can_have_free_is_not_known(said: int, kept: int | None) -> None:
     trace = trace_of([{"action": "oom", "device_free": said, "size": 512, "stream": 0}])
     assert driver_free(trace.devices[0].events, 0) == kept
+
+
+def test_snapshots_of_xpu_and_npu_are_read(tmp_path: Path) -> None:
+    """XPU writes `PYTORCH_ALLOC_CONF` into its settings and streams as pointers; torch_npu writes no times."""
+    common = {"size": 1000, "addr": 0x2000, "stream": 0x55D0C8A01230}
+    freed = {**common, "addr": 0x4000}
+    events = [
+        {"action": "segment_alloc", "addr": 0x2000, "size": 2 << 20, "stream": common["stream"]},
+        {"action": "alloc", **common, "frames": [frame("forward")]},
+        {"action": "alloc", **freed, "frames": [frame("forward")]},
+        {"action": "free_requested", **freed},
+        {"action": "free_completed", **freed},
+    ]
+    blocks = [
+        {"address": 0x2000, "size": 1024, "requested_size": 1000, "state": "active_pending_free", "frames": []},
+        {"address": 0x2400, "size": (2 << 20) - 1024, "requested_size": 0, "state": "inactive", "frames": []},
+    ]
+    row = {"device": 0, "address": 0x2000, "total_size": 2 << 20, "stream": common["stream"], "segment_type": "small"}
+    npu = {"segments": [{**row, "is_expandable": False, "blocks": blocks}], "device_traces": [events]}
+    timed = [{**one, "time_us": number} for number, one in enumerate(events)]
+    settings = {"PYTORCH_ALLOC_CONF": "", "expandable_segments": False}
+    xpu = {**npu, "device_traces": [timed], "allocator_settings": settings}
+    for name, root in (("npu", npu), ("xpu", xpu)):
+        path = tmp_path / f"{name}.pickle"
+        path.write_bytes(pickle.dumps(root))
+        device = load_trace(path).devices[0]
+        assert timeline(device).peak_bytes == 2000
+        assert timeline(device).reserved_peak_bytes == 2 << 20

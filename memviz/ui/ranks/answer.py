@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from memviz.analysis.cache import cached_on
+from memviz.errors import UsageError
 from memviz.ranks.numbers import Rank, by_mesh, mesh_of, mesh_text, once_more, rank_in_name
 from memviz.ranks.places import Place
 from memviz.ranks.reduce_rank import row_of
 from memviz.ranks.row import FailedFile, RankRow
-from memviz.ranks.summary import NOTHING, RankSummary, aligned, summary_of
+from memviz.ranks.summary import NOTHING, RankSummary, aligned, job_changes, summary_of
+from memviz.results.headline import Headline, differing_names, distinct_names, trace_name
+from memviz.results.ranks import jobs_headline
 from memviz.trace.memviz_labels import RANK_FACT
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.shell.session import Context, Opened, Session
@@ -32,11 +36,16 @@ class ShownRanks:
     """True for ranks given at startup: any rank's file may then be opened from its path."""
     is_open: bool = False
     """They are what this visitor has open, and no more."""
+    names: tuple[str, ...] = ()
+    """Names of the open jobs, if there are several."""
+    number: int = 0
+    """The place of this job among them."""
 
 
-def open_ranks(context: Context, session: Session) -> dict[int, Opened]:
+def open_ranks(context: Context, session: Session, job: int = 0) -> dict[int, Opened]:
     """Return open ranks by number; of duplicates the one that a folder of them would take. Computes nothing."""
-    return {one.number: one.opened for one in reversed(_numbered_traces(context, session))}
+    jobs = _open_jobs(context, session)
+    return {one.number: one.opened for one in reversed(jobs[min(job, len(jobs) - 1)])}
 
 
 @dataclass(frozen=True)
@@ -46,8 +55,11 @@ class _NumberedTrace:
     opened: Opened
 
 
-def _numbered_traces(context: Context, session: Session) -> list[_NumberedTrace]:
-    """The shortest names first, as where files are read from a folder."""
+def _open_jobs(context: Context, session: Session) -> list[list[_NumberedTrace]]:
+    """Return the open ranks of each job, the shortest names first, as where files are read from a folder.
+
+    Files of one job are named alike; a rank that comes again under the same name begins the next job.
+    """
     found = []
     for opened in session.opened:
         if (trace := context.store.get(opened.key)) is not None:
@@ -55,14 +67,28 @@ def _numbered_traces(context: Context, session: Session) -> list[_NumberedTrace]
             is_number = said.isascii() and said.isdigit() and len(said) < 10
             if (number := int(said) if is_number else rank_in_name(trace.about.source)) is not None:
                 found.append(_NumberedTrace(number, trace.about.source, opened))
-    return sorted(found, key=lambda one: len(one.source))
+    jobs: list[list[_NumberedTrace]] = []
+    newest: dict[str, tuple[list[_NumberedTrace], set[int]]] = {}
+    for one in found:
+        named = _job_name(one.source)
+        if named not in newest or one.number in newest[named][1]:
+            newest[named] = [], set()
+            jobs.append(newest[named][0])
+        newest[named][0].append(one)
+        newest[named][1].add(one.number)
+    several = [job for job in jobs if len(job) >= LEAST]
+    return several if len(several) > 1 else [sorted(found, key=lambda one: len(one.source))]
 
 
-def _duplicates(context: Context, session: Session) -> tuple[FailedFile, ...]:
+def _job_name(source: str) -> str:
+    return trace_name(re.sub(r"\d+", "*", source))
+
+
+def _duplicates(ranks: Sequence[_NumberedTrace]) -> tuple[FailedFile, ...]:
     """List open traces that are left out because their rank is already open."""
     taken: dict[int, str] = {}
     left = []
-    for one in _numbered_traces(context, session):
+    for one in ranks:
         if one.number in taken:
             left.append(FailedFile(one.source, once_more(one.number, taken[one.number])))
         taken.setdefault(one.number, one.source)
@@ -75,8 +101,9 @@ def has_ranks(context: Context, session: Session) -> bool:
     return len(open_ranks(context, session)) >= LEAST
 
 
-def shown_ranks(context: Context, session: Session) -> ShownRanks | None:
-    numbers = open_ranks(context, session)
+def shown_ranks(context: Context, session: Session, job: int = 0) -> ShownRanks | None:
+    """`job` is the number of the job among those that are open."""
+    numbers = open_ranks(context, session, job)
     keys = {number: opened.key for number, opened in numbers.items()}
     if context.given_ranks is not None:
         return ShownRanks(context.given_ranks, keys, is_given=True)
@@ -87,7 +114,24 @@ def shown_ranks(context: Context, session: Session) -> ShownRanks | None:
     ranks = tuple(Rank(number, _row(*pair)) for number, pair in pairs if pair is not None)
     if len(ranks) < LEAST:
         return None
-    return ShownRanks(summary_of(ranks, _duplicates(context, session)), keys, is_open=True)
+    jobs = _open_jobs(context, session)
+    names = distinct_names(differing_names([_job_name(of_job[0].source) for of_job in jobs])) if jobs[1:] else []
+    job = min(job, len(jobs) - 1)
+    summary = summary_of(ranks, _duplicates(jobs[job]))
+    return ShownRanks(summary, keys, is_open=True, names=tuple(names), number=job)
+
+
+def compared_jobs(context: Context, session: Session, shown: ShownRanks) -> Headline | None:
+    """Compare the job that is shown with the first, or the first with the second; None where one is open alone."""
+    if not shown.names:
+        return None
+    sides = sorted({0, shown.number or 1})
+    jobs = [shown if side == shown.number else shown_ranks(context, session, side) for side in sides]
+    try:
+        changes = job_changes(*(job.job for job in jobs if job is not None))
+    except UsageError:
+        return None
+    return jobs_headline(changes, [shown.names[side] for side in sides])
 
 
 def _row(trace: Trace, device: DeviceTrace) -> RankRow:

@@ -13,7 +13,7 @@ from memviz.ranks.places import Place
 from memviz.ranks.reduce_rank import trace_at
 from memviz.ui.components.component import Panel, clicked
 from memviz.ui.components.plots import RankMap
-from memviz.ui.ranks.answer import ShownRanks, has_ranks, rank_map_value, shown_ranks
+from memviz.ui.ranks.answer import ShownRanks, compared_jobs, has_ranks, rank_map_value, shown_ranks
 from memviz.ui.ranks.views import (
     failed_html,
     groups_html,
@@ -41,20 +41,25 @@ class RanksTab:
             """Its buttons open traces, which the page does."""
             picture = RankMap(elem_id="ranks-map")
             lists, failed = Panel(elem_id="ranks-lists"), Panel(elem_id="ranks-failed")
-            chosen, looked_at = gr.State(None), gr.State(False)
+            chosen, job, looked_at = gr.State(None), gr.State(0), gr.State(False)
         self.outputs = [tab, shown]
         drawing = [verdict, picture, self.one, lists, failed, chosen]
-        while_seen(tabs, tab, shown, looked_at, partial(draw, context), inputs=[session, chosen], outputs=drawing)
-        picture.select(self._choose, [session], [self.one, chosen], **PRIVATE)
-        lists.click(self._jump, [session], drawing, **PRIVATE)
+        while_seen(tabs, tab, shown, looked_at, partial(draw, context), inputs=[session, chosen, job], outputs=drawing)
+        picture.select(self._choose, [session, job], [self.one, chosen], **PRIVATE)
+        lists.click(self._jump, [session, job], drawing, **PRIVATE)
+        verdict.click(self._turn_to_job, [session], [*drawing, job], **PRIVATE)
 
-    def _choose(self, current: Session, event: gr.EventData) -> list[Any]:
+    def _choose(self, current: Session, job: int, event: gr.EventData) -> list[Any]:
         """In the map, which has marked it already."""
         rank = _rank(clicked(event))
-        return [one_rank(self.context, current, rank), rank]
+        return [one_rank(self.context, current, rank, job), rank]
 
-    def _jump(self, current: Session, event: gr.EventData) -> list[Any]:
-        return draw(self.context, current, _rank(clicked(event)))
+    def _jump(self, current: Session, job: int, event: gr.EventData) -> list[Any]:
+        return draw(self.context, current, _rank(clicked(event)), job)
+
+    def _turn_to_job(self, current: Session, event: gr.EventData) -> list[Any]:
+        job = _rank(clicked(event), "value") or 0
+        return [*draw(self.context, current, None, job), job]
 
 
 def show(context: Context, session: Session) -> list[Any]:
@@ -63,45 +68,45 @@ def show(context: Context, session: Session) -> list[Any]:
     return [gr.update(visible=has_ranks(context, session)), opened]
 
 
-def draw(context: Context, session: Session, chosen: int | None) -> list[Any]:
-    """The values of what the tab draws."""
-    shown = shown_ranks(context, session)
+def draw(context: Context, session: Session, chosen: int | None, number: int = 0) -> list[Any]:
+    """The values of what the tab draws; `number` is the job's among those that are open."""
+    shown = shown_ranks(context, session, number)
     if shown is None:
         return ["", {}, "", "", "", None]
     job = shown.job
-    rank = chosen
-    if rank is None or job.of(rank) is None:
-        # On the first visit the largest outlier.
-        rank = job.outliers[0].rank if job.outliers else job.highest.number
+    chosen = None if chosen is None or job.of(chosen) is None else chosen
+    # Until one is chosen the largest outlier, of those that have come so far.
+    first = job.outliers[0].rank if job.outliers else job.highest.number
+    rank = first if chosen is None else chosen
     return [
-        ranks_verdict_html(job),
+        ranks_verdict_html(job, shown.names, shown.number, compared_jobs(context, session, shown)),
         rank_map_value(job, rank),
         _one(shown, rank),
         outliers_html(job) + groups_html(job),
         missing_html(job, is_open=shown.is_open) + failed_html(job),
-        rank,
+        chosen,
     ]
 
 
-def one_rank(context: Context, session: Session, rank: int | None) -> str:
-    shown = shown_ranks(context, session)
+def one_rank(context: Context, session: Session, rank: int | None, job: int = 0) -> str:
+    shown = shown_ranks(context, session, job)
     return "" if shown is None else _one(shown, rank)
 
 
 def _one(shown: ShownRanks, rank: int | None) -> str:
     can_open = shown.is_given or (rank in shown.keys)
-    return one_rank_html(shown.job, rank, can_open=can_open)
+    return one_rank_html(shown.job, rank, can_open=can_open, job_number=shown.number)
 
 
-def _rank(data: dict[str, str]) -> int | None:
-    text = data.get("rank", "")
+def _rank(data: dict[str, str], name: str = "rank") -> int | None:
+    text = data.get(name, "")
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
 
 
 def pressed(context: Context, session: Session, event: gr.EventData) -> tuple[Session, str | None]:
     """The session with the rank opened, or compared with the median rank, and the tab that shows it."""
     data = clicked(event)
-    shown, rank = shown_ranks(context, session), _rank(data)
+    shown, rank = shown_ranks(context, session, _rank(data, "job") or 0), _rank(data)
     if shown is None or rank is None or shown.job.of(rank) is None:
         return session, None
     if data.get("act") == "open-rank":

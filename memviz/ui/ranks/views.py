@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from memviz.ranks.numbers import Rank, mesh_of, mesh_text
 from memviz.ranks.row import Curve
 from memviz.ranks.summary import Outlier, RankGroup, RankSummary, by_category, by_site
-from memviz.results.headline import consecutive_spans
+from memviz.results.headline import Headline, consecutive_spans
 from memviz.results.ranks import missing_ranks, ranks_headline
 from memviz.text import Html, cut, cut_middle, rounded, tag
 from memviz.trace.model import is_reserved_known
-from memviz.ui.html.elements import button, facts_html, number
+from memviz.ui.html.elements import button, facts_html, number, switch
 from memviz.ui.html.labels import headline_html
 from memviz.units import bytes_text, count_text, counted, delta_text
 
@@ -19,8 +19,16 @@ _MOST = 20
 _LONGEST = 60
 
 
-def ranks_verdict_html(job: RankSummary) -> Html:
-    return tag("header", headline_html(ranks_headline(job)), class_="mv-answer")
+def ranks_verdict_html(
+    job: RankSummary, names: Sequence[str] = (), number: int = 0, compared: Headline | None = None
+) -> Html:
+    """`names` of the jobs that are open, if several; `number` is that of this one."""
+    # The page's address names the tab (address.js).
+    link = tag("i", data_mv_query="tab=ranks", hidden=True)
+    choices = {str(place): name for place, name in enumerate(names)}
+    jobs = switch("job", "Job", choices, str(number)) if names else ""
+    against = "" if compared is None else tag("p", str(compared), class_="mv-soft")
+    return tag("header", jobs, headline_html(ranks_headline(job)), against, link, class_="mv-answer")
 
 
 def missing_html(job: RankSummary, *, is_open: bool) -> Html:
@@ -150,7 +158,8 @@ def spans_text(numbers: Sequence[int]) -> str:
 _TOP = 8
 
 
-def one_rank_html(job: RankSummary, number: int | None, *, can_open: bool) -> Html:
+def one_rank_html(job: RankSummary, number: int | None, *, can_open: bool, job_number: int = 0) -> Html:
+    """`job_number` is the job's among those that are open."""
     rank = None if number is None else job.of(number)
     if rank is None:
         return tag("p", "Choose a rank in the map: its figures come here.", class_="mv-soft mv-onerank")
@@ -159,10 +168,11 @@ def one_rank_html(job: RankSummary, number: int | None, *, can_open: bool) -> Ht
     where = mesh_text(mesh_of(rank))
     title = tag("h2", f"Rank {rank.number}", tag("span", f" {where}") if where else "")
     picture = sparkline(rank.row.curve, job.highest.row.peak_bytes, None if other is None else other.row.curve)
-    buttons = [button("Open in Explore", "open-rank", "mv-button", data_rank=rank.number)]
+    data = {"data_rank": rank.number, "data_job": job_number or None}
+    buttons = [button("Open in Explore", "open-rank", "mv-button", **data)]
     if other is not None:
         label = f"Compare with rank {other.number}"
-        buttons.append(button(label, "compare-rank", "mv-button", data_rank=rank.number))
+        buttons.append(button(label, "compare-rank", "mv-button", **data))
     parts = [tag("header", title, picture, *(buttons if can_open else ())), _facts(rank)]
     if other is not None:
         parts.append(_differences(rank, other))

@@ -15,7 +15,7 @@ const OURS = [
 const COMPARE = "Compare";
 const SAMPLE = "sample:";
 /** What Gradio draws anew that the address or a tab's number depends on. */
-const WATCHED = "#traces, #actions, #compare-place, #what-if-form, #run-form, .tab-container";
+const WATCHED = "#traces, #actions, #compare-place, #ranks-verdict, #what-if-form, #run-form, .tab-container";
 const QUIET_MS = 120;
 const JOINED_MS = 50;
 

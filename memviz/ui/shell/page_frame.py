@@ -13,7 +13,7 @@ import gradio as gr
 from memviz.analysis.cache import cached_on
 from memviz.analysis.timeline import timeline
 from memviz.figures.packed_timeline import data_address, thumbnail
-from memviz.results.headline import letter
+from memviz.results.headline import differing_names, letter
 from memviz.text import Html, cut_middle, dark_html, distinct_labels, joined, tag
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.html.elements import button
@@ -165,7 +165,7 @@ def traces_html(session: Session, find: Find, table: NamedRanks | None = None) -
     # Two are compared in their own tab; of many, as of ranks, a glance says which is highest.
     highest = max(peaks) if len(peaks) >= _MANY else 0
     longest = _BESIDE_A_BADGE if len(session.compared) > 1 else _LONGEST_NAME
-    names = distinct_labels([opened.name for opened in session.opened], longest)
+    names = distinct_labels(differing_names([opened.name for opened in session.opened]), longest)
     labelled = zip(names, pairs, strict=True)
     rows = [_trace_row(name, opened, session, pair, highest=highest) for name, (opened, pair) in labelled]
     if table is not None:
@@ -173,7 +173,8 @@ def traces_html(session: Session, find: Find, table: NamedRanks | None = None) -
         label = tag("span", tag("b", cut_middle(table.name, _LONGEST_NAME)), tag("small", ranks))
         choose = button(label, "ranks", None, data_key=session.table, title=table.name)
         rows.insert(0, tag("div", choose, _close_button(session.table, table.name), class_="mv-trace"))
-    return tag("section", tag("h2", "Open traces ", tag("span", len(rows))), *rows, class_="mv-traces")
+    close = button("Close all", "close-all", "mv-close-all") if len(rows) > 1 else ""
+    return tag("section", tag("h2", "Open traces ", tag("span", len(rows)), close), *rows, class_="mv-traces")
 
 
 def _close_button(key: str, name: str) -> Html:

@@ -115,6 +115,8 @@ def session_after(context: Context, session: Session, data: Mapping[str, str]) -
             if key == session.table:
                 return replace(session, table="")
             return session.closing(key)
+        case "close-all":
+            return Session()
         case "home":
             return replace(session, home=True)
         case "sample":

@@ -54,7 +54,7 @@ def test_the_tab_is_there_where_ranks_are(context: Context, folder: Path, tmp_pa
 def test_what_is_open_is_drawn(context: Context, folder: Path) -> None:
     verdict, value, one, lists, failed, chosen = draw(context, open_all(context, folder), None)
     assert words(verdict).startswith("Of 5 ranks the highest peak is 128 MiB, on rank 3.")
-    assert value["ranks"] == [0, 1, 2, 3, 4] and value["chosen"] == chosen == 3
+    assert value["ranks"] == [0, 1, 2, 3, 4] and (value["chosen"], chosen) == (3, None)
     assert words(one).startswith("Rank 3")
     assert "Ranks that stand out 1" in words(lists) and failed == ""
     assert draw(context, Session(), None) == ["", {}, "", "", "", None]
@@ -132,7 +132,7 @@ def test_a_table_that_was_brought_is_drawn_and_opens_nothing_of_its_places(
     session = open_files(context, Session(), [str(table)], lambda share, words: None)
     assert is_there(context, session) and not session.refused and not session.opened
     values = draw(context, session, None)
-    assert values[-1] == 3 and "Of 5 ranks" in words(values[0])
+    assert values[1]["chosen"] == 3 and "Of 5 ranks" in words(values[0])
     assert "Open in Explore" not in str(values)
     with pytest.raises(gr.Error, match="no longer open"):
         pressed(context, session, click(act="open-rank", rank="3"))
@@ -148,3 +148,35 @@ def test_a_file_that_only_begins_like_a_table_is_refused(context: Context, tmp_p
     table.write_bytes(b"PAR1 and nothing more")
     session = open_files(context, Session(), [str(table)], lambda share, words: None)
     assert not session.table and "damaged" in session.refused[0].reason
+
+
+def test_all_are_closed_at_once(context: Context, folder: Path) -> None:
+    session = session_after(context, open_all(context, folder), {"act": "close-all"})
+    assert session == Session() and not is_there(context, session)
+
+
+@pytest.mark.parametrize("second", ["run.rank", "other.rank"])
+def test_a_second_job_is_told_apart_and_compared(context: Context, tmp_path: Path, second: str) -> None:
+    """Under the same names, or under others."""
+    session = open_all(context, write_ranks(tmp_path / "job", 3))
+    for number in range(4):
+        path = written(tmp_path, f"{second}{number}.pickle", more=24 * MiB * (number == 1))
+        session = session.with_opened(open_trace(context.store, load_trace(path)))
+    verdict, value, *_, failed, _ = draw(context, session, None)
+    assert value["peaks"] == [120 * MiB] * 3 and failed == ""
+    names = ["run.rank* (A)", "run.rank* (B)"] if second == "run.rank" else ["run", "other"]
+    assert words(verdict).startswith(f"{' '.join(names)} Of 3 ranks")
+    assert f"{names[1]} peaks 24.0 MiB higher than {names[0]}: 144 MiB at most (rank 1, before rank 0)." in words(
+        verdict
+    )
+    verdict, value, one, *_ = draw(context, session, None, 1)
+    assert (
+        value["peaks"] == [120 * MiB, 144 * MiB, 120 * MiB, 120 * MiB] and 'aria-pressed="true">' + names[1] in verdict
+    )
+    assert 'data-job="1"' in one
+    after, _ = pressed(context, session, click(act="open-rank", rank="1", job="1"))
+    assert after.chosen == session.opened[4].key
+    closed = session
+    for opened_later in session.opened[3:]:
+        closed = session_after(context, closed, {"act": "close", "key": opened_later.key})
+    assert draw(context, closed, None, 1)[1]["peaks"] == [120 * MiB] * 3

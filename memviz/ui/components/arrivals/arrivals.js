@@ -17,10 +17,12 @@ const LANES = 3;
 const TOGETHER = 8;
 const SPARE_AFTER_MS = 500;
 const STOP_MS = 1000;
+/** rank2 before rank10. */
+const NATURAL = new Intl.Collator(undefined, { numeric: true });
 
 /** @typedef {import("../memory_timeline/total.js").Total} Total */
 /** What Gradio is told: a file that is open now, or one that is refused.
- * @typedef {{ drop: number } & ({ stored: string, beside?: string } | { refused: string, reason: string, turn: string })} Told */
+ * @typedef {{ drop: number } & ({ stored: string, beside?: string, begins?: string } | { refused: string, reason: string, turn: string })} Told */
 
 /** @typedef {{ keys: string[], drop: number, where: string, done: Promise<boolean> }} Gathered */
 
@@ -200,6 +202,8 @@ class Arrivals extends Component {
   refusals = 0;
   /** How often files came, each time one or several. */
   drops = 0;
+  /** How many files of the newest drop are open. */
+  opened = { drop: 0, count: 0 };
   /** Files that it will be told of together.
    * @type {Gathered | null} */
   gathered = null;
@@ -236,6 +240,7 @@ class Arrivals extends Component {
   /** @param {File[]} files */
   add(files) {
     this.drops++;
+    if (files.length >= MANY) files.sort((one, other) => NATURAL.compare(one.name, other.name));
     for (const [place, file] of files.entries()) {
       const arrival = new Arrival(file, this, place > 0 && files.length >= MANY, this.last);
       this.last = arrival;
@@ -265,6 +270,7 @@ class Arrivals extends Component {
   told(message, where, ready) {
     if ("beside" in message && message.beside) return this.toldTogether(message.stored, message.drop, where);
     this.gathered = null;
+    if ("stored" in message) this.countOpened(message.drop, 1);
     return (this.telling = this.telling.then(() => ready).then(() => this.tellUntilShown(message, where)));
   }
 
@@ -278,12 +284,22 @@ class Arrivals extends Component {
     return gathered.done;
   }
 
+  /** How many were open before these.
+   * @param {number} drop @param {number} count */
+  countOpened(drop, count) {
+    if (this.opened.drop !== drop) this.opened = { drop, count: 0 };
+    this.opened.count += count;
+    return this.opened.count - count;
+  }
+
   /** @param {number} drop @returns {Gathered} */
   gather(drop) {
     const gathered = { keys: /** @type {string[]} */ ([]), drop, where: "", done: Promise.resolve(false) };
     gathered.done = this.telling = this.telling.then(() => {
       if (this.gathered === gathered) this.gathered = null;
-      return this.tellUntilShown({ stored: gathered.keys.join(" "), drop, beside: "1" }, gathered.where);
+      // One rank has none to compare with: the tab is turned to once there are two.
+      const begins = this.countOpened(drop, gathered.keys.length) < 2 ? "1" : undefined;
+      return this.tellUntilShown({ stored: gathered.keys.join(" "), drop, beside: "1", begins }, gathered.where);
     });
     return gathered;
   }
