@@ -22,6 +22,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.stateless import _reparametrize_module
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from memviz.predictor.assumptions import not_predicted
@@ -212,6 +213,25 @@ def _modules_of(target: Any) -> list[nn.Module]:
     return list(found.values())
 
 
+class _CardIsMeta(TorchFunctionMode):
+    """Makes on `meta` what the traced code makes on the card."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.cuda:
+            return args[0]
+        kwargs = {name: _meta_for_card(value) for name, value in (kwargs or {}).items()}
+        if type(kwargs.get("device")) is int:
+            # From `cuda()` of tensors that torch traces.
+            kwargs["device"] = torch.device("meta")
+        return func(*map(_meta_for_card, args), **kwargs)
+
+
+def _meta_for_card(value: Any) -> Any:
+    if isinstance(value, str | torch.device) and str(value).partition(":")[0] == "cuda":
+        return torch.device("meta")
+    return value
+
+
 class _Place(NamedTuple):
     """Stands for a tensor among the arguments of a call; a graph holds none of the program's own."""
 
@@ -227,6 +247,7 @@ def _run_with(
         for module in {id(module): module for module, *_ in weights}.values():
             own = {name: traced[at] for owner, name, at in weights if owner is module}
             stack.enter_context(_reparametrize_module(module, own))
+        stack.enter_context(_CardIsMeta())
         return run(*args, **kwargs)
 
 

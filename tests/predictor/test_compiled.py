@@ -81,6 +81,17 @@ def test_each_shape_has_its_own_graph() -> None:
     assert peak_of(program)[0] == 2 * 16 * MIB
 
 
+def test_what_the_code_makes_on_the_card_is_fused_too() -> None:
+    def positions(x: Tensor) -> Tensor:
+        steps = torch.arange(x.shape[0], device="cuda").to("cuda")
+        return x * steps + torch.zeros(x.shape, device=x.device).cuda()
+
+    def program() -> None:
+        torch.compile(positions)(torch.empty(4 * MIB, device="cuda"))
+
+    assert peak_of(program)[0] == 2 * 16 * MIB
+
+
 def as_long_as_its_sum(x: Tensor) -> Tensor:
     return chain(x)[: int(x.sum().item())]
 
