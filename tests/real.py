@@ -1,7 +1,5 @@
 """Real snapshots next to the checkout: other people's programs on real GPUs. They are never copied here."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ What keeps a tensor is looked for in all that a process has, and beside thousand
 pytest does not collect these files by itself; `pytest tests/predictor/alone_holders.py` runs one.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

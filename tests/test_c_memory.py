@@ -1,7 +1,5 @@
 """Memory that the C library retains in a process, as reported by `malloc_info`."""
 
-from __future__ import annotations
-
 import os
 import platform
 import subprocess

@@ -1,7 +1,5 @@
 """The quick replay gives the same history as the model step by step."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Replay under the recorded settings: it hits every recorded address, or reports the first mismatch."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A replay is as recorded where it does all that is recorded, and not otherwise."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

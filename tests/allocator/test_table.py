@@ -1,7 +1,5 @@
 """The table of real recordings in `memviz/allocator/README.md` is up to date."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

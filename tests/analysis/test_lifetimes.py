@@ -1,7 +1,5 @@
 """Lifetimes of allocations in sound, late and contradictory files."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

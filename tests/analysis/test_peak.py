@@ -1,7 +1,5 @@
 """The peak, the live set at any event, and failed requests."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 

@@ -1,7 +1,5 @@
 """Bytes live, waiting and reserved after each event."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """The samples match their script and their README, and are sound."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """A predicted trace as rows that tests can compare whole."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 

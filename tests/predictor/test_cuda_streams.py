@@ -1,7 +1,5 @@
 """Streams and events: whose memory is whose, and which frees have to wait."""
 
-from __future__ import annotations
-
 from statistics import mean
 
 import pytest

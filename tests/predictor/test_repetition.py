@@ -1,7 +1,5 @@
 """Passes that repeat an earlier one: traces and figures as if they had run."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Reads of values without data: refused with the user's line, or answered by a stated substitute."""
 
-from __future__ import annotations
-
 import copy
 import math
 import pickle

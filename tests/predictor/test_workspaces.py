@@ -1,7 +1,5 @@
 """Memory inside operators: copies, buffers and workspaces besides results."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Sequence
 from math import prod

@@ -1,7 +1,5 @@
 """The page, diff, reports and programs give the same sentence, rows and figures."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re

@@ -1,7 +1,5 @@
 """Every statement of a headline or a command agrees with the series and tables next to it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import cache
 from random import Random

@@ -3,8 +3,6 @@
 Each headline and each finding has to fit one of the forms here, so that a new sentence needs a new count.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 

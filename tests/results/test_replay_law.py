@@ -1,7 +1,5 @@
 """Every sentence of What if against its rows, lines and advice: real recordings, samples, generated ones."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Iterator

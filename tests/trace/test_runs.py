@@ -1,7 +1,5 @@
 """Events decoded in long runs are the events that reading one by one gives."""
 
-from __future__ import annotations
-
 import base64
 import io
 import pickle

@@ -1,7 +1,5 @@
 """Every layout of a snapshot that PyTorch has written, as a small dict."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The unpickler reads plain data of every protocol, and nothing else, within bounds."""
 
-from __future__ import annotations
-
 import collections
 import copyreg
 import io

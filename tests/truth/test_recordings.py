@@ -1,7 +1,5 @@
 """A ratchet: exact predictions stay exact, and each difference is listed here with its cause."""
 
-from __future__ import annotations
-
 import pytest
 
 from memviz.predictor.rules import CUBLAS, RULES, PredictorRule, Standing

@@ -1,7 +1,5 @@
 """Estimates reuse the phases and purposes of the recording that they were made from."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The call site of a stack."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Changes from one peak to the others: rows that add up."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The same allocation in several traces."""
 
-from __future__ import annotations
-
 import pytest
 
 from memviz.analysis.comparing.matching import MatchKey, common_tails, has_modules, match_allocations

@@ -3,8 +3,6 @@
 The bytes that a finding names are its rows'; that those rows are what the sentence calls them is tested beside it.
 """
 
-from __future__ import annotations
-
 import gzip
 import pickle
 import re

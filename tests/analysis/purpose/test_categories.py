@@ -1,7 +1,5 @@
 """The purpose of each allocation, rule by rule. The allocation in question has address 1."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The phase of each allocation, and numbered spans of forwards, backwards and optimizer steps."""
 
-from __future__ import annotations
-
 import pytest
 
 from memviz.analysis.purpose.phases import phase_spans, phases

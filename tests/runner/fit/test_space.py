@@ -1,7 +1,5 @@
 """The configurations that a search tries."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 

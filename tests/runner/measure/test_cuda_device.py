@@ -1,7 +1,5 @@
 """The measured device, on a GPU that is not there: the same protocol, and books that agree."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

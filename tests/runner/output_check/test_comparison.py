@@ -1,7 +1,5 @@
 """A model against the same model changed, and plans on a reduced model."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

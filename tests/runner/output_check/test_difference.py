@@ -1,7 +1,5 @@
 """Differences of tensors, layers and gradients, and the bounds of rounding."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

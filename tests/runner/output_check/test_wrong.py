@@ -1,7 +1,5 @@
 """Every mistake is detected, however it is hidden; correct variations are not reported."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

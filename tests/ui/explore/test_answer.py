@@ -1,7 +1,5 @@
 """The panels below the timeline: only those due and visible, for the chosen moment or range."""
 
-from __future__ import annotations
-
 import pytest
 
 from memviz.analysis.breakdown import breakdown

@@ -1,7 +1,5 @@
 """The allocator's map as words, figures, a table and columns for the browser."""
 
-from __future__ import annotations
-
 import re
 
 import gradio as gr

@@ -1,7 +1,5 @@
 """Tests of predictions: known ones are not made again, the last change wins, and prices add up with the answers."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator

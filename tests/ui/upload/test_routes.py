@@ -1,7 +1,5 @@
 """Tests of the upload routes: who may send a file, and in which form."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import pickle
