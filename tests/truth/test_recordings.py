@@ -13,7 +13,7 @@ DIFFERENCES: dict[str, tuple[tuple[bool, bool, bool], int | None, str]] = {
 }
 """Exactness of live, allocated and reserved, the first allocation that differs, and why."""
 LONG = {"train-late-start", "train-weights-first", "forward-many-segments"}
-LONG |= {name for name in PROGRAMS if name.startswith("largest-")}
+LONG |= {name for name in PROGRAMS if name.startswith(("largest-", "default-device-"))} - {"default-device-forward-128"}
 
 
 def marked(value: object, name: str, of: str) -> object:
