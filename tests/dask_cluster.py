@@ -1,8 +1,6 @@
 """A cluster of Dask in processes of its own, which are ended for certain: one within the tests' own process can wait
 for ever for a worker that is gone."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

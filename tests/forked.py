@@ -7,8 +7,6 @@ modules, which with PyTorch takes ten times as long as a short program.
 Tests of the start itself (closed outputs, lazy imports) start a real Python.
 """
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import faulthandler

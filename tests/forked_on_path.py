@@ -1,7 +1,5 @@
 """A `python` on the path of a test's child process, such as a shell script: `forked` runs each call."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -4,8 +4,6 @@ They show a real page in its own process with the samples, and predicted runs. N
 like the browser tests.
 """
 
-from __future__ import annotations
-
 import argparse
 import shutil
 from pathlib import Path

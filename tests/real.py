@@ -1,12 +1,14 @@
 """Real snapshots next to the checkout: other people's programs on real GPUs. They are never copied here."""
 
-from __future__ import annotations
-
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from memviz.trace.load import load_trace
+from memviz.trace.model import Trace
 
 FOLDER = Path(__file__).resolve().parents[2] / "shared" / "snapshots"
 
@@ -16,6 +18,12 @@ requires_real = pytest.mark.skipif(not FOLDER.is_dir(), reason=_ABSENT)
 
 def real_files() -> list[Path]:
     return sorted(FOLDER.glob("*.pickle"))
+
+
+@cache
+def read_once(path: Path) -> Trace:
+    """The trace of a file that stays, for all tests of a process: reading it takes longer than most of them."""
+    return load_trace(path)
 
 
 def expected() -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """Replays as tests ask for them."""
 
-from __future__ import annotations
-
 from memviz.allocator.replay_result import Replayed
 from memviz.allocator.replayer import CardMemory, Replayer
 from memviz.allocator.settings import Settings

@@ -1,7 +1,5 @@
 """The command line in its own process, forked where possible to be as fast as a function call."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Callable

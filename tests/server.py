@@ -1,7 +1,5 @@
 """The real page in its own process, for tests over HTTP."""
 
-from __future__ import annotations
-
 import os
 import random
 import socket

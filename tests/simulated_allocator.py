@@ -4,8 +4,6 @@ It follows PyTorch's rules where they decide how memory is cut up (rounding, poo
 takes the shortest way where they do not (which of several free blocks is used).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import Any
 

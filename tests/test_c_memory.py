@@ -1,7 +1,5 @@
 """Memory that the C library retains in a process, as reported by `malloc_info`."""
 
-from __future__ import annotations
-
 import os
 import platform
 import subprocess
@@ -178,7 +176,13 @@ for _ in range(3):
 """
 
 
-@pytest.mark.parametrize(("reading", "told"), [(BY_A_WORKER, "65536"), (BY_THE_PAGE, None)], ids=["worker", "page"])
+@pytest.mark.parametrize(
+    ("reading", "told"),
+    [
+        pytest.param(BY_A_WORKER, "65536", id="worker"),
+        pytest.param(BY_THE_PAGE, None, id="page", marks=pytest.mark.slow),
+    ],
+)
 def test_while_a_file_is_read_the_system_hands_out_less_than_half_of_the_pages(reading, told) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
     environment.update({"MALLOC_TRIM_THRESHOLD_": told} if told else {})

@@ -1,7 +1,5 @@
 """Pausing of Python's garbage collector."""
 
-from __future__ import annotations
-
 import gc
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Messages about errors of other libraries."""
 
-from __future__ import annotations
-
 from memviz.errors import without_frames
 
 

@@ -1,7 +1,5 @@
 """The fair lock: turns alternate between owners."""
 
-from __future__ import annotations
-
 import threading
 
 from memviz.fair_lock import FairLock

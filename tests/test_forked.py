@@ -1,7 +1,5 @@
 """A forked process behaves like a started one, which the tests that use it rely on."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

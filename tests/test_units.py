@@ -1,7 +1,5 @@
 """Words for bytes and seconds."""
 
-from __future__ import annotations
-
 import pytest
 
 from memviz.units import (

@@ -1,7 +1,5 @@
 """Small traces written by hand: the events first, the segments where a test needs them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from memviz.trace.intern import Interner

@@ -128,8 +128,8 @@ def _chart(points: Sequence[HistoryPoint]) -> Html:
         marks.append(tag("circle", words, cx=x, cy=y, r="4.5", fill=fill, stroke="currentColor"))
     line = tag("path", d=path, fill="none", stroke="currentColor", stroke_width="1.5")
     names = (cut(points[0].name, 40), _LEFT, "start"), (cut(points[-1].name, 40), _WIDE - 20, "end")
-    for name, x, anchor in names if len(points) > 1 else ():
-        marks.append(tag("text", name, x=x, y=_HIGH + 2 * _TOP, text_anchor=anchor, fill="currentColor"))
+    for name, place, anchor in names if len(points) > 1 else ():
+        marks.append(tag("text", name, x=place, y=_HIGH + 2 * _TOP, text_anchor=anchor, fill="currentColor"))
     label = f"Peak of {count_text(len(points))} files, in their order"
     return tag("svg", line, *marks, viewBox=f"0 0 {_WIDE} {_HIGH + 2 * _TOP + 6}", role="img", aria_label=label)
 

@@ -1,7 +1,5 @@
 """Puts an allocator through its paces in a test's own few words."""
 
-from __future__ import annotations
-
 from memviz.allocator.blocks import Block, DeviceMemory, Platform, PoolId, address_space
 from memviz.allocator.caching import CachingAllocator
 from memviz.allocator.settings import parse_settings

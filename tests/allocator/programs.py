@@ -1,7 +1,5 @@
 """Random programs for the allocator: what hypothesis draws, and how it is run."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Snapshots that the model itself would have dumped: whole histories, and ones that start late."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

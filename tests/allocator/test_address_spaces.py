@@ -1,7 +1,5 @@
 """Begin and end of expandable segments, as far as a recording shows."""
 
-from __future__ import annotations
-
 import sys
 from types import FrameType
 from typing import Any

@@ -1,7 +1,5 @@
 """The caching allocator's rules, each from PyTorch's source, its tests or a reproduction."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

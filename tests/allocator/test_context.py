@@ -1,7 +1,5 @@
 """CUDA memory outside PyTorch's allocator, by kind of card."""
 
-from __future__ import annotations
-
 import pytest
 
 from memviz.allocator import context
@@ -29,7 +27,7 @@ MiB = 1 << 20
         ("", UNKNOWN),
     ],
 )
-def test_a_card_is_of_a_generation_by_its_name(card: str, expected: context.Context) -> None:
+def test_a_card_is_of_a_generation_by_its_name(card: str, expected: context.CudaContext) -> None:
     assert context_on(card) is expected
 
 

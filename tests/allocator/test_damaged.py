@@ -1,7 +1,5 @@
 """Files that contradict themselves are replayed as far as they go, and never break the model."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """The quick replay gives the same history as the model step by step."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,11 +15,11 @@ from memviz.allocator.event_replay import RequestReplay, _QuickReplay
 from memviz.allocator.replay_result import Replayed
 from memviz.allocator.replayer import CardMemory, Replayer
 from memviz.allocator.settings import parse_settings
-from memviz.trace.load import load_trace
 from memviz.trace.model import Trace
 from tests.allocator.driver import MiB
 from tests.allocator.programs import SETTINGS, played, programs
 from tests.allocator.recording import Recorder
+from tests.real import read_once
 
 FOLDER = Path(__file__).parents[2] / "sample_traces"
 SAMPLES_AND_SETTINGS = [("late-start", "expandable_segments:True"), ("training", ""), ("out-of-memory", "")]
@@ -84,14 +82,14 @@ def test_random_programs_end_alike(text, recorded_with, memory, left_out, progra
     ],
 )
 def test_recordings_end_alike(name, text):
-    trace = load_trace(FOLDER / f"{name}.pickle.gz")
+    trace = read_once(FOLDER / f"{name}.pickle.gz")
     quickly = outcomes(trace, text, CardMemory(2048 * MiB, 0))
     with step_by_step():
         assert quickly == outcomes(trace, text, CardMemory(2048 * MiB, 0))
 
 
 def test_nearly_all_of_a_recording_goes_the_quick_way(monkeypatch):
-    trace = load_trace(FOLDER / "training.pickle.gz")
+    trace = read_once(FOLDER / "training.pickle.gz")
     slow = 0
     for name in ("malloc", "free"):
         step = getattr(RequestReplay, name) if name == "free" else getattr(replay.OtherSettings, name)

@@ -1,7 +1,5 @@
 """Invariants of the allocator after every step of a random program, and the fuzz of PyTorch's own tests."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """Recordings that cannot be replayed exactly: the first event that differs, and the reason."""
 
-from __future__ import annotations
-
 import pytest
 
 from memviz.allocator.replay_result import Mismatch

@@ -1,7 +1,5 @@
 """Requests of a recording, who released its memory, and how much there was."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

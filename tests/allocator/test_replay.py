@@ -1,7 +1,5 @@
 """Replay under the recorded settings: it hits every recorded address, or reports the first mismatch."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -13,12 +11,11 @@ from memviz.allocator.replay_result import Agreement, RanOut
 from memviz.allocator.settings import parse_settings
 from memviz.analysis.timeline import timeline
 from memviz.errors import UsageError
-from memviz.trace.load import load_trace
 from memviz.trace.model import Category, Labels, Phase, Trace
 from tests.allocator.driver import MiB
 from tests.allocator.programs import SETTINGS, played, programs
 from tests.allocator.recording import Recorder, cached, ran_out
-from tests.real import real_files, requires_real
+from tests.real import read_once, real_files, requires_real
 from tests.replays import replay
 from tests.traces import alloc, block, event, free, segment, trace_of
 
@@ -104,14 +101,14 @@ def test_a_history_that_begins_within_a_malloc_is_replayed_too():
 @requires_real
 @pytest.mark.parametrize("path", real_files(), ids=lambda path: path.stem)
 def test_real_histories_are_replayed_exactly(path):
-    agrees(load_trace(path))
+    agrees(read_once(path))
 
 
 @requires_real
 @pytest.mark.parametrize("part", [0.1, 0.37, 0.5, 0.83])
 @pytest.mark.parametrize("path", real_files(), ids=lambda path: path.stem)
 def test_real_histories_cut_short_are_too(path, part):
-    trace = load_trace(path)
+    trace = read_once(path)
     device = trace.devices[0]
     first = int(len(device.events) * part)
     events = type(device.events)(**{name: column[first:].copy() for name, column in device.events.columns()})

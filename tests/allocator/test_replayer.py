@@ -1,7 +1,5 @@
 """The same requests under other settings, or on another card."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 
 import pytest

@@ -1,7 +1,5 @@
 """A replay is as recorded where it does all that is recorded, and not otherwise."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,13 +9,12 @@ from memviz.allocator.recorded_replay import ensure_replayed
 from memviz.allocator.replay import Divergence, divergence, why_diverged
 from memviz.allocator.replay_result import Replayed
 from memviz.allocator.replayer import CardMemory, Replayer
-from memviz.trace.load import load_trace
 from memviz.trace.model import Action
 from tests.allocator.driver import MiB
 from tests.allocator.programs import played, programs
 from tests.allocator.recording import Recorder, ran_out
 from tests.house.repository import ROOT
-from tests.real import real_files, requires_real
+from tests.real import read_once, real_files, requires_real
 
 
 def limited(source: Replayer, memory: int | None) -> Replayed:
@@ -66,7 +63,7 @@ def test_a_recording_that_ran_out_is_as_recorded_up_to_there() -> None:
 
 
 def test_the_sample_that_runs_out_is_as_recorded_in_its_own_memory() -> None:
-    trace = load_trace(ROOT / "sample_traces" / "out-of-memory.pickle.gz")
+    trace = read_once(ROOT / "sample_traces" / "out-of-memory.pickle.gz")
     assert Replayer(trace).what_if(card=CardMemory(2400 * MiB, 0)).divergence == ""
 
 
@@ -93,10 +90,7 @@ def test_what_is_called_as_recorded_has_the_recorded_history(text: str, mebibyte
 @requires_real
 @pytest.mark.parametrize("path", real_files(), ids=lambda path: path.stem)
 def test_real_recordings_are_as_recorded_without_a_limit_and_not_in_less_than_they_took(path) -> None:
-    trace = load_trace(path)
-    source = Replayer(trace)
+    source = Replayer(read_once(path))
     assert divergence(source, limited(source, None)) is None
     if len(source.device.events) > 1:
-        assert (
-            Replayer(trace).what_if(card=CardMemory(source.as_recorded().peak_reserved_bytes * 9 // 10, 0)).divergence
-        )
+        assert source.what_if(card=CardMemory(source.as_recorded().peak_reserved_bytes * 9 // 10, 0)).divergence

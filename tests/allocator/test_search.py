@@ -1,7 +1,5 @@
 """The settings tried, their ranking, and the advice."""
 
-from __future__ import annotations
-
 import pytest
 
 from memviz.allocator.replayer import CardMemory, Replayer

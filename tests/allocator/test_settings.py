@@ -1,7 +1,5 @@
 """The text of PYTORCH_CUDA_ALLOC_CONF. Refusals were compared with torch 2.13's own on 80,000 random texts."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

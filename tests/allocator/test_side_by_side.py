@@ -1,7 +1,5 @@
 """Settings tried in worker processes give the same results as in this one, even if the workers die."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Iterator
 

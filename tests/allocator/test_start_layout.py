@@ -1,7 +1,5 @@
 """The memory layout before the first event, rebuilt from the end."""
 
-from __future__ import annotations
-
 from memviz.allocator.settings import Settings
 from memviz.allocator.start_layout import StartBlock, StartLayout, StartSegment, start_layout
 from memviz.trace.model import Trace

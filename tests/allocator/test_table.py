@@ -1,7 +1,5 @@
 """The table of real recordings in `memviz/allocator/README.md` is up to date."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -9,9 +7,8 @@ import pytest
 from memviz.allocator.replay_result import Figures
 from memviz.allocator.replayer import CardMemory, Replayer
 from memviz.allocator.settings import parse_settings
-from memviz.trace.load import load_trace
 from tests.allocator.driver import MiB
-from tests.real import real_files, requires_real
+from tests.real import read_once, real_files, requires_real
 
 README = Path(__file__).parents[2] / "memviz" / "allocator" / "README.md"
 
@@ -24,7 +21,7 @@ def fate(figures: Figures) -> str:
 
 def row(path: Path) -> str:
     """A history of one event or none has no replays."""
-    source = Replayer(load_trace(path))
+    source = Replayer(read_once(path))
     recorded = source.as_recorded()
     assert recorded.agreement is not None
     asked = ["–", "–", "–"]

@@ -1,7 +1,5 @@
 """Details of one allocation."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

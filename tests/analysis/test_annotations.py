@@ -1,7 +1,5 @@
 """`record_function` ranges as intervals of events."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

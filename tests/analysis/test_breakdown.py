@@ -1,7 +1,5 @@
 """Allocations by purpose, by group and below a path of calls."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

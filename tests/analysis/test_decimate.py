@@ -1,7 +1,5 @@
 """A timeline of few columns that loses no peak."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """The state after an event, and a summary of the events between two."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Allocations by words and limits."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

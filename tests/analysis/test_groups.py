@@ -1,7 +1,5 @@
 """Any set of allocations, by place or kind."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,15 +1,12 @@
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from memviz.analysis.health import health, history
-from memviz.trace.load import load_trace
 from memviz.trace.model import Note, Trace
 from memviz.units import bytes_text as said
-from tests.real import expected, real_files, requires_real
+from tests.real import expected, read_once, real_files, requires_real
 from tests.simulated_allocator import Allocator
 from tests.traces import MiB, alloc, block, event, frame, free, read, segment, snapshot, trace_of
 
@@ -251,7 +248,7 @@ def test_a_simulated_run_of_the_allocator_is_sound() -> None:
 @requires_real
 @pytest.mark.parametrize("path", real_files(), ids=lambda path: path.stem)
 def test_the_history_of_real_files(path: Path) -> None:
-    trace = load_trace(path)
+    trace = read_once(path)
     counted = {each["dev"]: each["init_active"] for each in expected()[path.name]["devices"]}
     for device in trace.devices:
         wanted = "none" if device.device not in counted else "late" if counted[device.device] else "complete"

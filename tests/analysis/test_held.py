@@ -1,7 +1,5 @@
 """The reported size of a trace is what it takes in memory, cached results included."""
 
-from __future__ import annotations
-
 import tracemalloc
 
 from memviz.analysis.cache import cached_on, size_in_bytes

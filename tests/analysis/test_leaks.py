@@ -1,7 +1,5 @@
 """Allocations that are never freed, that grow from step to step, or that are freed at once."""
 
-from __future__ import annotations
-
 from hypothesis import given
 
 from memviz.analysis.groups import Group, Groups, group_rows

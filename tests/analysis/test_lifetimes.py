@@ -1,7 +1,5 @@
 """Lifetimes of allocations in sound, late and contradictory files."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -18,10 +16,9 @@ from memviz.analysis.lifetimes import (
     time_of_event,
 )
 from memviz.errors import UsageError
-from memviz.trace.load import load_trace
 from memviz.trace.model import DeviceTrace, Trace
 from tests.analysis.replays import BEFORE, Replay, any_events, any_segments, sound_traces
-from tests.real import real_files, requires_real
+from tests.real import read_once, real_files, requires_real
 from tests.traces import alloc, block, event, free, segment, trace_of
 
 
@@ -130,7 +127,7 @@ def test_rows_are_by_start_then_address(trace):
 @requires_real
 @pytest.mark.parametrize("path", real_files(), ids=lambda path: path.stem)
 def test_real_files_match_the_plain_replay(path):
-    for device in load_trace(path).devices:
+    for device in read_once(path).devices:
         assert as_matched(device) == as_replayed(Replay(device).run())
 
 

@@ -1,7 +1,5 @@
 """A predicted device has no clock: event counts are never shown as times."""
 
-from __future__ import annotations
-
 import io
 import json
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The places that keep most activations; the sentences about an overview are tested with the headlines."""
 
-from __future__ import annotations
-
 from memviz.analysis.lifetimes import live_rows
 from memviz.analysis.overview import overview, sites_holding_activations
 from memviz.trace.model import Trace

@@ -1,16 +1,13 @@
 """The peak, the live set at any event, and failed requests."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 
 from memviz.analysis.groups import Group, Groups
 from memviz.analysis.peak import FailedRequest, LiveSet, at, failed_requests, peak
 from memviz.analysis.timeline import timeline
-from memviz.trace.load import load_trace
 from tests.analysis.replays import sound_traces
-from tests.real import expected, real_files, requires_real
+from tests.real import expected, read_once, real_files, requires_real
 from tests.traces import MiB, alloc, block, event, frame, free, segment, trace_of
 
 LINE = frame("f", "train.py", 3)
@@ -59,7 +56,7 @@ def test_the_live_set_adds_up_to_the_timeline(trace):
 @requires_real
 @pytest.mark.parametrize("path", real_files(), ids=lambda path: path.stem)
 def test_real_peaks_add_up_to_the_bytes_counted_independently(path):
-    trace, counted = load_trace(path), expected()[path.name]
+    trace, counted = read_once(path), expected()[path.name]
     for row in counted["devices"]:
         device = next(each for each in trace.devices if each.device == row["dev"])
         found = peak(trace, device, top=5)

@@ -1,7 +1,5 @@
 """A step has the same name in the headline, in findings and above the timeline."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Sums per group and maxima of ranges, against plain loops."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st

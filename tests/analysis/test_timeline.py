@@ -1,7 +1,5 @@
 """Bytes live, waiting and reserved after each event."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,10 +7,9 @@ from hypothesis import strategies as st
 
 from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.timeline import RunningTotal, Timeline, timeline
-from memviz.trace.load import load_trace
 from memviz.trace.model import DeviceTrace, Events, State
 from tests.analysis.replays import Replay, any_events, any_segments, sound_traces
-from tests.real import expected, real_files, requires_real
+from tests.real import expected, read_once, real_files, requires_real
 from tests.traces import alloc, block, event, free, segment, trace_of
 
 
@@ -94,7 +91,7 @@ def test_a_sound_trace_ends_with_its_active_blocks(trace):
 @pytest.mark.parametrize("path", real_files(), ids=lambda path: path.stem)
 def test_real_files_have_the_bytes_that_were_counted_independently(path):
     counted = expected()[path.name]
-    for device in load_trace(path).devices:
+    for device in read_once(path).devices:
         after, number = timeline(device), str(device.device)
         assert after.reserved[-1] == counted["reserved_end"][number]
         assert after.end_bytes == counted["live_end"][number]

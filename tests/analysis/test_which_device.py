@@ -1,7 +1,5 @@
 """The default device of a trace."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -7,8 +7,6 @@ replaced. All commands run as whole processes, in turn, several times; the media
 floor of the same run. Absolute seconds differ between machines; ratios much less.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import platform

@@ -15,8 +15,6 @@ BUNDLE.js is MemoryViz.js with d3 of version 5, made one module by any bundler (
 it is not part of this project.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import http.server

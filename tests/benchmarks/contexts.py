@@ -6,8 +6,6 @@ more than one PyTorch process does (several ranks of one job on a GPU, NCCL, lib
 counted separately.
 """
 
-from __future__ import annotations
-
 import csv
 from dataclasses import dataclass
 from pathlib import Path

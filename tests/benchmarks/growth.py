@@ -7,8 +7,6 @@ before two sizes are compared: a growth of 1.00 is linear, and more is worse. Fi
 generated here.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import multiprocessing

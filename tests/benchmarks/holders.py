@@ -6,8 +6,6 @@ Each process holds a list of records (an object with a list, a tuple and a dicti
 with their graphs, so that the walk passes all objects before it finds them.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import json

@@ -10,8 +10,6 @@ last has left and its session has expired. After `--minutes` unfinished visitors
 With `--open` each uploads one file and is idle.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

@@ -5,8 +5,6 @@
 The issue of these figures: one training step of LTX-Video in 5 seconds and 1 GiB, a forward pass of Flux in 8.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

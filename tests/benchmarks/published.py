@@ -6,8 +6,6 @@ them the first time. `--write` puts the table into the README and what is predic
 the data that predictions are judged by.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import json

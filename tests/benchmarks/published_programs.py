@@ -4,8 +4,6 @@ It runs in a separate process, with the source's libraries ahead of ours on the 
 program's name, GPU, torch release and settings; each line of its output the peaks, or the error.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Mapping

@@ -7,8 +7,6 @@ as the only outlier. Links share the page cache, so that no disk is measured. Th
 each, take turns on the same files. With --write the table goes into README.md.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import pickle

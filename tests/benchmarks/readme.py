@@ -1,7 +1,5 @@
 """Tables that the benchmarks write into their README, between markers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 README = Path(__file__).parent / "README.md"

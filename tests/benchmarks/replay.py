@@ -6,8 +6,6 @@ Seconds are CPU time of the task itself, in one thread, after the file is read. 
 Files named with `--once` are run once, without the search, because they take long.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -4,8 +4,6 @@ Eight sequences of 2,048 tokens a GPU, bf16 with gradients reduced in fp32, ever
 but attention and every other matrix product. Measured in https://github.com/pytorch/torchtitan/pull/165.
 """
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 

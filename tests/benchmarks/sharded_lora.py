@@ -6,8 +6,6 @@ alone are kept through backward. Measured on 4 A100s of 40 GB in
 https://github.com/meta-llama/llama-cookbook/pull/41.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from functools import partial

@@ -6,8 +6,6 @@ Each preset has a process of its own. It predicts the preset, then the preset ag
 switched: the first answer has the imports, the others are what a visitor waits for.
 """
 
-from __future__ import annotations
-
 import argparse
 import cProfile
 import json

@@ -1,7 +1,5 @@
 """Run one task in its own process, to isolate time and memory: `python -m tests.benchmarks.task NAME FILE`."""
 
-from __future__ import annotations
-
 import gc
 import pickle
 import sys

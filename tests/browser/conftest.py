@@ -5,8 +5,6 @@ another host fails the test that opened it. All are slow but those of `test_smok
 because a browser on a busy machine may miss a press; the summary lists it as RERUN.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress

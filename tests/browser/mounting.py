@@ -1,7 +1,5 @@
 """Mount one component on an empty page with Python behind it and without Gradio: fast and isolated."""
 
-from __future__ import annotations
-
 import json
 import weakref
 from collections.abc import Callable

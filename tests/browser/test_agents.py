@@ -1,7 +1,5 @@
 """An MCP client, built with the official library, against the running page."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import json

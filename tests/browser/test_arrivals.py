@@ -1,7 +1,5 @@
 """A dropped file: drawn before it is understood, cancelled, refused, over a slow line, where our way fails."""
 
-from __future__ import annotations
-
 import gzip
 import pickle
 import re

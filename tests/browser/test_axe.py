@@ -1,7 +1,5 @@
 """axe-core finds nothing serious on any tab, light or dark, wide or narrow, with what opens on it open."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Two samples side by side, in the real page: display and interaction."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re

@@ -1,7 +1,5 @@
 """Computations of the page's scripts without elements, and words, on one page, compared to Python or to a law."""
 
-from __future__ import annotations
-
 import base64
 import bisect
 import itertools

@@ -1,7 +1,5 @@
 """The event list in a real browser: only visible rows are in the page; keys, wheel and filter move it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Findings under the headline: what one lights, the estimate it opens, and the tab it leads to."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Search for a configuration that fits a user's model: paste, drop, search, inspect, cancel."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Keyboard focus stays on the page after every press, even if the pressed control is replaced."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from pathlib import Path
 from typing import Any

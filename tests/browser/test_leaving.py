@@ -1,7 +1,5 @@
 """A visitor who leaves during a run frees the device, and one with many requests delays no other."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable, Iterator

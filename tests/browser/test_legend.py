@@ -1,7 +1,5 @@
 """The legend names every visible colour, for every colouring and width; a kept selection has a chip."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The panels below the timeline: live set, icicle, inspector, Find, and allocations never freed."""
 
-from __future__ import annotations
-
 import csv
 import pickle
 import re

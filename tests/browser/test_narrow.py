@@ -1,7 +1,5 @@
 """The drawer of a narrow screen is closed even if the page loads late, and not moved afterwards."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

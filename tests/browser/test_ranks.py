@@ -1,7 +1,5 @@
 """Many ranks in the real page: dropped or passed on the command line, drawn before the server has answered."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager

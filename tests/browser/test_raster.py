@@ -1,7 +1,5 @@
 """The drawing in the browser is the drawing in Python, pixel by pixel."""
 
-from __future__ import annotations
-
 import base64
 from pathlib import Path
 from typing import Any

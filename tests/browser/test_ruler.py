@@ -1,7 +1,5 @@
 """The ruler and the range between two points: by pointer and keys, to the byte, removed by Escape."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The Run tab: configurations that fit a GPU, their cost, output checks and failures."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

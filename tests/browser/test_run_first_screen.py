@@ -1,7 +1,5 @@
 """The first 900 pixels of Run: few words, few controls, all reached by keys; on phones the answer comes first."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The button that measures: each measured row stands below what was predicted, with the difference in percent."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Any

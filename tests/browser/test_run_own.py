@@ -1,7 +1,5 @@
 """The Run tab with models of its owner: functions of a file, and a config.json, with prices and true commands."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Saved reports, comparisons and what-ifs: one file, no server, and no network requests."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The segment map in a real browser: area is bytes, every block is drawn, and pointing names it."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The quick suite's only stories: one per tab, on one page with one visitor, and a saved page."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

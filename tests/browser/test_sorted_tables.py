@@ -1,7 +1,5 @@
 """Every table of the page and of saved pages is sorted as its header claims."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

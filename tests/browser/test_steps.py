@@ -1,7 +1,5 @@
 """The back button undoes a zoom, a choice, a tab, a turn to another trace, one at a time; forward does them again."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit

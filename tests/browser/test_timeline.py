@@ -1,7 +1,5 @@
 """The timeline's labels are at the positions of the elements that they name."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Several visitors at once, and one with two windows or who reloads: none loses or sees another's traces."""
 
-from __future__ import annotations
-
 import pickle
 import re
 import time

@@ -1,7 +1,5 @@
 """The What if tab: the sample that ran out of memory, the fixes that avoid it, and other questions."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

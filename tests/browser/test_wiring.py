@@ -1,7 +1,5 @@
 """The event wiring from the page to Gradio, as the running page reports it to browsers."""
 
-from __future__ import annotations
-
 import json
 from urllib.request import urlopen
 

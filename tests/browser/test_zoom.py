@@ -1,7 +1,5 @@
 """The height is zoomed as the width is: by wheel, drag, keys and fingers, down to one block; and back at one press."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The table of cases: the name of a golden file, and the text that the file must hold. Most are in `cases.toml`."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -4,8 +4,6 @@ The golden files leave those numbers out (`FIGURES` in `workplace.py`), and on w
 `tests/runner/test_published.py` holds what they come to.
 """
 
-from __future__ import annotations
-
 import runpy
 from collections.abc import Callable
 from functools import partial, wraps

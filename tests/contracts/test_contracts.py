@@ -1,7 +1,5 @@
 """Every answer equals its golden file, byte for byte. To update them: `python -m tests.contracts`."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from difflib import unified_diff

@@ -1,7 +1,5 @@
 """Perceived distance of two colours, with colour blindness too. Only tests use it."""
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 

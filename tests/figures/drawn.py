@@ -1,7 +1,5 @@
 """The data of a figure as a browser receives it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Colours that several traces share."""
 
-from __future__ import annotations
-
 import pytest
 
 from memviz.figures.colouring import OTHER, colouring, group_colour, largest_of_all

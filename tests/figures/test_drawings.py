@@ -1,7 +1,5 @@
 """Figures of a trace or an answer: the same as those of the analysis below them, at the moment that was meant."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Bars of a peak, and of the changes from one peak to another."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """Laws of every figure: an empty one shows why, trace text is escaped, and none is too large for a page."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 
 import numpy as np

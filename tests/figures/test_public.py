@@ -1,7 +1,5 @@
 """The public API of `memviz.figures`: the README names every figure, and each can be drawn as described."""
 
-from __future__ import annotations
-
 import importlib
 import re
 

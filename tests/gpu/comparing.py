@@ -1,7 +1,5 @@
 """Differences of two traces in their segments, requests, and live bytes at the peak."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Tests that need a real GPU: `pytest tests/gpu -m gpu -n 0`. Without `-m gpu` they are skipped."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Workloads that are recorded on a real GPU: plain ones, and with each optimization that goes with them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

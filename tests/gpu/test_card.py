@@ -1,7 +1,5 @@
 """The predictor's assumptions about a GPU: its figures, workspaces, attention kernels and single operators."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from itertools import product
 from typing import Any

@@ -1,7 +1,5 @@
 """The published tables on this GPU: peaks in each table's own order of steps, seconds, and outputs compared."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Assumptions of the recorder: torch's counters are right, and out of memory is reported in time."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

@@ -3,8 +3,6 @@
 The variants take turns for several rounds, because a GPU's clock drifts; every figure is a ratio within its round.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace

@@ -3,8 +3,6 @@
 The traces stay in pytest's base folder (`--basetemp OUT`); figures are printed (`-rP`).
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Small files, each built in a few lines, that would exhaust the machine when read naively."""
 
-from __future__ import annotations
-
 import gzip
 import pickle
 import random

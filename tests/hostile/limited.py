@@ -5,8 +5,6 @@
 Everything is imported once; a job costs only what it does.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """The views that the page computes for a trace, without a browser."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

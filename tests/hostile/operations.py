@@ -1,7 +1,5 @@
 """Files put together operation by operation: what no pickler writes, and what never ends. Read with `files`."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import struct

@@ -3,8 +3,6 @@
 `--hypothesis-profile thorough` tries three thousand changes instead of sixty.
 """
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

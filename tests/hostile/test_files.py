@@ -1,8 +1,6 @@
 """Files that want the machine end in words, and odd ones in an answer, within 10 s of processor time (on a slow machine
 as many more as it is slower) and 1.5 GiB."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Runs that would exhaust the machine: refused by size, ended by memory, or cancelled with their visitor."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """A hostile visitor at a real server: one for all of these, which must answer in words and log no fault."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

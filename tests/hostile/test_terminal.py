@@ -3,8 +3,6 @@
 Status 1 is never among them: in `diff` it means that a peak grew.
 """
 
-from __future__ import annotations
-
 import errno
 import io
 import json

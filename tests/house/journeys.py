@@ -4,8 +4,6 @@
 verdict, and `predict` of a script of eight lines.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import tempfile

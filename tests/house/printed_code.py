@@ -5,8 +5,6 @@ nothing of this repository, so that what the code finds is what its reader's env
 optimization, of several with + between them, or "library of MODEL: " and those for calls of libraries.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os

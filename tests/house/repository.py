@@ -1,7 +1,5 @@
 """The files that the house tests check: those in the repository, and new ones that git does not ignore."""
 
-from __future__ import annotations
-
 import ast
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Sizes and habits that may only shrink: `budgets.toml` holds the most that there may be of each."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

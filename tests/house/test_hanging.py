@@ -1,7 +1,5 @@
 """A hanging test fails after some minutes with its name and stack, and all others run."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

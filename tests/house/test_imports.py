@@ -1,7 +1,5 @@
 """Imports run one way. The table in memviz/README.md is the rule; this holds the code to it."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The contents of `pip install`: the core works with numpy alone, and all files are within `memviz`."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

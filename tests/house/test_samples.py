@@ -1,7 +1,5 @@
 """The samples match their script and their README, and are sound."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess
@@ -18,6 +16,7 @@ from memviz.trace.load import load_trace
 from memviz.trace.model import Action, DeviceTrace, Trace
 from memviz.units import bytes_text, count_text
 from tests.house.repository import ROOT, text_of
+from tests.real import read_once
 
 FOLDER = ROOT / "sample_traces"
 NAMES = [path.name.partition(".")[0] for path in sorted(FOLDER.glob("*.pickle*"))]
@@ -28,7 +27,7 @@ each_sample = pytest.mark.parametrize("name", NAMES)
 
 @cache
 def trace(name: str) -> Trace:
-    return load_trace(FOLDER / f"{name}.pickle.gz")
+    return read_once(FOLDER / f"{name}.pickle.gz")
 
 
 def device(name: str) -> DeviceTrace:

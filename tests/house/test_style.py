@@ -1,7 +1,5 @@
 """Lint, format, types, sizes and the fixed top level; checks run as commands, with the repository's settings."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The recorded steps, their files, and cleanup after a failed training."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The libraries' own trainers on the predicted device: recorded steps, and cleanup after a failure."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Memory of a step on meta tensors: the bytes that PyTorch would request, operator by operator."""
 
-from __future__ import annotations
-
 import weakref
 from typing import Any
 

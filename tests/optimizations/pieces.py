@@ -1,7 +1,5 @@
 """A model called with a part of the batch, for losses that hold their inputs themselves."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

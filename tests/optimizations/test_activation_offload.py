@@ -1,7 +1,5 @@
 """Activation offload: activations return bit for bit, and the device memory is free in between."""
 
-from __future__ import annotations
-
 import copy
 import gc
 

@@ -1,7 +1,5 @@
 """All optimizations together: one order, refused pairs, and complete undo."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Allocator settings take effect through the environment only; a process started without them gets an error."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

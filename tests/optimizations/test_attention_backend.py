@@ -1,7 +1,5 @@
 """Attention backends, identified by the tensors saved for backward, and refusals of unsupported inputs."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """Checkpointed blocks: chosen by number, bitwise equal, and holding only their inputs."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

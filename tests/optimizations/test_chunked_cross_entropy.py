@@ -1,7 +1,5 @@
 """The loss in pieces: the same loss and gradients, and never more than a piece of the logits."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Chunked feed-forward: the same outputs and gradients in less memory, for every kind of feed-forward."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Each optimization on every kind of model: outputs and gradients as claimed, an unshared copy, and a clean undo."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """8-bit optimizer states: accuracy, one byte per number between steps, and successful training."""
 
-from __future__ import annotations
-
 import copy
 import io
 from typing import Any

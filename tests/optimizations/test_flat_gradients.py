@@ -1,7 +1,5 @@
 """Three ways to add up micro-batches: the same sums to the bit, and what each holds while it does."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import time

@@ -1,7 +1,5 @@
 """The batch of a step in pieces: the same gradients up to rounding, and activations for one piece at a time."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import pytest

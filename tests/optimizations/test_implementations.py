@@ -1,7 +1,5 @@
 """`implementation=library`: the same memory as this project's code, undone like it, and refused where it is missing."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

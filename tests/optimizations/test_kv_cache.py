@@ -1,7 +1,5 @@
 """Caches of keys and values: what each of them holds, and what later tokens see of it."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 from typing import Any

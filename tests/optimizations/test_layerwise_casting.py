@@ -1,7 +1,5 @@
 """Layerwise casting: memory, the time of casts, accuracy, and refusals."""
 
-from __future__ import annotations
-
 import copy
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Adapters: at first the same model, then only they learn, and gradients and states are theirs alone."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any

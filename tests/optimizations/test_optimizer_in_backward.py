@@ -1,7 +1,5 @@
 """Weights stepped during backward: the same weights to the bit, and never all gradients at once."""
 
-from __future__ import annotations
-
 import gc
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Refusals of every optimization: of its own knobs, of models that it cannot change, and of plans that have no use."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from typing import Any

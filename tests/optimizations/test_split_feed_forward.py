@@ -1,7 +1,5 @@
 """Split feed-forward: the same values from the same weights in less memory, and refusals."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

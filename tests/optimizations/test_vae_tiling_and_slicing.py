@@ -1,7 +1,5 @@
 """VAE tiling and slicing: the decoded image, and the tensors live during decoding."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

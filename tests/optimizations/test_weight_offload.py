@@ -1,7 +1,5 @@
 """Weights on the host: there is nothing to compute with while they rest, and the outputs are the same to the bit."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

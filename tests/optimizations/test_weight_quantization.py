@@ -1,7 +1,5 @@
 """Weights in 8 and 4 bits: accuracy of the codes, stated size, and training of adapters next to them."""
 
-from __future__ import annotations
-
 import copy
 import sys
 import types

@@ -1,7 +1,5 @@
 """Small models of each kind that optimizations meet, with random weights, and what one training step gives."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from dataclasses import dataclass

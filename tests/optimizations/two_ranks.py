@@ -4,8 +4,6 @@ Every check is a function here; `test_flat_gradients_on_two_ranks.py` starts bot
 by the names of function and case.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import sys

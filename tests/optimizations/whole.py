@@ -1,7 +1,5 @@
 """One small model with every part that optimizations change: blocks, attention, feed-forwards, a mixed dtype."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention

@@ -1,7 +1,5 @@
 """Small programs that keep a tensor, each in a way that people write: what keeps it is found and named."""
 
-from __future__ import annotations
-
 import gc
 import inspect
 import json

@@ -3,8 +3,6 @@
 Each is predicted with holders recorded. The line with `# here` is the one to change.
 """
 
-from __future__ import annotations
-
 import gc
 import linecache
 import re

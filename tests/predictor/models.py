@@ -1,7 +1,5 @@
 """Two small models of usual parts, built the same way on any device."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional

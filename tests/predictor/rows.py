@@ -1,7 +1,5 @@
 """A predicted trace as rows that tests can compare whole."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -30,7 +28,7 @@ def allocations(trace: Trace) -> list[Row]:
     assert labels is not None
     return [
         Row(
-            operator_of(trace, int(events.stack[at])),
+            next(names(trace, int(events.stack[at]))).removeprefix("at::_ops::").removesuffix("::call"),
             int(events.size[at]),
             Category(int(labels.category[at])),
             Phase(int(labels.phase[at])),
@@ -38,10 +36,6 @@ def allocations(trace: Trace) -> list[Row]:
         )
         for at in np.flatnonzero(events.action == Action.ALLOC).tolist()
     ]
-
-
-def operator_of(trace: Trace, stack: int) -> str:
-    return next(names(trace, stack)).removeprefix("at::_ops::").removesuffix("::call")
 
 
 def names(trace: Trace, stack: int) -> Iterator[str]:

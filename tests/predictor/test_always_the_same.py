@@ -1,7 +1,5 @@
 """Predictions are deterministic: equal bytes, events, addresses, stacks and order, in every process."""
 
-from __future__ import annotations
-
 import gc
 import hashlib
 import os

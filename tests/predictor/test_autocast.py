@@ -1,7 +1,5 @@
 """Casts of `torch.autocast`: affected operators, and cached casts."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

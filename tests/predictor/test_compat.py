@@ -1,7 +1,5 @@
 """Private names of torch: those that the predictor uses exist, and torch calls the functions that are pretended."""
 
-from __future__ import annotations
-
 import importlib
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Copies between the host and the GPU: extra GPU memory for non-contiguous tensors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """CUDA features that no rule models are refused with the reason."""
 
-from __future__ import annotations
-
 import ctypes.util
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """CUDA graphs: memory at capture, none at replay."""
 
-from __future__ import annotations
-
 import gc
 
 import pytest

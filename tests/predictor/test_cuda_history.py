@@ -1,7 +1,5 @@
 """Snapshots that a program dumps itself: events, stacks and peaks."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Memory functions of `torch.cuda`, under all their names."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Generators of the card, their seeds and states."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 

@@ -1,7 +1,6 @@
 """Streams and events: whose memory is whose, and which frees have to wait."""
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from statistics import mean
 
 import pytest
@@ -68,13 +67,28 @@ def test_memory_never_crosses_streams() -> None:
         del held, other
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        *("stream", "device", "event", "waited for", "item", "cpu", "to"),
-        *("from the host", "cuda", "written", "tensor", "shown"),
-    ],
-)
+def wait_for_both(one: Tensor, side: torch.cuda.Stream) -> None:
+    side.wait_stream(torch.cuda.current_stream())
+    side.synchronize()
+
+
+WAITS: dict[str, Callable[[Tensor, torch.cuda.Stream], object]] = {
+    "stream": lambda one, side: torch.cuda.current_stream().synchronize(),
+    "device": lambda one, side: torch.cuda.synchronize(),
+    "event": lambda one, side: torch.cuda.current_stream().record_event().synchronize(),
+    "waited for": wait_for_both,
+    "item": lambda one, side: one.item(),
+    "cpu": lambda one, side: one.cpu(),
+    "to": lambda one, side: one.to("cpu"),
+    "from the host": lambda one, side: torch.ones(1).to("cuda"),
+    "cuda": lambda one, side: torch.ones(1).cuda(),
+    "written": lambda one, side: one.copy_(torch.ones(1)),
+    "tensor": lambda one, side: torch.tensor([1.0], device="cuda"),
+    "shown": lambda one, side: f"{one} and {one!r}",
+}
+
+
+@pytest.mark.parametrize("how", WAITS)
 def test_what_another_stream_used_is_free_when_the_program_has_waited_for_it(how: str) -> None:
     with PredictedDevice(A100) as device:
         one, side = torch.zeros(1, device="cuda"), torch.cuda.Stream()
@@ -83,26 +97,7 @@ def test_what_another_stream_used_is_free_when_the_program_has_waited_for_it(how
         held.record_stream(torch.cuda.current_stream())
         del held
         assert (device.allocated_bytes, active()) == (512, 4 * MiB + 512)
-        if how == "stream":
-            torch.cuda.current_stream().synchronize()
-        elif how == "device":
-            torch.cuda.synchronize()
-        elif how == "event":
-            torch.cuda.current_stream().record_event().synchronize()
-        elif how == "waited for":
-            side.wait_stream(torch.cuda.current_stream())
-            side.synchronize()
-        else:
-            {
-                "item": one.item,
-                "cpu": one.cpu,
-                "to": lambda: one.to("cpu"),
-                "from the host": lambda: torch.ones(1).to("cuda"),
-                "cuda": lambda: torch.ones(1).cuda(),
-                "written": lambda: one.copy_(torch.ones(1)),
-                "tensor": lambda: torch.tensor([1.0], device="cuda"),
-                "shown": lambda: f"{one} and {one!r}",
-            }[how]()
+        WAITS[how](one, side)
         four_mib()
         assert active() == 512
         assert [said for said in device.unseen() if said.startswith("Memory that another stream uses")]

@@ -1,7 +1,5 @@
 """Device queries of `torch.cuda` and `torch.accelerator`, and their removal afterwards."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

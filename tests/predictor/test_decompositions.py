@@ -1,7 +1,5 @@
 """Operators that run differently on a card or in another release: attention, einsum, slices, one_hot, in place."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from typing import Any

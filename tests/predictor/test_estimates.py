@@ -1,7 +1,5 @@
 """Estimates from edited requests, compared to a prediction of the program with the same change."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """Rows routed to experts: counts and selections give an even share, and printed values are unknown."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

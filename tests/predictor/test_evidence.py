@@ -1,7 +1,5 @@
 """Rules that no recording proves, and memory that is not predicted."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

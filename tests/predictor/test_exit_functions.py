@@ -1,7 +1,5 @@
 """Functions that a program registers with atexit, and a second program in the same process."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

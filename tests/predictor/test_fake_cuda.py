@@ -1,7 +1,5 @@
 """Scripts that use "cuda", and CPU tensors next to it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

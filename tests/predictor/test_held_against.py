@@ -1,7 +1,5 @@
 """The expected error of a prediction, from measured peaks of its class."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

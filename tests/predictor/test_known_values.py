@@ -1,7 +1,5 @@
 """Small tensors keep known values on the predicted device: they equal those computed on the host."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A training step of a model with two billion parameters, without its memory. Benchmarks measure the time."""
 
-from __future__ import annotations
-
 import resource
 
 import pytest

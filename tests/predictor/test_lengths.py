@@ -1,7 +1,5 @@
 """Results whose length depends on values: the program or a rule states it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

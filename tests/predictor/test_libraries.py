@@ -1,7 +1,5 @@
 """Libraries that people use, on a card that is not there: their own classes, from small configurations."""
 
-from __future__ import annotations
-
 import resource
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Models that change their type or layout on their way to the device: one copy of each tensor, as it will be."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Out of memory on the predicted GPU: torch's error, its observers, and the state after it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

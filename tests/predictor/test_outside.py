@@ -1,7 +1,5 @@
 """Code outside a prediction says so: a small program for each row of the table in memviz/predictor/README.md."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler

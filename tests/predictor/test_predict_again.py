@@ -1,7 +1,5 @@
 """Another run under other allocator settings, without carrying it out: equal to one that was."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

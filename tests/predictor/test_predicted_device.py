@@ -1,7 +1,5 @@
 """A predicted run: figures, order, categories, phases, stacks, and a file that reads back."""
 
-from __future__ import annotations
-
 import gc
 from collections import Counter
 from functools import partial

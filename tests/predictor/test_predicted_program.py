@@ -1,7 +1,5 @@
 """`memviz.predicting` around code, `memviz.predict` of a function."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Fit of a predicted run on a card."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

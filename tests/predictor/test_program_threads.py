@@ -1,7 +1,5 @@
 """Threads and worker processes of the program see the same device."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any

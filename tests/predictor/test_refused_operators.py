@@ -1,7 +1,5 @@
 """Unpredictable operators are refused with their name and a remedy."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

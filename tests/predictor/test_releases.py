@@ -1,7 +1,5 @@
 """Python of other releases of torch, where it allocates in another order."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 

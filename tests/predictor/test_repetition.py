@@ -1,7 +1,5 @@
 """Passes that repeat an earlier one: traces and figures as if they had run."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -168,6 +166,7 @@ def test_repeated_layers_of_a_training_step_look_as_if_they_had_run(
     assert count >= repeats and (count > 0) == (repeats > 0)
 
 
+@pytest.mark.slow
 def test_a_prediction_starts_again_where_layers_turn_out_to_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     # The last layers of LTX-Video begin the gradients that all layers share, which no other does.
     monkeypatch.setattr(trained_layers, "_LAST_THAT_RUN", 1)

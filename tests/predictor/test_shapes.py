@@ -1,7 +1,5 @@
 """Shape rules and remembered results against torch's own."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Sparse gradients, as from embeddings: their indices and values take memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Notes of assumptions: equal ones are merged, with their lines and count."""
 
-from __future__ import annotations
-
 from memviz.predictor.assumptions import Assumption, Assumptions, sentences_of
 
 DECIDES = "it decides as if it were {number}"

@@ -1,7 +1,5 @@
 """TorchScript on a predicted GPU: code runs uncompiled, with a note."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Predicted allocations compared to those of the same step on real tensors, as torch's profiler counts them."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 

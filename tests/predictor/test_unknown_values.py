@@ -1,7 +1,5 @@
 """Reads of values without data: refused with the user's line, or answered by a stated substitute."""
 
-from __future__ import annotations
-
 import copy
 import math
 import pickle
@@ -469,7 +467,17 @@ def test_gradients_that_are_looked_through_for_errors_are_finite() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script. is deprecated")
-@pytest.mark.parametrize("how", [{}, {"fast_mode": True}, {"check_forward_ad": True}, {"check_batched_grad": True}])
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"fast_mode": True},
+        *(
+            pytest.param(how, marks=pytest.mark.slow)
+            for how in ({}, {"check_forward_ad": True}, {"check_batched_grad": True})
+        ),
+    ],
+    ids=str,
+)
 def test_checks_of_gradients_run_and_find_that_they_agree(how: dict[str, bool]) -> None:
     with PredictedDevice(A100) as device:
         x = there(3, 4, dtype=torch.double).requires_grad_()

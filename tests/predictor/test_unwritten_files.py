@@ -1,7 +1,5 @@
 """Files whose values are not computed: the program can open them, and they are removed after the prediction."""
 
-from __future__ import annotations
-
 import io
 import os
 from pathlib import Path

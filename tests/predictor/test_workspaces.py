@@ -1,7 +1,5 @@
 """Memory inside operators: copies, buffers and workspaces besides results."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Sequence
 from math import prod
@@ -16,25 +14,22 @@ from memviz.predictor.cards import KnownCard, card_named
 from memviz.predictor.device import PredictedDevice
 from memviz.predictor.workspaces import Accumulator, reduction_buffers, sort_scratch_bytes
 from memviz.trace.model import Action, Category
-from tests.predictor.rows import A100, WORKSPACE, allocations, sizes
+from tests.predictor.rows import A100, WORKSPACE, Row, allocations, sizes
 
 RTX_4090 = card_named("RTX 4090")
 NEWEST = (2, 13)
 LAST = torch.channels_last
 
 
-def sizes_of(
-    run: Callable[[], object],
-    operator: str,
-    *,
-    card: KnownCard = A100,
-    release: tuple[int, int] = NEWEST,
-    temporary: bool = False,
-) -> list[int]:
-    """Return the sizes that an operator allocates, or only its `temporary` ones, without results."""
+def allocated(run: Callable[[], object], card: KnownCard = A100, release: tuple[int, int] = NEWEST) -> list[Row]:
     with PredictedDevice(card, release=release) as device:
         run()
-        rows = [row for row in allocations(device.finish()) if row.operator == operator]
+        return allocations(device.finish())
+
+
+def sizes_of(run: Callable[[], object], operator: str, *, temporary: bool = False, **on: Any) -> list[int]:
+    """Return the sizes that an operator allocates, or only its `temporary` ones, without results."""
+    rows = [row for row in allocated(run, **on) if row.operator == operator]
     return [row.size for row in rows if row.category is Category.TEMPORARY or not temporary]
 
 
@@ -256,10 +251,12 @@ def test_tensor_cores_convolve_copies_in_channels_last(name: str) -> None:
         out.backward(torch.empty_like(out))
 
     for card, wanted in (("H100", sizes), ("T4", [])):
-        assert sizes_of(run, "convolution", card=card_named(card), temporary=True) == wanted
-        # The gradient of the images, then a workspace for each gradient.
-        backward = sizes_of(run, "convolution_backward", card=card_named(card), temporary=True)
-        assert backward == [2 * prod(shape), *wanted, *wanted]
+        taken: dict[str, list[int]] = {"convolution": [], "convolution_backward": []}
+        for row in allocated(run, card_named(card)):
+            if row.category is Category.TEMPORARY and row.operator in taken:
+                taken[row.operator].append(row.size)
+        # Behind the gradient of the images is a workspace for each gradient.
+        assert taken == {"convolution": wanted, "convolution_backward": [2 * prod(shape), *wanted, *wanted]}
 
 
 IMAGES, RESULTS, WEIGHTS = 2 * 16 * 8 * 8 * 4, 2 * 32 * 8 * 8 * 4, 32 * 16 * 3 * 3 * 4

@@ -60,7 +60,7 @@ CASES = {
 }
 PEAKS = json.loads((GOLDEN / "program-peaks.json").read_text(encoding="utf-8"))
 """Their pinned peaks; `python -m tests.contracts` writes them."""
-QUICK = {"hand_adamw", "kv_cache", "lora", "nano_gpt", "older_code", "own_conversions", "parallel_step"}
+QUICK = {"hand_adamw", "kv_cache", "lora", "older_code", "own_conversions", "parallel_step"}
 QUICK |= {"monitored", "profiling", "smaller_batch", "workers"}
 OTHER_CASES = {
     "amp_with_prefetching": Case(steps=8),

@@ -4,8 +4,6 @@ Predictions are kept in FOLDER, so that a second run only reads them. Real files
 those named after the folder.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from collections.abc import Sequence

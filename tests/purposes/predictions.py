@@ -1,7 +1,5 @@
 """Traces with known purposes: every workload, predicted in training and inference, each in its own process."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The share of a trace with a purpose, and the share with the right one."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

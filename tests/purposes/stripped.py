@@ -3,8 +3,6 @@
 The inference has to work without the removed parts; the true purpose of each allocation is kept separately.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np

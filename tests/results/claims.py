@@ -4,8 +4,6 @@ The law of a headline is a list of `Form`s, one for each sentence it may contain
 claims against the tables. A sentence that matches no form fails, so that every sentence is checked.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

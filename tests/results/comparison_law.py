@@ -1,7 +1,5 @@
 """Every possible sentence of Compare, checked against the peaks and the rows below it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Generated traces of every kind, by seed: several devices, failures, late starts, no history, pools, equal peaks."""
 
-from __future__ import annotations
-
 from random import Random
 from typing import Any
 

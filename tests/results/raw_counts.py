@@ -3,8 +3,6 @@
 It is written for clarity and not for speed: plain loops over plain dicts.
 """
 
-from __future__ import annotations
-
 import io
 import pickle
 from collections import Counter, defaultdict

@@ -1,7 +1,5 @@
 """Every possible sentence of Explore about a device, checked against its series and tables."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

@@ -1,7 +1,5 @@
 """memviz works with numpy alone, and a feature that needs another library names the remedy."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

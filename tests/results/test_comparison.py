@@ -1,7 +1,5 @@
 """The page, diff, reports and programs give the same sentence, rows and figures."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re
@@ -14,7 +12,6 @@ import pytest
 
 from memviz.analysis.comparing.changes import changes, summarize_comparison
 from memviz.results.comparison import comparison_headline, comparison_result
-from memviz.trace.load import load_trace
 from memviz.trace.model import Trace
 from memviz.ui.compare import programs
 from memviz.ui.compare.tab import comparison_file
@@ -23,6 +20,7 @@ from memviz.ui.saved.report import report_page
 from memviz.ui.shell.session import Opened
 from memviz.units import bytes_text
 from tests.house.repository import ROOT
+from tests.real import read_once
 from tests.traces import alloc, block, segment, trace_of
 
 PATHS = [ROOT / "sample_traces" / f"{name}.pickle.gz" for name in ("training", "training-checkpointed")]
@@ -30,7 +28,7 @@ PATHS = [ROOT / "sample_traces" / f"{name}.pickle.gz" for name in ("training", "
 
 @cache
 def traces() -> list[Trace]:
-    return [load_trace(path) for path in PATHS]
+    return [read_once(path) for path in PATHS]
 
 
 def sides() -> list[Any]:
@@ -81,7 +79,7 @@ def test_all_say_the_same_sentence() -> None:
 
 
 def test_notes_and_names_of_a_saved_comparison_say_whose_they_are() -> None:
-    late = load_trace(ROOT / "sample_traces" / "late-start.pickle.gz")
+    late = read_once(ROOT / "sample_traces" / "late-start.pickle.gz")
     page = unescape(report_page([sides()[0], (late, late.devices[0])]))
     assert "B, late-start.pickle.gz: The history starts late" in page
     assert page.count("A snapshot holds what PyTorch's allocator manages.") == 1

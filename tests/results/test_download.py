@@ -1,7 +1,5 @@
 """Traces from a URL: bounded in bytes and time, http(s) only, with errors that name the fault."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Sentences about a search follow the rules of the search itself."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hypothesis import given

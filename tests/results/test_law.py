@@ -1,7 +1,5 @@
 """Every statement of a headline or a command agrees with the series and tables next to it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import cache
 from random import Random
@@ -15,10 +13,9 @@ from memviz.analysis.health import health
 from memviz.analysis.overview import overview
 from memviz.results.comparison import comparison_headline
 from memviz.results.summary import trace_headline
-from memviz.trace.load import load_trace
 from memviz.trace.model import Trace
 from tests.house.repository import ROOT
-from tests.real import real_files
+from tests.real import read_once, real_files
 from tests.results import made
 from tests.results.claims import check_english
 from tests.results.comparison_law import called, check_compare
@@ -30,7 +27,7 @@ SAMPLES = sorted((ROOT / "sample_traces").glob("*.gz"))
 @cache
 def traces() -> tuple[Trace, ...]:
     """Return real traces if available, all samples, and some hundred generated ones."""
-    return (*map(load_trace, (*real_files(), *SAMPLES)), *(made.made(seed) for seed in range(made.COUNT)))
+    return (*map(read_once, (*real_files(), *SAMPLES)), *(made.made(seed) for seed in range(made.COUNT)))
 
 
 def pairs() -> Iterator[tuple[list[Pair], list[str]]]:

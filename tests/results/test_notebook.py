@@ -1,7 +1,5 @@
 """The outputs of a notebook executed by a real kernel."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """`memviz.open` and its results: the command line's own numbers, as objects, sentences, tables and frames."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Many ranks in a sentence, and which of them have no file."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -3,8 +3,6 @@
 Each headline and each finding has to fit one of the forms here, so that a new sentence needs a new count.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 
@@ -13,8 +11,7 @@ import pytest
 from memviz.analysis.findings.ranking import findings
 from memviz.analysis.overview import overview
 from memviz.results.summary import trace_headline
-from memviz.trace.load import load_trace
-from tests.real import FOLDER, real_files, requires_real
+from tests.real import FOLDER, read_once, real_files, requires_real
 from tests.results.claims import COUNT, SHARE, SIZE, check_count, check_share, check_size
 from tests.results.raw_counts import ACTIVE, Allocation, Raw, activations, layers, read_raw
 
@@ -104,7 +101,7 @@ HEADLINES = (
 @requires_real
 @pytest.mark.parametrize("name", FILES)
 def test_every_number_of_a_headline_is_counted_twice(name: str) -> None:
-    raw, trace = read_raw(FOLDER / name), load_trace(FOLDER / name)
+    raw, trace = read_raw(FOLDER / name), read_once(FOLDER / name)
     said = str(trace_headline(overview(trace, trace.devices[0])))
     claims = next((found for form in HEADLINES if (found := re.fullmatch(form, said))), None)
     assert claims is not None, f"no count knows this sentence: {said!r}"
@@ -183,7 +180,7 @@ FINDINGS: dict[str, str] = {
 @requires_real
 @pytest.mark.parametrize("name", FILES)
 def test_every_number_of_a_finding_is_counted_twice(name: str) -> None:
-    raw, trace = read_raw(FOLDER / name), load_trace(FOLDER / name)
+    raw, trace = read_raw(FOLDER / name), read_once(FOLDER / name)
     for finding in findings(trace, trace.devices[0]):
         claims = re.fullmatch(FINDINGS.get(finding.kind, ""), finding.sentence)
         assert claims is not None, f"no count knows this sentence: {finding.sentence!r}"

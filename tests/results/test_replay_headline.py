@@ -1,7 +1,5 @@
 """The answer in two sentences."""
 
-from __future__ import annotations
-
 import pytest
 
 from memviz.allocator.replayer import CardMemory, Replayer

@@ -1,7 +1,5 @@
 """Every sentence of What if against its rows, lines and advice: real recordings, samples, generated ones."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Iterator
@@ -14,7 +12,6 @@ from memviz.allocator.search import Search, search
 from memviz.allocator.settings import Settings, parse_settings
 from memviz.analysis.timeline import timeline
 from memviz.results.replay_headline import replay_headline as headline
-from memviz.trace.load import load_trace
 from memviz.trace.model import Trace
 from memviz.ui.upload.opening import SAMPLES
 from memviz.ui.what_if.plots import lines
@@ -23,7 +20,7 @@ from memviz.units import bytes_text, count_text
 from tests.allocator.driver import MiB
 from tests.allocator.programs import Step, take
 from tests.allocator.recording import Recorder
-from tests.real import real_files
+from tests.real import read_once, real_files
 
 ASKED = (None, "expandable_segments:True", "max_split_size_mb:24", "roundup_power2_divisions:4")
 
@@ -146,7 +143,7 @@ FILES = [*real_files(), *sorted(SAMPLES.glob("*.gz"))]
 @pytest.mark.slow
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_what_is_said_of_real_recordings_is_what_stands_beside_it(path) -> None:
-    trace = load_trace(path)
+    trace = read_once(path)
     peak = int(timeline(trace.devices[0]).reserved.max())
     check(trace, parse_settings("expandable_segments:True"), CardMemory(peak * 9 // 10, 0))
     if len(trace.devices[0].events) < 3000:

@@ -1,7 +1,5 @@
 """Every sentence of Run against its rows, over generated orders of variants."""
 
-from __future__ import annotations
-
 import random
 import re
 from typing import Any

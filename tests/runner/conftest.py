@@ -1,7 +1,5 @@
 """Fixtures of measured runs."""
 
-from __future__ import annotations
-
 import pytest
 
 from memviz.runner.measure import cuda_device

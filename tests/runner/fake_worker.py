@@ -5,8 +5,6 @@ memory without end, and `child-grows` does so in a child process; `dies` ends li
 after its answer. Any other, such as `endless`, never answers.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Measured runs of a one-layer model on a fake GPU."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

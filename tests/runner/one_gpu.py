@@ -1,7 +1,5 @@
 """`record` in its own process, with a fake GPU; the recorded script imports the same `GPU`."""
 
-from __future__ import annotations
-
 import os
 import sys
 

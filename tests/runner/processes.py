@@ -1,7 +1,5 @@
 """Helpers to wait for orders and processes, and to check whether a process runs."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A run written by hand, for tests that keep, send or show one."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from memviz.predictor.expected_error import Fit

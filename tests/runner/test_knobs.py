@@ -1,7 +1,5 @@
 """Knobs: texts become a dataclass and back, and an error names the fault and the allowed values."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 

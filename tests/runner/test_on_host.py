@@ -1,8 +1,6 @@
 """Weights cast, quantized or offloaded on the host: the GPU never holds the originals, and computes the same bits; a
 run's peak is the same in every view."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from contextlib import suppress

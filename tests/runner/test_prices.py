@@ -1,7 +1,5 @@
 """Prices of optimizations: which predictions they need, what they say, and the stored ones of presets."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Outputs of split feed-forwards against whole ones, on layers small enough for a test."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

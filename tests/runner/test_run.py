@@ -1,7 +1,5 @@
 """A run travels as JSON and inside its own trace, and a file's contents cannot change a type."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The command and the code shown for a run: the command repeats the request, and the code runs on a model."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

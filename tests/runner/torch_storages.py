@@ -1,7 +1,5 @@
 """Torch on the CPU as if on the fake GPU: every storage is an allocation at the storage's own address."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager

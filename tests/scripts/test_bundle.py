@@ -1,7 +1,5 @@
 """Modules are bundled into one script: each once, after its imports, with refusals of other syntax."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

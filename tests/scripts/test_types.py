@@ -1,7 +1,5 @@
 """Type checks of the page's scripts: TypeScript reads JSDoc, and tsconfig.json sets files and strictness."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """On a machine with a GPU a test is measured; here a fake GPU records as torch does."""
 
-from __future__ import annotations
-
 import pytest
 
 from memviz.testing import gpu_memory

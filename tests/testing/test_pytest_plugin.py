@@ -1,7 +1,5 @@
 """The pytest plugin, in a second pytest: failures, messages, and no cost where it is not used."""
 
-from __future__ import annotations
-
 import re
 from importlib.metadata import entry_points
 

@@ -1,8 +1,6 @@
 """Writes as the pickler inside PyTorch's C++ does, which programs without Python use: protocol 2, texts numbered as
 they are written, lists and dicts once they are whole and only where something else holds them too, tuples never."""
 
-from __future__ import annotations
-
 import struct
 from collections import Counter
 from typing import Any

@@ -1,7 +1,5 @@
 """The different numbers of a column, against numpy's own."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

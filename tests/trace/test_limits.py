@@ -1,7 +1,5 @@
 """Limits grow with a file's size, and a reading ends when it is cancelled."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

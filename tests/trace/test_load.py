@@ -1,7 +1,5 @@
 """Files as people have them: old, packed, cut off, mistaken for something else, hostile."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import io

@@ -1,7 +1,5 @@
 """Purposes that an estimate inherits from its recording, in a file and back."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Traces of torch's profiler: contents, filled gaps, and refusals of hostile ones."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

@@ -1,13 +1,11 @@
 """Events decoded in long runs are the events that reading one by one gives."""
 
-from __future__ import annotations
-
 import base64
 import io
 import pickle
 import random
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterable
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -161,7 +159,14 @@ def python_dumps(value: Any) -> bytes:
     return out.getvalue()
 
 
-@pytest.mark.parametrize("write", [*(partial(pickle.dumps, protocol=number) for number in range(6)), python_dumps])
+def protocols(numbers: Iterable[int], slow: Container[int] = ()) -> list[Any]:
+    marks = {True: pytest.mark.slow, False: ()}
+    return [
+        pytest.param(partial(pickle.dumps, protocol=each), id=f"{each}", marks=marks[each in slow]) for each in numbers
+    ]
+
+
+@pytest.mark.parametrize("write", [*protocols(range(6), slow=(0, 1, 3, 5)), python_dumps])
 @given(history=histories())
 def test_runs_give_what_reading_one_by_one_gives(history: list[dict[str, Any]], write: Callable[[Any], bytes]) -> None:
     reads_alike(write(snapshot(history)))
@@ -213,7 +218,7 @@ def _annotation(rnd: random.Random, anew: bool, numbers: list[int]) -> dict[str,
     return {**row, "device": rnd.choice([0, 0, 0, 1, -1]), "time_us": rnd.choice(numbers)}
 
 
-@pytest.mark.parametrize("write", [*(partial(pickle.dumps, protocol=number) for number in (1, 2, 3, 4)), cpp_dumps])
+@pytest.mark.parametrize("write", [*protocols((1, 2, 3, 4), slow=(1, 3)), cpp_dumps])
 @given(end=ends())
 def test_rows_of_blocks_and_annotations_are_what_reading_one_by_one_gives(
     end: dict[str, Any], write: Callable[[Any], bytes]
@@ -301,7 +306,7 @@ def plain_history(count: int, **more: Any) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.parametrize("write", [*(partial(pickle.dumps, protocol=number) for number in (2, 3, 4, 5)), cpp_dumps])
+@pytest.mark.parametrize("write", [*protocols((2, 3, 4, 5)), cpp_dumps])
 def test_long_histories_are_nearly_all_runs(write: Callable[[Any], bytes]) -> None:
     lengths = run_lengths(write(snapshot(plain_history(30_000))))
     # Explicit memos number the first 256 objects in one byte, later ones in four; runs need the latter.
@@ -362,7 +367,13 @@ def test_the_memo_of_an_explicit_pickle_cannot_be_made_to_explode() -> None:
 
 
 @requires_real
-@pytest.mark.parametrize("path", real_files(), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.stem, marks=pytest.mark.slow if path.stat().st_size > 1 << 20 else ())
+        for path in real_files()
+    ],
+)
 def test_real_files_give_the_same_with_and_without_runs(path: Path) -> None:
     with_runs, without = reads_alike(path.read_bytes())
     assert described_end(with_runs) == described_end(without)

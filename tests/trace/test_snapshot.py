@@ -1,7 +1,5 @@
 """Every layout of a snapshot that PyTorch has written, as a small dict."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Files that are no snapshot, or contradict themselves, are refused as a TraceError."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from typing import Any
 

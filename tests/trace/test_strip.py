@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import io
 from dataclasses import replace
 from pathlib import Path
@@ -11,11 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memviz.analysis.callstacks.sites import frame_kinds
-from memviz.trace.load import load_trace
 from memviz.trace.model import Trace
 from memviz.trace.strip import short_paths, strip_paths
 from memviz.trace.write import snapshot_dict, write_json, write_pickle
-from tests.real import real_files, requires_real
+from tests.real import read_once, real_files, requires_real
 from tests.traces import alloc, block, frame, read, segment, snapshot, trace_of
 
 FORWARD = '  File "/home/alice/secret/model.py", line 3, in forward\n    return self.net(x)\n'
@@ -152,7 +149,7 @@ def figures(trace: Trace) -> list[Any]:
 @requires_real
 @pytest.mark.parametrize("path", real_files(), ids=lambda path: path.stem)
 def test_real_files_lose_their_authors_and_nothing_else(path: Path) -> None:
-    trace = load_trace(path)
+    trace = read_once(path)
     stripped = strip_paths(trace)
     assert figures(stripped) == figures(trace)
     assert np.array_equal(frame_kinds(stripped), frame_kinds(trace))

@@ -4,8 +4,6 @@ With `--intervals` the stated intervals instead, from the shipped figures: how m
 what all other repositories say of their class.
 """
 
-from __future__ import annotations
-
 import sys
 
 from tests.truth.comparison import Comparison, compare

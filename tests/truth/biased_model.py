@@ -1,7 +1,5 @@
 """A fifth language model: LayerNorm, biases, torch's own attention with a mask, keys and values that are kept."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional

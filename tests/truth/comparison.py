@@ -1,7 +1,5 @@
 """The prediction of a recorded program, compared to its recording."""
 
-from __future__ import annotations
-
 from contextlib import chdir
 from dataclasses import dataclass
 from difflib import SequenceMatcher

@@ -1,7 +1,5 @@
 """A fifth language model, built under a default device: weights are drawn there, and positions look up a table."""
 
-from __future__ import annotations
-
 from math import sqrt
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A fourth language model: tables of positions are made in every call, and what is turned fills an empty tensor."""
 
-from __future__ import annotations
-
 from math import inf, sqrt
 from typing import Any
 

@@ -3,8 +3,6 @@
 Each has the recorded and predicted peaks of a recording, and its families of operators.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Coverage of stated intervals on peaks of repositories that they do not know."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 

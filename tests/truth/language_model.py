@@ -1,7 +1,5 @@
 """A small language model with the operators of the recorded ones: RMSNorm, rotary positions, SwiGLU, einsum."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Programs of our own that do what the recorded ones did, by the names of the recordings."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Numbers of others' recordings on real GPUs: sizes of allocations in order, frees, and peaks."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast

@@ -1,7 +1,5 @@
 """A third language model: norms are products of a tensor with itself, and positions are looked up in every layer."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -3,8 +3,6 @@
 With N they end after so many allocations, of a recording that shows everything from the beginning.
 """
 
-from __future__ import annotations
-
 import sys
 from textwrap import fill
 

@@ -1,7 +1,5 @@
 """The shipped figures of recordings equal those of the comparison."""
 
-from __future__ import annotations
-
 import json
 from statistics import median
 

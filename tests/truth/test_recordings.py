@@ -1,7 +1,5 @@
 """A ratchet: exact predictions stay exact, and each difference is listed here with its cause."""
 
-from __future__ import annotations
-
 import pytest
 
 from memviz.predictor.rules import CUBLAS, RULES, PredictorRule, Standing
@@ -15,7 +13,7 @@ DIFFERENCES: dict[str, tuple[tuple[bool, bool, bool], int | None, str]] = {
 }
 """Exactness of live, allocated and reserved, the first allocation that differs, and why."""
 LONG = {"train-late-start", "train-weights-first", "forward-many-segments"}
-LONG |= {name for name in PROGRAMS if name.startswith("largest-")}
+LONG |= {name for name in PROGRAMS if name.startswith(("largest-", "default-device-"))} - {"default-device-forward-128"}
 
 
 def marked(value: object, name: str, of: str) -> object:

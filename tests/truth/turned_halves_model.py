@@ -1,7 +1,5 @@
 """A second language model: norms in fp32, tables of positions in the model, and what is turned laid end to end."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from math import sqrt
 from typing import Any

@@ -1,7 +1,5 @@
 """A trace for the What if tab, and two questions about it."""
 
-from __future__ import annotations
-
 from memviz.allocator.replayer import CardMemory
 from memviz.allocator.settings import parse_settings
 from memviz.trace.model import Trace

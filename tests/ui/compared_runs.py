@@ -1,7 +1,5 @@
 """Small runs to compare, and their inputs to the views."""
 
-from __future__ import annotations
-
 from memviz.analysis.comparing.changes import Changes, changes
 from memviz.trace.model import Trace
 from memviz.ui.compare.state import Side, side_of

@@ -1,7 +1,5 @@
 """A page's parts without the page, and one trace open in them."""
 
-from __future__ import annotations
-
 import pytest
 
 from memviz.ui.shell.session import Context, open_trace, timeline_key

@@ -1,7 +1,5 @@
 """Traces open in a page that is not there."""
 
-from __future__ import annotations
-
 from memviz.trace.model import Trace
 from memviz.ui.shell.session import Context, Session, open_trace
 from memviz.ui.shell.store import TraceStore

@@ -1,7 +1,5 @@
 """HTML as text, for tests of views: the visible text, and whether text has become markup."""
 
-from __future__ import annotations
-
 from html.parser import HTMLParser
 
 HOSTILE = "<b>x</b></script>${1+1}{{value}}\"'"

@@ -1,7 +1,5 @@
 """Gradio is imported without writing stubs of its components."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """All styles of the page apply together, so no component may style another's parts."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from pathlib import Path

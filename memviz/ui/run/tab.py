@@ -252,7 +252,8 @@ class RunTab:
             traces = self.answers.shown_pair(status)
             values |= zip("AB", timeline_values(traces, status), strict=True)
             values["legend"] = legend_html(traces) if traces else ""
-        return values
+        # Traces take time to read. The answer to a click in between was sent already, and this one would undo it.
+        return values if self.answers.shown(status) == shown else self._answer_values(state, status, draws=draws)
 
     def _marked(self, state: RunState, status: OrderStatus) -> dict[str, Any]:
         """Mark the fields that the run refused."""
@@ -276,8 +277,7 @@ class RunTab:
         pin = (replace(variant.request, label=""), variant.label)
         if act == "choose":
             self.answers.choose(order, int(number))
-            values = self._answer_values(state, status) if state.order else self._best_values(state, status)
-            yield _values(**values)
+            yield _values(**(self._answer_values if state.order else self._best_values)(state, status))
         elif act == "pin" and len(state.pinned) < MOST_PINNED:
             fault = self.answers.keep_variant(status, int(number), visitor)
             state = replace(state, pinned=(*state.pinned, pin))

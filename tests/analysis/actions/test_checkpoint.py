@@ -1,7 +1,5 @@
 """Detection of layers, and the live bytes after checkpointing them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

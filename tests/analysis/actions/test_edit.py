@@ -1,7 +1,5 @@
 """Edited requests: live bytes at every event, compared to lifetimes edited by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

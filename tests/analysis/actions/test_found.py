@@ -1,7 +1,5 @@
 """Estimates reuse the phases and purposes of the recording that they were made from."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,12 +17,11 @@ from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.purpose.categories import KINDS, categories, kinds
 from memviz.analysis.purpose.phases import phase_spans, phases
 from memviz.analysis.purpose.reasons import Certainty, Reason
-from memviz.trace.load import load_trace
 from memviz.trace.model import Action, Category, DeviceTrace, Labels, Phase, Trace
 from tests.analysis.actions.test_checkpoint import LAYERS, SCRATCH, MiB, address, checkpointed, network, network_events
 from tests.analysis.findings.steps import GRADIENT, Loop
 from tests.analysis.training import BACKWARD, CALL, CALL_BACKWARD, ENGINE, MAIN, NATIVE, NODE, python_only
-from tests.real import real_files
+from tests.real import read_once, real_files
 from tests.replays import replay
 from tests.traces import alloc, event, frame, trace_of
 
@@ -97,7 +94,7 @@ def expect_same(start: np.ndarray, asked: np.ndarray, after: DeviceTrace, known:
 
 @pytest.mark.parametrize("path", [*SAMPLES, *real_files()], ids=lambda path: path.name)
 def test_phases_and_purposes_are_those_of_the_recording(path: Path):
-    trace = load_trace(path)
+    trace = read_once(path)
     for device in trace.devices:
         for made in proposals(trace, device) if device.kind == "gpu" else ():
             expect_taken_over(trace, device, made)
@@ -229,7 +226,7 @@ def test_copies_of_weights_are_autocast_copies_of_the_forward():
 
 
 def test_who_estimates_checkpoints_is_not_told_to_checkpoint():
-    (trace,) = (load_trace(path) for path in SAMPLES if path.name == "training.pickle.gz")
+    (trace,) = (read_once(path) for path in SAMPLES if path.name == "training.pickle.gz")
     made = checkpointed(trace)
     remedies = [finding.remedy for finding in findings(made, made.devices[0])]
     assert not any("heckpoint layers" in remedy for remedy in remedies)

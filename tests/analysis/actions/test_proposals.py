@@ -1,7 +1,5 @@
 """The actions proposed for each finding, and the live bytes that they predict."""
 
-from __future__ import annotations
-
 import pytest
 
 from memviz.analysis.actions.proposals import ActionKind, autocast, kinds_of, proposal

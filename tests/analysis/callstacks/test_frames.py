@@ -1,7 +1,5 @@
 """The kind of each frame, by its file and its function."""
 
-from __future__ import annotations
-
 import pytest
 
 from memviz.analysis.callstacks.sites import FrameKind, frame_kinds, path_of

@@ -1,7 +1,5 @@
 """The call site of a stack."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np
@@ -10,9 +8,8 @@ import pytest
 from memviz.analysis.callstacks.sites import NO_SITE, SiteKind, short_native, shortest_tails, sites
 from memviz.analysis.lifetimes import lifetimes, live_rows
 from memviz.analysis.timeline import timeline
-from memviz.trace.load import load_trace
 from memviz.trace.model import NO_STACK
-from tests.real import real_files, requires_real
+from tests.real import read_once, real_files, requires_real
 from tests.traces import alloc, frame, trace_of
 
 SITE = "/home/u/.venv/lib/python3.12/site-packages"
@@ -98,7 +95,7 @@ def test_functions_of_cpp_are_shown_without_types(name, short):
 @pytest.mark.parametrize("path", real_files(), ids=lambda path: path.stem)
 def test_stacks_of_real_programs_land_on_a_line_of_the_user_or_a_backward_node(path):
     """Other scripts put all of it on torch::unwind."""
-    trace = load_trace(path)
+    trace = read_once(path)
     table, kinds = sites(trace), Counter[SiteKind]()
     for device in trace.devices:
         rows = live_rows(device, timeline(device).peak_event)

@@ -1,7 +1,5 @@
 """First and last frames of every stack at once."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Allocations as a tree of their stacks."""
 
-from __future__ import annotations
-
 import random
 import tracemalloc
 

@@ -1,7 +1,5 @@
 """The alignment of several traces' instants."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

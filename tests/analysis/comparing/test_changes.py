@@ -1,7 +1,5 @@
 """Changes from one peak to the others: rows that add up."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -20,9 +18,8 @@ from memviz.analysis.comparing.changes import (
 )
 from memviz.analysis.comparing.matching import GROUPINGS, MatchKey
 from memviz.analysis.devices import DeviceName
-from memviz.trace.load import load_trace
 from memviz.trace.model import Trace
-from tests.real import FOLDER, requires_real
+from tests.real import FOLDER, read_once, requires_real
 from tests.traces import alloc, block, event, frame, segment, trace_of
 
 
@@ -66,12 +63,12 @@ def test_categories_that_nobody_knows_come_never_first():
     [("forward-fp32", "forward-bf16", "site"), ("train-complete", "train-mixed-precision", "category")],
 )
 def test_two_different_steps_are_compared_by_category(first, second, expected):
-    assert best_grouping(sides(*(load_trace(FOLDER / f"{name}.pickle") for name in (first, second)))) == expected
+    assert best_grouping(sides(*(read_once(FOLDER / f"{name}.pickle") for name in (first, second)))) == expected
 
 
 @requires_real
 def test_the_copies_of_autocast_are_rows_of_their_own():
-    pair = sides(*(load_trace(FOLDER / f"{name}.pickle") for name in ("forward-fp32", "forward-bf16")))
+    pair = sides(*(read_once(FOLDER / f"{name}.pickle") for name in ("forward-fp32", "forward-bf16")))
     found = changes(pair)
     assert found.delta(1) == 222_994_432
     assert [(row.thing.label, row.thing.operator, row.delta(1)) for row in found.rows[:2]] == [

@@ -1,7 +1,5 @@
 """The same allocation in several traces."""
 
-from __future__ import annotations
-
 import pytest
 
 from memviz.analysis.comparing.matching import MatchKey, common_tails, has_modules, match_allocations
@@ -31,20 +29,24 @@ def used(by: str, *traces: Trace) -> list[list[MatchKey]]:
     return [[found.things[of_row] for of_row in found.of_rows(i, pair)] for i, pair in enumerate(pairs)]
 
 
-def test_a_site_is_its_line_and_operator_wherever_the_checkout_lies():
-    first, second = used("site", program(), program(home="/srv/b"))
-    assert first == second == [MatchKey("model.py:10 forward\nmm", "model.py:10", "mm", "forward")]
+@pytest.mark.parametrize(
+    ("other", "site"),
+    [
+        (program(home="/srv/b"), MatchKey("model.py:10 forward\nmm", "model.py:10", "mm", "forward")),
+        # Where lines have moved the function is the site, and operators do not count where a trace has none.
+        (program(moved=2), MatchKey("model.py forward\nmm", "model.py:10, 12", "mm", "forward")),
+        (program(native=False), MatchKey("model.py:10 forward\n", "model.py:10", "", "forward")),
+    ],
+    ids=["another checkout", "moved lines", "without operators"],
+)
+def test_a_site_is_its_line_and_operator_as_far_as_both_have_them(other, site):
+    assert used("site", program(), other) == [[site], [site]]
 
 
 def test_another_operator_on_the_same_line_is_another_site():
     first, second = used("site", program(), program(call="_to_copy"))
     assert [first[0].detail, second[0].detail] == ["mm", "_to_copy"]
     assert first[0].key != second[0].key
-
-
-def test_where_lines_have_moved_the_function_is_the_site():
-    first, second = used("site", program(), program(moved=2))
-    assert first == second == [MatchKey("model.py forward\nmm", "model.py:10, 12", "mm", "forward")]
 
 
 def test_a_line_more_than_the_other_has_is_no_move():
@@ -61,11 +63,6 @@ def test_another_branch_is_no_move_while_most_lines_are_shared():
     first, second = used("site", one, two)
     assert [each.label for each in second] == ["model.py:10", "model.py:25", "model.py:30"]
     assert first[0] == second[0]
-
-
-def test_operators_do_not_count_where_a_trace_has_none():
-    first, second = used("site", program(), program(native=False))
-    assert first == second == [MatchKey("model.py:10 forward\n", "model.py:10", "", "forward")]
 
 
 def test_a_stack_is_ones_own_frames_and_the_operator():

@@ -3,8 +3,6 @@
 The bytes that a finding names are its rows'; that those rows are what the sentence calls them is tested beside it.
 """
 
-from __future__ import annotations
-
 import gzip
 import pickle
 import re
@@ -20,9 +18,8 @@ import pytest
 from memviz.analysis.findings.finding import Finding, FindingKind
 from memviz.analysis.findings.ranking import findings
 from memviz.analysis.lifetimes import lifetimes
-from memviz.trace.load import load_trace
 from memviz.units import bytes_text, count_text, percent_text
-from tests.real import real_files
+from tests.real import read_once, real_files
 
 SAMPLES = sorted((Path(__file__).resolve().parents[3] / "sample_traces").glob("*.pickle.gz"))
 NUMBER = re.compile(r"\d[\d,.]*(?: (?:B|KiB|MiB|GiB|%))?")
@@ -244,7 +241,7 @@ COUNTED: dict[FindingKind, Callable[[Finding, Raw, list[Block]], list[str]]] = {
 
 @pytest.mark.parametrize("path", [*SAMPLES, *real_files()], ids=lambda path: path.name)
 def test_every_number_in_a_sentence_is_counted_again(path):
-    trace = load_trace(path)
+    trace = read_once(path)
     for device in trace.devices:
         for finding in findings(trace, device):
             file = raw(path, device.device)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from memviz.analysis.findings.finding import FindingKind
 from memviz.analysis.lifetimes import lifetimes
 from tests.analysis.findings.steps import Loop, MiB, of_kind

@@ -1,7 +1,5 @@
 """Every history that ends in a failed request names the shortage and the remedy."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

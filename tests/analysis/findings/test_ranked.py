@@ -1,7 +1,5 @@
 """Properties of findings and actions for any history, however odd."""
 
-from __future__ import annotations
-
 from random import Random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Spikes, pinned segments, private pools and frees that wait: what shows in reserved bytes."""
 
-from __future__ import annotations
-
 from memviz.analysis.findings.finding import FindingKind
 from memviz.analysis.lifetimes import lifetimes
 from tests.analysis.findings.steps import Loop, MiB, of_kind

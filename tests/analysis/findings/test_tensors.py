@@ -1,7 +1,5 @@
 """Copies of weights, gradients in forwards, wider copies and large temporaries: what shows in what tensors are for."""
 
-from __future__ import annotations
-
 from memviz.analysis.findings.finding import FindingKind
 from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.purpose.reasons import Certainty

@@ -1,7 +1,5 @@
 """The activity of a program, read from a stack."""
 
-from __future__ import annotations
-
 import pytest
 
 from memviz.analysis.purpose.activity import Activity, StackSigns, stack_signs

@@ -1,7 +1,5 @@
 """The purpose of each allocation, rule by rule. The allocation in question has address 1."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 
@@ -13,12 +11,11 @@ from memviz.analysis.purpose.categories import categories
 from memviz.analysis.purpose.reasons import Certainty, Reason
 from memviz.analysis.purpose.rules import CUBLAS_WORKSPACE_BYTES, LAST_RULES, RULES
 from memviz.analysis.timeline import timeline
-from memviz.trace.load import load_trace
 from memviz.trace.model import Category, Labels, Trace
 from memviz.trace.rounding import HOPPER_WORKSPACE_BYTES
 from tests.analysis import training as t
 from tests.analysis.training import Recording
-from tests.real import FOLDER, requires_real
+from tests.real import FOLDER, read_once, requires_real
 from tests.traces import block, frame, segment, trace_of
 
 
@@ -371,7 +368,7 @@ def test_recorded_labels_come_before_what_is_inferred(label, expected):
 
 
 def peak_of_real(name: str) -> Counter[str]:
-    trace = load_trace(FOLDER / name)
+    trace = read_once(FOLDER / name)
     device = trace.devices[0]
     rows, found = live_rows(device, timeline(device).peak_event), Counter[str]()
     for category, size in zip(categories(trace, device).category[rows], lifetimes(device).size[rows], strict=True):
@@ -409,7 +406,7 @@ def test_a_real_late_start_has_as_much_state_twice_as_weights():
 )
 def test_every_weight_of_a_real_transformer_has_one_autocast_copy_at_the_peak(name, layers, of_layer, head):
     """Four attention matrices and three of the feed-forward in each layer, and the head."""
-    trace = load_trace(FOLDER / name)
+    trace = read_once(FOLDER / name)
     device = trace.devices[0]
     rows = live_rows(device, timeline(device).peak_event)
     is_copy = categories(trace, device).category[rows] == Category.AUTOCAST_WEIGHT_COPIES

@@ -1,15 +1,12 @@
 """The phase of each allocation, and numbered spans of forwards, backwards and optimizer steps."""
 
-from __future__ import annotations
-
 import pytest
 
 from memviz.analysis.purpose.phases import phase_spans, phases
-from memviz.trace.load import load_trace
 from memviz.trace.model import Phase
 from tests.analysis import training as t
 from tests.analysis.training import Recording
-from tests.real import FOLDER, requires_real
+from tests.real import FOLDER, read_once, requires_real
 from tests.traces import frame, trace_of
 
 
@@ -101,7 +98,7 @@ def test_phases_follow_the_order_of_the_stacks(stacks, names):
 
 @requires_real
 def test_a_real_training_has_three_steps_of_three_phases():
-    trace = load_trace(FOLDER / "train-complete.pickle")
+    trace = read_once(FOLDER / "train-complete.pickle")
     found = phase_spans(trace, trace.devices[0])
     kinds = ("forward", "backward", "optimizer step")
     assert [found.name(span) for span in found.spans] == [f"{kind} of step {n}" for n in (1, 2, 3) for kind in kinds]
@@ -137,7 +134,7 @@ def test_a_criterion_that_is_called_by_itself_is_no_forward():
 @requires_real
 @pytest.mark.parametrize("name", ["forward-bf16.pickle", "forward-fp32.pickle"])
 def test_a_real_forward_that_is_called_directly_is_one(name):
-    trace = load_trace(FOLDER / name)
+    trace = read_once(FOLDER / name)
     assert [span.kind for span in phase_spans(trace, trace.devices[0]).spans] == ["forward"]
 
 

@@ -1,7 +1,5 @@
 """Blocks that are freed where the first of their kind were freed."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -7,8 +5,7 @@ import pytest
 
 from memviz.analysis.segments import Fragmentation, fragmentation_at, fragmentation_over
 from memviz.analysis.timeline import timeline
-from memviz.trace.load import load_trace
-from tests.real import real_files, requires_real
+from tests.real import read_once, real_files, requires_real
 from tests.simulated_allocator import Allocator
 from tests.traces import MiB, alloc, block, read, segment, trace_of
 
@@ -79,7 +76,7 @@ def test_figures_add_up_to_reserved_at_every_event(expandable: bool) -> None:
 @requires_real
 @pytest.mark.parametrize("path", real_files(), ids=lambda path: path.stem)
 def test_figures_of_real_files_add_up(path: Path) -> None:
-    trace = load_trace(path)
+    trace = read_once(path)
     for device in trace.devices:
         for figures in fragmentation_over(trace, device, np.linspace(-1, len(device.events) - 1, 12).astype(int)):
             check_sum(figures, timeline(device).reserved[figures.event + 1])

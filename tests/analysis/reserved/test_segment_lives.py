@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -11,10 +9,9 @@ from memviz.analysis import segments as module
 from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.segments import segment_lives, segments_at
 from memviz.errors import UsageError
-from memviz.trace.load import load_trace
 from memviz.trace.model import Trace
 from tests.analysis.reserved.test_segments import BASE, addresses, anything, simulations
-from tests.real import real_files, requires_real
+from tests.real import read_once, real_files, requires_real
 from tests.simulated_allocator import Allocator
 from tests.traces import MiB, alloc, event, free, read, segment, trace_of
 
@@ -96,7 +93,7 @@ def test_a_file_whose_segments_overlap_without_end_is_refused(monkeypatch: pytes
 @requires_real
 @pytest.mark.parametrize("path", real_files(), ids=lambda path: path.stem)
 def test_real_files_add_up(path: Any) -> None:
-    trace = load_trace(path)
+    trace = read_once(path)
     last = len(trace.devices[0].events) - 1
     for at in np.unique(np.linspace(-1, last, 30).astype(int)).tolist():
         add_up(trace, range(at, at + 1))

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -11,10 +9,9 @@ from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.segments import SegmentsAt, TileKind, segments_at
 from memviz.analysis.timeline import timeline
 from memviz.errors import UsageError
-from memviz.trace.load import load_trace
 from memviz.trace.model import DeviceTrace, State, Trace
 from memviz.trace.rounding import NO_DIVISIONS
-from tests.real import real_files, requires_real
+from tests.real import read_once, real_files, requires_real
 from tests.simulated_allocator import Allocator
 from tests.traces import MiB, alloc, block, event, free, read, segment, trace_of
 
@@ -250,7 +247,7 @@ def test_contradictory_files_are_still_tiled_to_the_byte(events: list[Any], held
 @requires_real
 @pytest.mark.parametrize("path", real_files(), ids=lambda path: path.stem)
 def test_real_files_end_in_their_own_blocks_and_add_up_before(path: Any) -> None:
-    trace = load_trace(path)
+    trace = read_once(path)
     for device in trace.devices:
         last = len(device.events) - 1
         assert as_in_the_file(device, segments_at(trace, device, last))

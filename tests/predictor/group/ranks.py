@@ -1,7 +1,5 @@
 """A predicted rank of a group, as a context manager for tests."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

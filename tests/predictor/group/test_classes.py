@@ -1,7 +1,5 @@
 """Ranks that represent others: the grid of a group, the positions that matter, and the resulting classes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 

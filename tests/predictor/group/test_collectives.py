@@ -1,7 +1,5 @@
 """A process group whose other ranks do not run, as a program sees it."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

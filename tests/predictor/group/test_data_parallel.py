@@ -1,7 +1,5 @@
 """DistributedDataParallel: a rank's memory at rest, computed by hand."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel

@@ -1,7 +1,5 @@
 """FSDP2: a rank's memory at rest, computed by hand, and the effect of its settings."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

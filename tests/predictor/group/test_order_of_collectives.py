@@ -1,7 +1,5 @@
 """Waits for memory that end because NCCL runs a group's collectives in order."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.distributed as dist

@@ -1,7 +1,5 @@
 """FSDP as it was first, and attention over a sequence that is parted among ranks."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

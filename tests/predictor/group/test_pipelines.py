@@ -1,7 +1,5 @@
 """Pipelines: each stage by itself, with what passes between them by hand."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The program that is predicted is one that works: on two real processes its step is that of one process alone."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

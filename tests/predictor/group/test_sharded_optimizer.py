@@ -1,7 +1,5 @@
 """ZeroRedundancyOptimizer: each rank holds the states of its assigned weights."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel

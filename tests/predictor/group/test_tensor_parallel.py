@@ -1,7 +1,5 @@
 """Tensor and sequence parallel by DTensor: a rank's memory, computed by hand."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.distributed as dist

@@ -4,8 +4,6 @@ What is measured is a run of the tests' own. Each writes when it began and when 
 `PRETENDED_GPUS` names.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Seconds as an interval, from the work and the card."""
 
-from __future__ import annotations
-
 import pytest
 
 from memviz.predictor.cards import CARDS

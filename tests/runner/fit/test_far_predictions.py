@@ -1,7 +1,5 @@
 """Predictions by workers of Dask, of which one can be another version: a real cluster of two processes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

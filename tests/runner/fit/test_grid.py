@@ -1,7 +1,5 @@
 """Batch and sequence together: each border is exact, and nothing far beyond it is predicted."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from memviz.runner.fit.largest import grid_json, grid_of

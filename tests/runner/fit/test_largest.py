@@ -1,7 +1,5 @@
 """The largest value that fits: exact for any peak, and in few predictions if the peak is nearly linear."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

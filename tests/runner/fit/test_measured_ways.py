@@ -1,7 +1,5 @@
 """Chosen ways measured: on GPUs of Dask's workers, which are pretended here, and the way there is a real cluster."""
 
-from __future__ import annotations
-
 import json
 import re
 import threading

@@ -1,7 +1,5 @@
 """Parallel predictions, each computed once."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

@@ -1,7 +1,5 @@
 """The search for configurations, and its Pareto front."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from itertools import product

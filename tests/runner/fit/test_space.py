@@ -1,7 +1,5 @@
 """The configurations that a search tries."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 
@@ -111,7 +109,7 @@ def test_what_must_stay_is_relative_to_what_was_asked_for() -> None:
 
 
 def test_a_space_that_is_too_large_to_look_at_is_drawn_from_and_begins_as_ever(monkeypatch) -> None:
-    whole = space_of(TRAINING, "nothing")
+    whole = training_space("nothing")
     assert len(whole.candidates) > 600
     monkeypatch.setattr(fit_space, "MOST_CANDIDATES", 600)
     drawn = space_of(TRAINING, "nothing")
@@ -125,7 +123,7 @@ def test_a_space_that_is_too_large_to_look_at_is_drawn_from_and_begins_as_ever(m
 
 def test_all_together_is_all_that_goes_together() -> None:
     """The option named first is on; options incompatible with it are off."""
-    space = space_of(TRAINING, "outputs")
+    space = training_space("outputs")
     everything = space.candidates[list(space.first())[1]].request
     assert {"split_feed_forward", "checkpointing"} <= {name for name, _ in everything.optimizations}
     assert "chunked_feed_forward" not in {name for name, _ in everything.optimizations}

@@ -1,7 +1,5 @@
 """Hand-made configurations and results."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from memviz.runner.fit.cost import Cost

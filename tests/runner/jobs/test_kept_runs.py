@@ -1,7 +1,5 @@
 """Saved runs: they outlive the page complete, newest first, bounded, and private to their visitor."""
 
-from __future__ import annotations
-
 import errno
 import io
 import json

@@ -1,7 +1,5 @@
 """Limits of a run, and the process tree that they apply to."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

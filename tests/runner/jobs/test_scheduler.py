@@ -1,7 +1,5 @@
 """Orders: a baseline and its variants, one order at a time; each variant ends as done or failed."""
 
-from __future__ import annotations
-
 import contextlib
 import tempfile
 from collections.abc import Iterator

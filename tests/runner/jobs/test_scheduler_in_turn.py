@@ -1,7 +1,5 @@
 """Orders of several visitors, run by fake workers that start instantly."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time

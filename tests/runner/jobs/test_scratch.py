@@ -1,7 +1,5 @@
 """Folders for files of runs: removed with their page, or by the next page if it was killed."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

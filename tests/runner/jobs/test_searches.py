@@ -1,7 +1,5 @@
 """Searches for a configuration that fits: queued with all runs, and dropped when no client polls them."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The size of a run, from its knobs: exact counts, and refusal before anything is built."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

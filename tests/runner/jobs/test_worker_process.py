@@ -1,7 +1,5 @@
 """Runs in a worker process: if it dies, every request still ends, and the page stays."""
 
-from __future__ import annotations
-
 import os
 import resource
 import signal

@@ -1,7 +1,5 @@
 """A run on ZeroGPU: all of it in one function of the Space, with notes on what is unavailable there."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Iterator

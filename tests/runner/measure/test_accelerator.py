@@ -1,7 +1,5 @@
 """The recorded GPU, detected without starting its driver, and the reason if there is none."""
 
-from __future__ import annotations
-
 import importlib
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """The measured device, on a GPU that is not there: the same protocol, and books that agree."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -20,10 +18,9 @@ from memviz.runner.plan import plan_of
 from memviz.runner.record.memory_history import is_recording
 from memviz.runner.request import Request
 from memviz.runner.step import convert_on_host, prepare
-from memviz.trace.load import load_trace
 from memviz.trace.model import Category, Trace
 from optimizations.weight_offload import host_bytes
-from tests.real import FOLDER, requires_real
+from tests.real import FOLDER, read_once, requires_real
 from tests.runner.fake_gpu import FakeGpu, OutOfMemoryError
 from tests.runner.torch_storages import watching_torch
 
@@ -176,7 +173,7 @@ def test_a_device_on_which_nothing_was_allocated_is_refused_in_words():
 @requires_real
 @pytest.mark.parametrize("name", ["small-complete", "forward-bf16", "train-mixed-precision"])
 def test_real_recordings_agree_from_wherever_the_peak_counts(name):
-    trace = load_trace(FOLDER / f"{name}.pickle")
+    trace = read_once(FOLDER / f"{name}.pickle")
     device = trace.devices[0]
     line, count = timeline(device), len(device.events)
     for since in (0, count // 3, count // 2, count - 1):

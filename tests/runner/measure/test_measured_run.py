@@ -1,7 +1,5 @@
 """Measured runs on a GPU that is not there: figures, notes and failures."""
 
-from __future__ import annotations
-
 import gc
 import sys
 import weakref

@@ -1,7 +1,5 @@
 """Out of memory with any library's message, on any GPU; the state is saved before the error frees anything."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -3,8 +3,6 @@
 The classes are built and named like those of diffusers, so that the right split knows them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import MethodType
 from typing import Any

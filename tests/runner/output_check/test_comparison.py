@@ -1,7 +1,5 @@
 """A model against the same model changed, and plans on a reduced model."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys
@@ -221,10 +219,6 @@ IDLE: dict[str, tuple[str, dict[str, str], tuple[str, dict[str, str]]]] = {
 }
 
 
-def optimizer_for(settings: dict[str, str]) -> str:
-    return "none" if settings.get("mode") == "inference" or "layers" not in settings else "adamw"
-
-
 Function = Callable[..., Any]
 
 
@@ -340,7 +334,7 @@ def shows(check: Any, name: str, patch: pytest.MonkeyPatch) -> bool:
 @pytest.mark.parametrize("case", [*EXERCISED, *IDLE])
 def test_a_change_is_compared_where_its_effect_shows_and_else_called_not_exercised(case, monkeypatch):
     workload, settings, change = {**EXERCISED, **IDLE}[case]
-    optimizer = optimizer_for(settings)
+    optimizer = "none" if settings.get("mode") == "inference" or "layers" not in settings else "adamw"
     plan = plan_of(Request(workload, settings, (change,), optimizer=optimizer, numerics=False))
     is_exercised = shows(comparison._Check(plan, torch.device("cpu"), None), change[0], monkeypatch)
     assert is_exercised == (case in EXERCISED)

@@ -1,7 +1,5 @@
 """Differences of tensors, layers and gradients, and the bounds of rounding."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -247,17 +245,13 @@ each_type = pytest.mark.parametrize("dtype", FLOATS, ids=str)
 
 @each_type
 def test_every_finite_number_of_a_narrow_type_is_one_from_its_neighbour(dtype):
-    kind = {1: torch.int8, 2: torch.int16}.get(one_size(dtype))
+    kind = {1: torch.int8, 2: torch.int16}.get(torch.empty(0, dtype=dtype).element_size())
     if kind is None:
         dtype, kind = torch.float16, torch.int16
     every = torch.arange(torch.iinfo(kind).min, torch.iinfo(kind).max + 1).to(kind).view(dtype)
     values = every.to(torch.float64)
     ordered = torch.unique(values[values.isfinite()]).to(dtype)
     assert ulps_between(ordered[:-1], ordered[1:]).unique().tolist() == [1]
-
-
-def one_size(dtype: torch.dtype) -> int:
-    return torch.empty(0, dtype=dtype).element_size()
 
 
 @each_type

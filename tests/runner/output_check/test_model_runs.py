@@ -1,7 +1,5 @@
 """Repeatable runs of a model: outputs by name, float64, perturbed weights, dropout."""
 
-from __future__ import annotations
-
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Five plain layers with PyTorch's own initialization hide the error in the last bias; each layer alone shows it.
 """
 
-from __future__ import annotations
-
 from copy import deepcopy
 
 import pytest

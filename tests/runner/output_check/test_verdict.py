@@ -1,7 +1,5 @@
 """The verdict on a change, and the texts of its figures."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from types import MethodType

@@ -3,8 +3,6 @@
 What a mistake is hidden behind is part of the case: tied weights, a shared layer, an embedding, a buffer, dropout.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from types import MethodType

@@ -1,7 +1,5 @@
 """Parallelism settings: parsing, and refusals before anything is built."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

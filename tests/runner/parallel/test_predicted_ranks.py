@@ -1,7 +1,5 @@
 """A workload on several GPUs: what each rank holds, which are equal, and the one that speaks for all."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from functools import cache

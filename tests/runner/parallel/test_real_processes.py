@@ -1,7 +1,5 @@
 """The step predicted on several GPUs is correct: on two real processes its gradients equal those of one."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

@@ -3,8 +3,6 @@
 Each also takes the step alone, and prints how far its gradients are off, as a share of the largest.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import os

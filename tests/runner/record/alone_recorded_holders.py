@@ -1,7 +1,5 @@
 """Holders of tensors, noted in a real process: tensors of the CPU, recorded like a GPU's."""
 
-from __future__ import annotations
-
 import gc
 import pickle
 from pathlib import Path

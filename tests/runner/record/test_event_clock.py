@@ -1,7 +1,5 @@
 """Moments put between events by counting allocations and frees."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hypothesis import given

@@ -1,7 +1,5 @@
 """A tensor seen at an address labels the allocation that was live there at that moment, and no other."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hypothesis import given

@@ -1,7 +1,5 @@
 """The memory history is on while needed, and off and empty afterwards, on every torch release."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The rank of a process, and its decision to write a file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A real training loop on the CPU, recorded like a GPU's: the labels of each tensor in the file."""
 
-from __future__ import annotations
-
 import errno
 import pickle
 from collections import Counter

@@ -1,7 +1,5 @@
 """Models and optimizers are discovered through the garbage collector, and tensors by their addresses."""
 
-from __future__ import annotations
-
 import gc
 
 import pytest

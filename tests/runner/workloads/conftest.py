@@ -1,7 +1,5 @@
 """Workload tests without network access."""
 
-from __future__ import annotations
-
 import socket
 
 import pytest

@@ -1,7 +1,5 @@
 """The feed-forward stack: the six activations, its shapes, and a signal that reaches its end."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

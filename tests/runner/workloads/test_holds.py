@@ -1,7 +1,5 @@
 """The parts that a workload declares are those that optimizations find in it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

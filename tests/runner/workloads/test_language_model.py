@@ -1,7 +1,5 @@
 """GPT-2, Llama, Qwen3 and Mixtral: attention without a mask gives what transformers gives, and the loss is theirs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

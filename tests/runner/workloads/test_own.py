@@ -1,7 +1,5 @@
 """A user's own file: only parsed before it runs, errors shown where they are, parameters of its function as knobs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Whole pipelines: parts run in the order and at the batch of diffusers, and wait on the host for their turn."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from typing import Any

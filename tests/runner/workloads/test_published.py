@@ -1,7 +1,5 @@
 """Our models are the published ones: their parameters are counted on meta, where nothing is held."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 
 import pytest

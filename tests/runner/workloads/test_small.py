@@ -1,7 +1,5 @@
 """The small twins: real numbers on a CPU, in which every block of the model can be seen."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 

@@ -1,7 +1,5 @@
 """The list of workloads: lookup by name, clear refusals, and no heavy import until one is built."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """A link to a comparison restores it."""
 
-from __future__ import annotations
-
 from urllib.parse import parse_qsl
 
 import pytest

@@ -1,7 +1,5 @@
 """The Compare tab: choices, empty states, and order of drawing."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The verdict above the table of the Compare tab, as text."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from memviz.analysis.comparing.align import PEAK, START, Alignment

@@ -1,7 +1,5 @@
 """The waterfall from peak to peak: a table with bars in its rows, and its download."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """The panels below the timeline: only those due and visible, for the chosen moment or range."""
 
-from __future__ import annotations
-
 import pytest
 
 from memviz.analysis.breakdown import breakdown
@@ -11,7 +9,6 @@ from memviz.analysis.lifetimes import live_rows
 from memviz.analysis.timeline import timeline
 from memviz.errors import UsageError
 from memviz.figures.colouring import MEANINGS, colouring, group_colour
-from memviz.trace.load import load_trace
 from memviz.trace.model import Trace
 from memviz.ui.explore.answer import (
     ALL,
@@ -30,7 +27,7 @@ from memviz.ui.explore.state import ExploreState
 from memviz.ui.explore.tab import maps
 from memviz.ui.shell.session import Context, Session
 from memviz.ui.shell.store import TraceStore
-from tests.real import real_files, requires_real
+from tests.real import read_once, real_files, requires_real
 from tests.traces import MiB, alloc, event, frame, free, trace_of
 from tests.ui.page import HOSTILE, elements, rows, tags, words
 
@@ -209,7 +206,7 @@ def test_text_from_a_file_stays_text_in_every_panel():
 @requires_real
 @pytest.mark.parametrize("path", real_files(), ids=lambda path: path.stem)
 def test_every_real_file_has_a_lower_half(path):
-    trace = load_trace(path)
+    trace = read_once(path)
     for device in trace.devices:
         last = len(device.events) - 1
         for look in (ExploreState(), ExploreState(tab="never"), ExploreState(by="category", query="forward")):

@@ -1,7 +1,5 @@
 """The actions offered for findings, and the estimate that a click opens next to the recording."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from memviz.analysis.comparing.changes import summarize_comparison

@@ -1,7 +1,5 @@
 """Live bytes by stack as HTML."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

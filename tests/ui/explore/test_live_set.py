@@ -1,7 +1,5 @@
 """The head of the lower half, tables of groups, what was never freed, and the results of a query."""
 
-from __future__ import annotations
-
 import csv
 from io import StringIO
 

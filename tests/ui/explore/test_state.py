@@ -1,7 +1,5 @@
 """The state of Explore: values from a browser are clamped, and an answer reflects the latest message."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """The listed events, and the text of their rows."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import gradio as gr

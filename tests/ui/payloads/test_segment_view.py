@@ -1,7 +1,5 @@
 """The allocator's map as words, figures, a table and columns for the browser."""
 
-from __future__ import annotations
-
 import re
 
 import gradio as gr
@@ -10,7 +8,6 @@ import pytest
 
 from memviz.analysis.segments import Fragmentation, SegmentsAt, segments_at
 from memviz.figures.packed_timeline import unpack
-from memviz.trace.load import load_trace
 from memviz.trace.model import Trace
 from memviz.ui.components.plots import moment_server
 from memviz.ui.payloads.segment_view import (
@@ -24,7 +21,7 @@ from memviz.ui.payloads.segment_view import (
     segment_view,
     table_html,
 )
-from tests.real import FOLDER, requires_real
+from tests.real import FOLDER, read_once, requires_real
 from tests.traces import MiB, alloc, block, event, frame, segment, trace_of
 from tests.ui.opened import opened
 from tests.ui.page import words
@@ -173,7 +170,7 @@ def test_the_table_is_bounded_and_still_adds_up():
     "name", ["train-complete", "private-pools", "torch20-oom", "state-only", "forward-many-segments"]
 )
 def test_real_maps_add_up(name):
-    trace = load_trace(FOLDER / f"{name}.pickle")
+    trace = read_once(FOLDER / f"{name}.pickle")
     for device in trace.devices:
         view = segment_view(trace, device, len(device.events) - 1, with_table=True)
         columns = unpack(view.drawing)

@@ -1,7 +1,5 @@
 """The Ranks tab: its visibility, contents, and the targets of its buttons."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

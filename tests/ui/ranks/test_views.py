@@ -1,7 +1,5 @@
 """The Ranks tab, as text and as the map's value."""
 
-from __future__ import annotations
-
 import base64
 import json
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The answers of the Run tab, shared by all tests of a file."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

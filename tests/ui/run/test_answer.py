@@ -1,7 +1,5 @@
 """Orders, saved runs, runs requested by programs, and programs that the page was started with."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Iterator

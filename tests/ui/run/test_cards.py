@@ -1,7 +1,5 @@
 """Tests of the cards of the first visit: their fields, their figures against the predictor, and their words."""
 
-from __future__ import annotations
-
 import json
 import re
 from functools import cache

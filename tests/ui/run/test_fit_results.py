@@ -1,7 +1,5 @@
 """Tests of the search for a configuration: its picture, its map, and its order."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

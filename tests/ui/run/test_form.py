@@ -1,7 +1,5 @@
 """The Run form: its requests, the faults at its fields, and a config.json in it, which is never a path."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -1,7 +1,5 @@
 """Tests of predictions: known ones are not made again, the last change wins, and prices add up with the answers."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator
@@ -16,8 +14,10 @@ from memviz.runner.jobs.service import OrderStatus
 from memviz.runner.prices import Price
 from memviz.runner.request import Request
 from memviz.ui.run import predictions
-from memviz.ui.run.answer import AT_HOME, RunAnswers, timeline_values, with_measured
+from memviz.ui.run.answer import AT_HOME, RunAnswers, RunState, timeline_values, with_measured
 from memviz.ui.run.form import RunRequests
+from memviz.ui.run.results import results_html
+from memviz.ui.run.tab import RunTab
 from memviz.ui.shell.store import TraceStore
 from tests.runner.processes import wait_until
 
@@ -68,6 +68,24 @@ def test_of_quick_changes_the_last_is_answered_and_those_between_are_never_begun
     assert not any(statuses for statuses in seen[:-1])
     known = [answers.predictions.known(one.requests[0]) is not None for one in requests[1:]]
     assert known == [False] * 7 + [True]
+
+
+def test_a_variant_chosen_while_an_answer_is_drawn_stays_chosen(
+    answers: RunAnswers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = answered(answers, asked(SPLIT), "eve")
+    tab = RunTab.__new__(RunTab)
+    tab.answers = answers
+
+    def chosen_meanwhile(status: OrderStatus) -> Any:
+        answers.choose(order.id, 0)
+        return pair(status)
+
+    pair = answers.shown_pair
+    monkeypatch.setattr(answers, "shown_pair", chosen_meanwhile)
+    drawn = tab._answer_values(RunState(), order)
+    assert "name" in drawn["A"] and not drawn["B"]
+    assert answers.shown(order) == 0 and drawn["results"] == results_html(answers.checked(order), 0)
 
 
 def test_a_price_is_the_difference_of_two_answers_and_its_negative_is_never_shown(answers: RunAnswers) -> None:

@@ -1,7 +1,5 @@
 """Tests of the published examples: precomputed tables, and a model for each finding."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Tests of results: the verdict, a row for each variant, output differences, and no text as markup."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import replace

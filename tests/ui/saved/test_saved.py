@@ -1,7 +1,5 @@
 """Tests of saved pages: which data they keep, which links, and that no text of a trace leaves its place."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Tests of background jobs: ended by a newer one, with progress and errors."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tests of Gradio's events: turns between visitors, answers in parts, and outputs that stay."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

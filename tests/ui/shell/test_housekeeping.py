@@ -1,7 +1,5 @@
 """Tests of housekeeping: visitors who left, idle traces, old files and half-open connections."""
 
-from __future__ import annotations
-
 import asyncio
 import datetime
 import os

@@ -1,7 +1,5 @@
 """Tests of the interface for programs and agents: addresses of files, and short JSON."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

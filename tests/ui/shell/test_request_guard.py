@@ -1,7 +1,5 @@
 """Tests of the request guard: host names, origins, bodies, uploads and exports."""
 
-from __future__ import annotations
-
 import errno
 import os
 import socket

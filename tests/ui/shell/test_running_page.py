@@ -1,7 +1,5 @@
 """Tests of a page in a process of its own: it stays up on a slow machine, and sleeps while nothing happens."""
 
-from __future__ import annotations
-
 import re
 import sys
 import time

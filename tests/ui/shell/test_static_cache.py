@@ -1,7 +1,5 @@
 """Tests of the page that all visitors share: made once, compressed once, without what only programs use."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Tests of files made for a visitor: their names, and failed writes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

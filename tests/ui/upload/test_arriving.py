@@ -1,7 +1,5 @@
 """Tests of a file that is read while it arrives."""
 
-from __future__ import annotations
-
 import errno
 import gzip
 import io

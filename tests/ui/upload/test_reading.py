@@ -1,7 +1,5 @@
 """Tests of the messages about an upload, and of who may have a place."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

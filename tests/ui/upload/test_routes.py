@@ -1,7 +1,5 @@
 """Tests of the upload routes: who may send a file, and in which form."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import pickle
@@ -24,8 +22,8 @@ RAW = pickle.dumps(snapshot([alloc(512 * i, 512) for i in range(50)]))
 LOGIN = {"username": "somebody", "password": "a secret"}
 
 
-@pytest.fixture(autouse=True)
-def no_loops_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+@pytest.fixture(autouse=True, scope="module")
+def no_loops_left() -> Iterator[None]:
     """Gradio makes event loops for its locks while it is built, and leaves them open."""
     made: list[asyncio.AbstractEventLoop] = []
     make = asyncio.new_event_loop
@@ -34,8 +32,9 @@ def no_loops_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         made.append(make())
         return made[-1]
 
-    monkeypatch.setattr(asyncio, "new_event_loop", new)
-    yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(asyncio, "new_event_loop", new)
+        yield
     for each in made:
         each.close()
 
@@ -48,6 +47,11 @@ def visitor(auth: Any = None) -> TestClient:
     return TestClient(App.create_app(blocks, app_kwargs={"routes": routes()}))
 
 
+@pytest.fixture(scope="module")
+def client(no_loops_left: None) -> TestClient:
+    return visitor()
+
+
 def begin(client: TestClient, **headers: str) -> Any:
     said = {"name": "C:\\folder\\run.pickle", "size": len(RAW), "packed": False}
     return client.post(PATH, json=said, headers=headers)
@@ -58,8 +62,7 @@ def part(client: TestClient, ticket: str, body: bytes, *, number: int = 0, last:
     return int(client.post(f"{PATH}/{ticket}", content=body, headers=headers).status_code)
 
 
-def test_a_file_goes_in_and_what_is_read_comes_out():
-    client = visitor()
+def test_a_file_goes_in_and_what_is_read_comes_out(client: TestClient):
     ticket = begin(client).json()["ticket"]
     assert part(client, ticket, RAW[:900], last=False) == 204
     assert part(client, ticket, RAW[900:], number=1) == 204
@@ -105,8 +108,7 @@ def test_behind_a_login_only_who_has_logged_in_may_send_a_file():
     assert begin(client).status_code == 200
 
 
-def test_only_the_page_itself_may_ask_in_a_browser():
-    client = visitor()
+def test_only_the_page_itself_may_ask_in_a_browser(client: TestClient):
     asked = {
         ("sec-fetch-site", "same-origin"): 200,
         ("sec-fetch-site", "cross-site"): 403,
@@ -119,8 +121,7 @@ def test_only_the_page_itself_may_ask_in_a_browser():
     assert {header: begin(client, **dict([header])).status_code for header in asked} == asked
 
 
-def test_a_cancelled_file_is_forgotten():
-    client = visitor()
+def test_a_cancelled_file_is_forgotten(client: TestClient):
     ticket = begin(client).json()["ticket"]
     assert part(client, ticket, RAW[:900], last=False) == 204
     assert client.delete(f"{PATH}/{ticket}").status_code == 204

@@ -1,7 +1,5 @@
 """Tests of the samples: their saved pictures, and the lines that record a snapshot."""
 
-from __future__ import annotations
-
 import io
 import subprocess
 import sys

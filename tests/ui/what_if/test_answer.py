@@ -1,7 +1,5 @@
 """Tests of what is saved or opened from the What if tab."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from memviz.analysis.timeline import timeline

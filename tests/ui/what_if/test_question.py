@@ -1,7 +1,5 @@
 """Tests of questions: links and forms that hold one, and how it is read."""
 
-from __future__ import annotations
-
 from urllib.parse import parse_qsl
 
 import pytest

@@ -1,7 +1,5 @@
 """Tests of the limits of a question."""
 
-from __future__ import annotations
-
 import re
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """Tests of when the What if tab answers."""
 
-from __future__ import annotations
-
 import threading
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Tests of questions, cached replays, words and values of the What if tab."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from html import unescape

@@ -1,7 +1,5 @@
 """Modes, lengths, number formats and caches of a model that a config.json describes."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

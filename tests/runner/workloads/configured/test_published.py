@@ -1,7 +1,5 @@
 """Published models, built offline from the figures that decide them: every parameter is there, and none more."""
 
-from __future__ import annotations
-
 import json
 import socket
 from pathlib import Path
