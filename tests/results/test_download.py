@@ -95,7 +95,7 @@ def test_it_is_the_file(address):
     [
         ("/missing/run.pickle", "^run.pickle: Its server answers 404. Look whether the address is right.$"),
         ("/cut/run.pickle", r"^run.pickle: The download ended after 5,000 of [\d,]+ bytes. Try again.$"),
-        ("/page/run.pickle", "^run.pickle: It is neither a pickle nor JSON."),
+        ("/page/run.pickle", "^run.pickle: It is a web page, and no snapshot is inside."),
         ("/file/run.pickle", "^run.pickle: It cannot be downloaded .*ftp"),
     ],
 )
