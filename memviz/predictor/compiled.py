@@ -13,11 +13,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial, partialmethod, wraps
 from types import CellType, FunctionType, MethodType, ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 from unittest.mock import patch
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
@@ -55,6 +56,15 @@ class _Graph:
     spec: list[Any]
 
 
+@dataclass
+class _Graphs:
+    """Graphs that were compiled of one callable."""
+
+    name: str
+    by_key: dict[Any, _Graph] = field(default_factory=dict)
+    is_refused: bool = False
+
+
 class Compiler:
     """Compiles callables of a program when they are called, and runs what was compiled in their place."""
 
@@ -62,60 +72,64 @@ class Compiler:
         """`call` is torch's own `nn.Module.__call__`."""
         self._recorder = recorder
         self._call = call
-        self._modules: dict[nn.Module, Callable[..., Any]] = {}
+        self._modules: WeakKeyDictionary[nn.Module, _Graphs] = WeakKeyDictionary()
         self.is_tracing = False
 
     def compiled(self, target: Any) -> Any:
         """Return what a program uses in the place of a function; a module stays, and is compiled where it is called."""
         if isinstance(target, nn.Module):
-            self._modules[target] = self._compiled(partial(self._call, target), target, type(target).__name__)
+            self._modules[target] = _Graphs(type(target).__name__)
             return target
         if self.is_tracing or isinstance(target, type) or not callable(target):
             return target
-        name = getattr(target, "__qualname__", type(target).__name__)
-        return wraps(target)(self._compiled(target, target, name))
+        graphs = _Graphs(getattr(target, "__qualname__", type(target).__name__))
+        return wraps(target)(partial(self._run, graphs, target))
 
     def instead_of(self, module: nn.Module) -> Callable[..., Any] | None:
         """Return the compiled call of a module that the program has compiled."""
-        return None if self.is_tracing else self._modules.get(module)
+        graphs = None if self.is_tracing else self._modules.get(module)
+        return None if graphs is None else partial(self._run, graphs, module)
 
-    def _compiled(self, run: Callable[..., Any], target: Any, name: str) -> Callable[..., Any]:
-        graphs: dict[Any, _Graph] = {}
-        refused: list[bool] = []
+    def _run(self, graphs: _Graphs, target: Any, /, *args: Any, **kwargs: Any) -> Any:
+        call = partial(self._call, target) if isinstance(target, nn.Module) else target
+        if graphs.is_refused or self.is_tracing:
+            return call(*args, **kwargs)
+        modules = _modules_of(target)
+        named = [(module, *pair) for module in modules for pair in _tensors_by_name(module)]
+        leaves, spec = tree_flatten((args, kwargs))
+        own = {id(tensor): tensor for *_, tensor in named}
+        tensors = [*own.values(), *(leaf for leaf in leaves if isinstance(leaf, Tensor) and id(leaf) not in own)]
+        key = self._key(leaves, spec, modules, named)
+        say = self._recorder.assumptions.say
+        try:
+            if not isinstance(getattr(target, "__self__", None), nn.Module | None):
+                raise not_predicted(graphs.name, _HOLDS_STATE)
+            if key is None:
+                raise not_predicted(graphs.name, _NO_KEY)
+            if key not in graphs.by_key:
+                if len(graphs.by_key) == _MOST_GRAPHS:
+                    raise not_predicted(graphs.name, _TOO_MANY)
+                places = {id(tensor): at for at, tensor in enumerate(tensors)}
+                parts = [_Place(places[id(leaf)]) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+                weights = [(ref(module), weight, places[id(tensor)]) for module, weight, tensor in named]
+                traced = partial(_run_with, self._without_module(target), weights, parts, spec)
+                graphs.by_key[key] = self._trace(graphs.name, traced, tensors)
+        except Exception as error:
+            reason = " ".join(str(error).split("\n")[0].split())[:160] or type(error).__name__
+            say(_STOPPED.format(name=graphs.name, reason=reason))
+            graphs.is_refused = True
+            return call(*args, **kwargs)
+        graph = graphs.by_key[key]
+        self._recorder.operators.add(COMPILED)
+        say(_PREDICTED.format(version=torch.__version__.partition("+")[0]))
+        return tree_unflatten(graph.run(*tensors), graph.spec[0])
 
-        def run_compiled(*args: Any, **kwargs: Any) -> Any:
-            if refused or self.is_tracing:
-                return run(*args, **kwargs)
-            modules = _modules_of(target)
-            named = [(module, *pair) for module in modules for pair in _tensors_by_name(module)]
-            leaves, spec = tree_flatten((args, kwargs))
-            own = {id(tensor): tensor for *_, tensor in named}
-            tensors = [*own.values(), *(leaf for leaf in leaves if isinstance(leaf, Tensor) and id(leaf) not in own)]
-            key = self._key(leaves, spec, modules, named)
-            try:
-                if not isinstance(getattr(target, "__self__", None), nn.Module | None):
-                    raise not_predicted(name, _HOLDS_STATE)
-                if key is None:
-                    raise not_predicted(name, _NO_KEY)
-                if key not in graphs:
-                    if len(graphs) == _MOST_GRAPHS:
-                        raise not_predicted(name, _TOO_MANY)
-                    places = {id(tensor): at for at, tensor in enumerate(tensors)}
-                    parts = [_Place(places[id(leaf)]) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-                    weights = [(module, weight, places[id(tensor)]) for module, weight, tensor in named]
-                    call = partial(_run_with, run, weights, parts, spec)
-                    graphs[key] = self._trace(name, call, tensors)
-            except Exception as error:
-                reason = " ".join(str(error).split("\n")[0].split())[:160] or type(error).__name__
-                self._recorder.assumptions.say(_STOPPED.format(name=name, reason=reason))
-                refused.append(True)
-                return run(*args, **kwargs)
-            graph = graphs[key]
-            self._recorder.operators.add(COMPILED)
-            self._recorder.assumptions.say(_PREDICTED.format(version=torch.__version__.partition("+")[0]))
-            return tree_unflatten(graph.run(*tensors), graph.spec[0])
-
-        return run_compiled
+    def _without_module(self, target: Any) -> Callable[..., Any]:
+        """Return a call that does not keep a module alive: its graphs live as long as the compiler."""
+        if not isinstance(target, nn.Module):
+            return target  # type: ignore[no-any-return]
+        module = ref(target)
+        return lambda *args, **kwargs: self._call(module(), *args, **kwargs)
 
     def _key(self, leaves: list[Any], spec: Any, modules: list[nn.Module], named: list[Any]) -> Any:
         keys = [key_of_inputs(leaf) for leaf in leaves]
@@ -239,14 +253,14 @@ class _Place(NamedTuple):
 
 
 def _run_with(
-    run: Callable[..., Any], weights: list[tuple[nn.Module, str, int]], parts: list[Any], spec: Any, traced: Any
+    run: Callable[..., Any], weights: list[tuple[ref[nn.Module], str, int]], parts: list[Any], spec: Any, traced: Any
 ) -> Any:
     """Call with traced tensors in the places of the program's own."""
     args, kwargs = tree_unflatten([traced[part.at] if isinstance(part, _Place) else part for part in parts], spec)
     with ExitStack() as stack:
-        for module in {id(module): module for module, *_ in weights}.values():
-            own = {name: traced[at] for owner, name, at in weights if owner is module}
-            stack.enter_context(_reparametrize_module(module, own))
+        for owner in dict.fromkeys(owner for owner, *_ in weights):
+            own = {name: traced[at] for other, name, at in weights if other == owner}
+            stack.enter_context(_reparametrize_module(cast(nn.Module, owner()), own))
         stack.enter_context(_CardIsMeta())
         return run(*args, **kwargs)
 

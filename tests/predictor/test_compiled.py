@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -90,6 +91,21 @@ def test_what_the_code_makes_on_the_card_is_fused_too() -> None:
         torch.compile(positions)(torch.empty(4 * MIB, device="cuda"))
 
     assert peak_of(program)[0] == 2 * 16 * MIB
+
+
+def test_a_compiled_module_is_freed_with_its_last_reference() -> None:
+    live: list[int] = []
+
+    def program() -> None:
+        model = torch.compile(nn.Linear(1024, 1024, bias=False).cuda())
+        model(torch.empty(16, 1024, device="cuda"))
+        live.append(torch.cuda.memory_allocated())
+        del model
+        gc.collect()
+        live.append(torch.cuda.memory_allocated())
+
+    peak_of(program)
+    assert live[0] - live[1] == 4 * MIB
 
 
 def as_long_as_its_sum(x: Tensor) -> Tensor:

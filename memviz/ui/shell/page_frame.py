@@ -196,7 +196,7 @@ def _trace_row(
         source = cached_on(trace, (thumbnail, device.name), lambda: data_address(thumbnail(trace, device)))
         picture = tag("img", src=source, alt="", class_=f"mv-thumb{kind}", width=46, height=26)
         peak = timeline(device).peak_bytes
-        facts = f"{bytes_text(peak)} · {trace.about.label}"
+        facts = f"{bytes_text(peak)} · {trace.about.origin}"
         if highest:
             bar = tag("i", class_="mv-peakline", style=f"width:{100 * peak / highest:.1f}%")
             ahead = timeline_key(opened) if len(device.events) <= _MOST_AHEAD else None
