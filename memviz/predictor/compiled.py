@@ -111,7 +111,10 @@ class Compiler:
                     raise not_predicted(graphs.name, _TOO_MANY)
                 places = {id(tensor): at for at, tensor in enumerate(tensors)}
                 parts = [_Place(places[id(leaf)]) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-                weights = [(ref(module), weight, places[id(tensor)]) for module, weight, tensor in named]
+                weights = [
+                    (ref(module), {weight: places[id(tensor)] for owner, weight, tensor in named if owner is module})
+                    for module in modules
+                ]
                 traced = partial(_run_with, self._without_module(target), weights, parts, spec)
                 graphs.by_key[key] = self._trace(graphs.name, traced, tensors)
         except Exception as error:
@@ -253,16 +256,28 @@ class _Place(NamedTuple):
 
 
 def _run_with(
-    run: Callable[..., Any], weights: list[tuple[ref[nn.Module], str, int]], parts: list[Any], spec: Any, traced: Any
+    run: Callable[..., Any],
+    weights: list[tuple[ref[nn.Module], dict[str, int]]],
+    parts: list[Any],
+    spec: Any,
+    traced: Any,
 ) -> Any:
     """Call with traced tensors in the places of the program's own."""
     args, kwargs = tree_unflatten([traced[part.at] if isinstance(part, _Place) else part for part in parts], spec)
     with ExitStack() as stack:
-        for owner in dict.fromkeys(owner for owner, *_ in weights):
-            own = {name: traced[at] for other, name, at in weights if other == owner}
-            stack.enter_context(_reparametrize_module(cast(nn.Module, owner()), own))
+        for owner, places in weights:
+            model = cast(nn.Module, owner())
+            stack.enter_context(_reparametrize_module(model, {name: traced[at] for name, at in places.items()}))
+            for module in model.modules():
+                stack.callback(_restore, module, dict(vars(module)))
         stack.enter_context(_CardIsMeta())
         return run(*args, **kwargs)
+
+
+def _restore(module: nn.Module, attributes: dict[str, Any]) -> None:
+    """Put attributes back that a traced call has set, such as a cache of positions; each trace makes its own."""
+    vars(module).clear()
+    vars(module).update(attributes)
 
 
 def _compile(
@@ -335,7 +350,9 @@ def _enter_inductor(stack: ExitStack, fake: Any) -> None:
     from torch._inductor.async_compile import AsyncCompile
     from torch._inductor.codecache import PyCodeCache
     from torch._inductor.fx_passes import joint_graph, post_grad
+    from torch._inductor.utils import get_triton_attrs_descriptor_version
     from torch._inductor.virtualized import V
+    from torch.nn.attention import flex_attention
     from torch.utils import _triton, checkpoint
 
     for passes in (joint_graph, post_grad):
@@ -344,11 +361,16 @@ def _enter_inductor(stack: ExitStack, fake: Any) -> None:
         stack.enter_context(patch.object(passes, "lazy_init", lambda *_, init=init: init(torch.device("cpu"))))
     folder = joint_graph.UniformValueConstantFolder
     stack.enter_context(patch.object(folder, "_deduce_value", partialmethod(_fold_on_host, folder._deduce_value)))
+    get_triton_attrs_descriptor_version()
+    if not _triton.has_triton_package():
+        # Both answers are remembered. The text of kernels imports it, and so does the written code.
+        stack.enter_context(patch.dict(sys.modules, {name: _Absent(name) for name in ("triton", "triton.language")}))
     stack.enter_context(patch.object(_triton, "triton_hash_with_backend", lambda: ""))
     stack.enter_context(patch.object(scheduler, "has_triton", lambda *_: True))
     stack.enter_context(patch.object(AsyncCompile, "triton", lambda *_, **__: _Kernel()))
     stack.enter_context(patch.object(PyCodeCache, "load_by_key_path", _load_written_code))
-    stack.enter_context(patch.object(FlexAttentionHOP, "__call__", _stop_at("flex_attention")))
+    stack.enter_context(patch.object(flex_attention, "_validate_device", lambda *_: None))
+    stack.enter_context(patch.object(FlexAttentionHOP, "__call__", _flex_attention_of))
     for name in ("_checkpoint_without_reentrant_generator", "CheckpointFunction"):
         stack.enter_context(patch.object(checkpoint, name, _stop_at("torch.utils.checkpoint")))
     stack.enter_context(settings.patch(fx_graph_cache=False, compile_threads=1))
@@ -419,6 +441,59 @@ _GUARDED: dict[str, Callable[..., Any]] = {
 }
 
 
+# Flex attention is one kernel forward and one backward. Its functions of scores and masks are part of them, and the
+# trace has them as operators that take the tensors of the mask.
+
+_OPERATORS: Any = torch.library.Library("memviz", "DEF")  # type: ignore[no-untyped-call]
+_OPERATORS.define("flex_attention(Tensor query, Tensor key, Tensor value, Tensor[] mask) -> (Tensor, Tensor)")
+_OPERATORS.define(
+    "flex_attention_backward(Tensor gradient, Tensor sums, Tensor products, Tensor query, Tensor key, Tensor value, "
+    "Tensor[] mask) -> (Tensor, Tensor, Tensor)"
+)
+
+
+def _flex_forward(query: Tensor, key: Tensor, value: Tensor, mask: list[Tensor]) -> tuple[Tensor, Tensor]:
+    same = query.size(-1) == value.size(-1)
+    output = torch.empty_like(query) if same else query.new_empty(*query.shape[:-1], value.size(-1))
+    return output, query.new_empty(query.shape[:-1], dtype=torch.float32)
+
+
+def _flex_backward(
+    gradient: Tensor, sums: Tensor, products: Tensor, query: Tensor, key: Tensor, value: Tensor, mask: list[Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+
+
+_OPERATORS.impl("flex_attention", _flex_forward, "Meta")
+_OPERATORS.impl("flex_attention_backward", _flex_backward, "Meta")
+
+
+class _TracedFlexAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, *mask: Tensor) -> tuple[Tensor, Tensor]:
+        output, sums = torch.ops.memviz.flex_attention(query, key, value, list(mask))
+        ctx.save_for_backward(query, key, value, output, sums, *mask)
+        ctx.mark_non_differentiable(sums)
+        return output, sums
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, output, sums, *mask = ctx.saved_tensors
+        products = (gradients[0] * output).float().sum(-1)
+        inputs = (gradients[0], sums, products, query, key, value, mask)
+        return (*torch.ops.memviz.flex_attention_backward(*inputs), *(None for _ in mask))
+
+
+def _flex_attention_of(
+    _: Any, query: Tensor, key: Tensor, value: Tensor, score_mod: Any, mask: tuple[Any, ...], *__: Any
+) -> tuple[Tensor, ...]:
+    if torch.is_autocast_enabled("cuda"):
+        query, key, value = (tensor.to(torch.get_autocast_dtype("cuda")) for tensor in (query, key, value))
+    parts = [part for part in mask if isinstance(part, Tensor)]
+    output, sums = _TracedFlexAttention.apply(query, key, value, *parts)  # type: ignore[no-untyped-call]
+    return output, sums, query.new_empty(0)
+
+
 class _Kernel:
     """A kernel, which takes no memory beside its arguments."""
 
@@ -432,6 +507,9 @@ class _Absent(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
+        if name == "primitive_bitwidth":
+            # Of a dtype, as in int64: the workspace of a scan depends on it.
+            return int("".join(filter(str.isdigit, self.__name__)) or 8)
         return _Absent(name)
 
     def __call__(self, *_: Any, **__: Any) -> Any:
@@ -442,8 +520,7 @@ def _load_written_code(key: str, path: str, linemap: Any = None, attrs: dict[str
     """Load what inductor wrote, with allocations on the pretended device."""
     module = ModuleType(f"compiled_{key}")
     module.__file__ = path
-    absent = {name: _Absent(name) for name in ("triton", "triton.language") if name not in sys.modules}
-    with open(path) as file, patch.dict(sys.modules, absent):
+    with open(path) as file:
         exec(compile(file.read(), path, "exec"), module.__dict__)
     vars(module).update(
         attrs or {},

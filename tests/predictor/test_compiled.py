@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.checkpoint import checkpoint
 
 import memviz
@@ -106,6 +107,48 @@ def test_a_compiled_module_is_freed_with_its_last_reference() -> None:
 
     peak_of(program)
     assert live[0] - live[1] == 4 * MIB
+
+
+def test_flex_attention_inside_compiled_code_keeps_no_scores() -> None:
+    live: list[int] = []
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        out: Tensor = flex_attention(query, key, value)  # type: ignore[assignment]
+        return out * 2
+
+    def program() -> None:
+        inputs = [torch.empty(1, 8, 4096, 64, device="cuda", requires_grad=True) for _ in range(3)]
+        out = torch.compile(attend)(*inputs)
+        live.append(torch.cuda.memory_allocated())
+        out.sum().backward()
+        live.append(torch.cuda.memory_allocated())
+
+    peak, notes = peak_of(program)
+    assert "uncompiled" not in notes
+    # Three inputs, the output, twice the output and a number for each query; the mask of one block is less than 4 KiB.
+    assert 0 <= live[0] - 5 * 8 * MIB - 128 * 1024 <= 4096
+    # Then the inputs, their gradients, and the result, which the program holds.
+    assert 0 <= live[1] - 7 * 8 * MIB <= 4096
+    assert peak < 8 * 4096 * 4096
+
+
+def test_what_a_call_keeps_on_its_module_does_not_reach_the_next() -> None:
+    class Positions(nn.Module):
+        cached: Tensor | None = None
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.cached is None or len(self.cached) != len(x):
+                self.cached = torch.arange(len(x), device=x.device)
+            return x * self.cached
+
+    def program() -> None:
+        model = torch.compile(Positions().cuda())
+        for count in (MIB, 2 * MIB, MIB):
+            model(torch.empty(count, device="cuda"))
+
+    peak, notes = peak_of(program)
+    assert "uncompiled" not in notes
+    assert peak == 2 * 8 * MIB
 
 
 def as_long_as_its_sum(x: Tensor) -> Tensor:
