@@ -458,9 +458,8 @@ def _flex_forward(query: Tensor, key: Tensor, value: Tensor, mask: list[Tensor])
     return output, query.new_empty(query.shape[:-1], dtype=torch.float32)
 
 
-def _flex_backward(
-    gradient: Tensor, sums: Tensor, products: Tensor, query: Tensor, key: Tensor, value: Tensor, mask: list[Tensor]
-) -> tuple[Tensor, Tensor, Tensor]:
+def _flex_backward(gradient: Tensor, sums: Tensor, products: Tensor, *inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+    query, key, value, _mask = inputs
     return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
 
 
@@ -484,9 +483,9 @@ class _TracedFlexAttention(torch.autograd.Function):
         return (*torch.ops.memviz.flex_attention_backward(*inputs), *(None for _ in mask))
 
 
-def _flex_attention_of(
-    _: Any, query: Tensor, key: Tensor, value: Tensor, score_mod: Any, mask: tuple[Any, ...], *__: Any
-) -> tuple[Tensor, ...]:
+def _flex_attention_of(_: Any, *args: Any) -> tuple[Tensor, ...]:
+    """In the place of the operator's call: its query, key and value, a function of scores, and a mask of blocks."""
+    query, key, value, _score_mod, mask, *_others = args
     if torch.is_autocast_enabled("cuda"):
         query, key, value = (tensor.to(torch.get_autocast_dtype("cuda")) for tensor in (query, key, value))
     parts = [part for part in mask if isinstance(part, Tensor)]
