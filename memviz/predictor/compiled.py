@@ -270,6 +270,7 @@ def _run_with(
             stack.enter_context(_reparametrize_module(model, {name: traced[at] for name, at in places.items()}))
             for module in model.modules():
                 stack.callback(_restore, module, dict(vars(module)))
+        stack.enter_context(patch.object(torch.compiler, "is_compiling", lambda: True))
         stack.enter_context(_CardIsMeta())
         return run(*args, **kwargs)
 

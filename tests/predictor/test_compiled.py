@@ -132,6 +132,16 @@ def test_flex_attention_inside_compiled_code_keeps_no_scores() -> None:
     assert peak < 8 * 4096 * 4096
 
 
+def test_the_code_is_told_that_it_is_compiled() -> None:
+    def cautious(x: Tensor) -> Tensor:
+        return chain(x) if torch.compiler.is_compiling() else chain(x)[: int(x.sum().item())]
+
+    def program() -> None:
+        torch.compile(cautious)(torch.empty(4 * MIB, device="cuda"))
+
+    assert peak_of(program)[0] == 2 * 16 * MIB
+
+
 def test_what_a_call_keeps_on_its_module_does_not_reach_the_next() -> None:
     class Positions(nn.Module):
         cached: Tensor | None = None
