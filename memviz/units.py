@@ -98,6 +98,12 @@ _MOST_BYTES = 1 << 62
 """Sums of several still fit 64 bits."""
 
 
+def limit_bytes(limit: tuple[float, str], whole: int) -> float:
+    """Return a limit in bytes; one of the kind "share" is a part of `whole`."""
+    amount, kind = limit
+    return amount * whole if kind == "share" else amount
+
+
 def parse_bytes(text: str) -> int:
     """'24GiB', '24G', '512 MiB' and plain bytes. K, M, G mean 1024, as everywhere here."""
     match = _SIZE.fullmatch(text)

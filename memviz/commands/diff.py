@@ -33,7 +33,7 @@ from memviz.results.comparison import Comparison, comparison_result
 from memviz.results.headline import consecutive_spans, distinct_names, letter, reserved_text
 from memviz.text import escape_control_chars
 from memviz.trace.model import is_reserved_known
-from memviz.units import bytes_text, count_text, delta_text, parse_bytes, percent_text
+from memviz.units import bytes_text, count_text, delta_text, limit_bytes, parse_bytes, percent_text
 
 if TYPE_CHECKING:
     from memviz.ranks.summary import JobChanges, RankChange
@@ -221,11 +221,7 @@ def _check_jobs(files: Sequence[Path], by: str) -> None:
 
 def _jobs_exceeded(changes: JobChanges, allowed: tuple[float, str], names: Sequence[str]) -> list[str]:
     """Return lines on the ranks that grew by more than allowed, and on those that alone ran out of memory."""
-    number, kind = allowed
-    grown = [
-        change for change in changes.ranks
-        if change.delta_bytes > (number * change.peaks[0] if kind == "share" else number)
-    ]  # fmt: skip
+    grown = [change for change in changes.ranks if change.delta_bytes > limit_bytes(allowed, change.peaks[0])]
     lines = []
     if grown:
         most = max(grown, key=lambda change: change.delta_bytes)
@@ -239,19 +235,19 @@ def _jobs_exceeded(changes: JobChanges, allowed: tuple[float, str], names: Seque
 
 
 def _numbers(ranks: Sequence[int]) -> str:
-    from memviz.results.ranks import spans_text
+    from memviz.results.ranks import ranks_text
 
-    return f"{'Rank' if len(ranks) == 1 else 'Ranks'} {spans_text(consecutive_spans(ranks))}"
+    return f"R{ranks_text(ranks)[1:]}"
 
 
 def _print_jobs(changes: JobChanges, args: argparse.Namespace, names: Sequence[str], top: int | None) -> None:
-    from memviz.results.ranks import jobs_headline
+    from memviz.results.ranks import jobs_headline, ranks_text
 
     print(printable(str(jobs_headline(changes, names))))
     for side, (path, job) in enumerate(zip(args.files, changes.jobs, strict=True)):
         origins = ", ".join(sorted({rank.row.origin for rank in job.ranks})[:_CAUSES])
-        numbers = _numbers([rank.number for rank in job.ranks])
-        print(printable(f"{letter(side)}  {path}: {numbers[0].lower()}{numbers[1:]}, {origins}"))
+        numbers = ranks_text([rank.number for rank in job.ranks])
+        print(printable(f"{letter(side)}  {path}: {numbers}, {origins}"))
     changed = sorted((one for one in changes.ranks if one.delta_bytes), key=lambda one: -abs(one.delta_bytes))
     _print_changes("ranks", changed[:top], args.by, changes.total)
     if 1 < len(changes.groups) < len(changed):
@@ -342,8 +338,7 @@ def _run(args: argparse.Namespace) -> int:
     changes, top = comparison.found, args.top or None
     grown = ran_out = []
     if args.max_growth is not None:
-        number, kind = args.max_growth
-        most = number * changes.moments[0].live_bytes if kind == "share" else number
+        most = limit_bytes(args.max_growth, changes.moments[0].live_bytes)
         grown = [i for i in range(1, len(changes.moments)) if changes.delta(i) > most]
         # The peak of a trace that ran out of memory is no measure.
         refused = [i for i, moment in enumerate(changes.moments) if moment.ran_out_at is not None]

@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial, partialmethod, wraps
-from types import CellType, FunctionType, MethodType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple, cast
-from unittest.mock import patch
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -27,7 +26,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from memviz.predictor.assumptions import not_predicted
-from memviz.predictor.compat import without_modes
+from memviz.predictor.compat import Patches, without_modes
+from memviz.predictor.decompositions import captured_by, flex_inputs, flex_results
 from memviz.predictor.recorder import AllocationRecorder
 from memviz.predictor.repetition import key_of_inputs
 from memviz.predictor.rules import COMPILED
@@ -95,7 +95,14 @@ class Compiler:
         if graphs.is_refused or self.is_tracing:
             return call(*args, **kwargs)
         modules = _modules_of(target)
-        named = [(module, *pair) for module in modules for pair in _tensors_by_name(module)]
+        named = [
+            (module, *pair)
+            for module in modules
+            for pair in (
+                *module.named_parameters(remove_duplicate=False),
+                *module.named_buffers(remove_duplicate=False),
+            )
+        ]
         leaves, spec = tree_flatten((args, kwargs))
         own = {id(tensor): tensor for *_, tensor in named}
         tensors = [*own.values(), *(leaf for leaf in leaves if isinstance(leaf, Tensor) and id(leaf) not in own)]
@@ -163,13 +170,13 @@ class Compiler:
         """Suspend the pretended device: what is traced has no memory on it."""
         recorder, position = self._recorder, self._recorder.position
         before = self.is_tracing, recorder.making_on_meta
-        with ExitStack() as stack:
-            stack.enter_context(without_modes())
-            stack.enter_context(_without_function_modes())
-            stack.enter_context(patch.object(nn.Module, "__call__", self._call))
-            stack.enter_context(patch.object(torch, "tensor", partial(_tensor, torch.tensor)))
+        with Patches() as patches:
+            patches.enter_context(without_modes())
+            patches.enter_context(_without_function_modes())
+            patches.put(nn.Module, "__call__", self._call)
+            patches.put(torch, "tensor", partial(_tensor, torch.tensor))
             if fake is not None:
-                _enter_inductor(stack, fake)
+                _enter_inductor(patches, fake)
             position.phases.append("compile")
             self.is_tracing = recorder.making_on_meta = True
             try:
@@ -199,13 +206,6 @@ def _tensor(create: Callable[..., Tensor], data: Any, **kwargs: Any) -> Tensor:
     return torch.empty(numbers.shape, dtype=numbers.dtype, device="meta")
 
 
-def _tensors_by_name(module: nn.Module) -> list[tuple[str, Tensor]]:
-    return [
-        *module.named_parameters(remove_duplicate=False),
-        *module.named_buffers(remove_duplicate=False),
-    ]
-
-
 def _modules_of(target: Any) -> list[nn.Module]:
     """Return the modules that a callable reads: itself, what it is bound to, closes over, or names."""
     found: dict[int, nn.Module] = {}
@@ -220,9 +220,7 @@ def _modules_of(target: Any) -> list[nn.Module]:
             for part in (value.func, *value.args, *value.keywords.values()):
                 add(part)
         elif isinstance(value, FunctionType):
-            cells = [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
-            named = [value.__globals__.get(name) for name in value.__code__.co_names]
-            for part in (*cells, *named):
+            for part in captured_by(value):
                 if isinstance(part, nn.Module | MethodType):
                     add(part)
 
@@ -264,14 +262,14 @@ def _run_with(
 ) -> Any:
     """Call with traced tensors in the places of the program's own."""
     args, kwargs = tree_unflatten([traced[part.at] if isinstance(part, _Place) else part for part in parts], spec)
-    with ExitStack() as stack:
+    with Patches() as patches:
         for owner, places in weights:
             model = cast(nn.Module, owner())
-            stack.enter_context(_reparametrize_module(model, {name: traced[at] for name, at in places.items()}))
+            patches.enter_context(_reparametrize_module(model, {name: traced[at] for name, at in places.items()}))
             for module in model.modules():
-                stack.callback(_restore, module, dict(vars(module)))
-        stack.enter_context(patch.object(torch.compiler, "is_compiling", lambda: True))
-        stack.enter_context(_CardIsMeta())
+                patches.callback(_restore, module, dict(vars(module)))
+        patches.put(torch.compiler, "is_compiling", lambda: True)
+        patches.enter_context(_CardIsMeta())
         return run(*args, **kwargs)
 
 
@@ -341,7 +339,7 @@ def _compile(
         )
 
 
-def _enter_inductor(stack: ExitStack, fake: Any) -> None:
+def _enter_inductor(patches: Patches, fake: Any) -> None:
     """Let inductor plan for a card that is not there, and write code whose kernels do nothing."""
     import torch._inductor.config as settings
     import torch._inductor.scheduler as scheduler
@@ -359,29 +357,31 @@ def _enter_inductor(stack: ExitStack, fake: Any) -> None:
     for passes in (joint_graph, post_grad):
         # Their patterns are traced with autograd.
         init = passes.lazy_init
-        stack.enter_context(patch.object(passes, "lazy_init", lambda *_, init=init: init(torch.device("cpu"))))
+        patches.put(passes, "lazy_init", lambda *_, init=init: init(torch.device("cpu")))
     folder = joint_graph.UniformValueConstantFolder
-    stack.enter_context(patch.object(folder, "_deduce_value", partialmethod(_fold_on_host, folder._deduce_value)))
+    patches.put(folder, "_deduce_value", partialmethod(_fold_on_host, folder._deduce_value))
     get_triton_attrs_descriptor_version()
     if not _triton.has_triton_package():
         # Both answers are remembered. The text of kernels imports it, and so does the written code.
-        stack.enter_context(patch.dict(sys.modules, {name: _Absent(name) for name in ("triton", "triton.language")}))
-    stack.enter_context(patch.object(_triton, "triton_hash_with_backend", lambda: ""))
-    stack.enter_context(patch.object(scheduler, "has_triton", lambda *_: True))
-    stack.enter_context(patch.object(AsyncCompile, "triton", lambda *_, **__: _Kernel()))
-    stack.enter_context(patch.object(PyCodeCache, "load_by_key_path", _load_written_code))
-    stack.enter_context(patch.object(flex_attention, "_validate_device", lambda *_: None))
-    stack.enter_context(patch.object(FlexAttentionHOP, "__call__", _flex_attention_of))
+        for name in ("triton", "triton.language"):
+            patches.restore(sys.modules, name)
+            sys.modules[name] = _Absent(name)
+    patches.put(_triton, "triton_hash_with_backend", lambda: "")
+    patches.put(scheduler, "has_triton", lambda *_: True)
+    patches.put(AsyncCompile, "triton", lambda *_, **__: _Kernel())
+    patches.put(PyCodeCache, "load_by_key_path", _load_written_code)
+    patches.put(flex_attention, "_validate_device", lambda *_: None)
+    patches.put(FlexAttentionHOP, "__call__", _flex_attention_of)
     for name in ("_checkpoint_without_reentrant_generator", "CheckpointFunction"):
-        stack.enter_context(patch.object(checkpoint, name, _stop_at("torch.utils.checkpoint")))
-    stack.enter_context(settings.patch(fx_graph_cache=False, compile_threads=1))
-    stack.enter_context(tracing.patch(enable_autograd_cache=False, unlift_effect_tokens=True))
-    stack.enter_context(V.set_fake_mode(fake))
+        patches.put(checkpoint, name, _stop_at("torch.utils.checkpoint"))
+    patches.enter_context(settings.patch(fx_graph_cache=False, compile_threads=1))
+    patches.enter_context(tracing.patch(enable_autograd_cache=False, unlift_effect_tokens=True))
+    patches.enter_context(V.set_fake_mode(fake))
     for name, answer in _GUARDED.items():
         method = partialmethod(_without_guard, getattr(Tensor, name), answer)
-        stack.enter_context(patch.object(Tensor, name, method))
-    stack.enter_context(torch._guards.tracing(torch._guards.TracingContext(fake)))
-    stack.enter_context(compiled_autograd._disable())
+        patches.put(Tensor, name, method)
+    patches.enter_context(torch._guards.tracing(torch._guards.TracingContext(fake)))
+    patches.enter_context(compiled_autograd._disable())
 
 
 def _fold_on_host(folder: Any, fold: Callable[[Any, Any], Any], node: Any) -> Any:
@@ -453,18 +453,12 @@ _OPERATORS.define(
 )
 
 
-def _flex_forward(query: Tensor, key: Tensor, value: Tensor, mask: list[Tensor]) -> tuple[Tensor, Tensor]:
-    same = query.size(-1) == value.size(-1)
-    output = torch.empty_like(query) if same else query.new_empty(*query.shape[:-1], value.size(-1))
-    return output, query.new_empty(query.shape[:-1], dtype=torch.float32)
-
-
 def _flex_backward(gradient: Tensor, sums: Tensor, products: Tensor, *inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
     query, key, value, _mask = inputs
     return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
 
 
-_OPERATORS.impl("flex_attention", _flex_forward, "Meta")
+_OPERATORS.impl("flex_attention", lambda query, key, value, mask: flex_results(query, value), "Meta")
 _OPERATORS.impl("flex_attention_backward", _flex_backward, "Meta")
 
 
@@ -487,10 +481,8 @@ class _TracedFlexAttention(torch.autograd.Function):
 def _flex_attention_of(_: Any, *args: Any) -> tuple[Tensor, ...]:
     """In the place of the operator's call: its query, key and value, a function of scores, and a mask of blocks."""
     query, key, value, _score_mod, mask, *_others = args
-    if torch.is_autocast_enabled("cuda"):
-        query, key, value = (tensor.to(torch.get_autocast_dtype("cuda")) for tensor in (query, key, value))
     parts = [part for part in mask if isinstance(part, Tensor)]
-    output, sums = _TracedFlexAttention.apply(query, key, value, *parts)  # type: ignore[no-untyped-call]
+    output, sums = _TracedFlexAttention.apply(*flex_inputs(query, key, value), *parts)  # type: ignore[no-untyped-call]
     return output, sums, query.new_empty(0)
 
 

@@ -17,6 +17,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache
+from types import CellType
 from typing import Any
 from weakref import ref
 
@@ -463,19 +464,32 @@ def flex_attention(
 
     It is no operator of C++, and uncompiled it would keep every score; programs compile it, so that is predicted.
     """
-    inputs: tuple[Tensor, ...] = (query, key, value)
-    if torch.is_autocast_enabled("cuda"):
-        inputs = tuple(tensor.to(torch.get_autocast_dtype("cuda")) for tensor in inputs)
-    outputs: tuple[Tensor, ...] = _FlexAttention.apply(forget, *inputs, *_learned_biases(score_mod))  # type: ignore[no-untyped-call]
+    inputs = flex_inputs(query, key, value)
+    # Trainable tensors of `score_mod`, such as a table of biases.
+    learned = [one for one in captured_by(score_mod) if isinstance(one, Tensor) and one.requires_grad]
+    outputs: tuple[Tensor, ...] = _FlexAttention.apply(forget, *inputs, *learned)  # type: ignore[no-untyped-call]
     return outputs
 
 
-def _learned_biases(score_mod: Any) -> list[Tensor]:
-    """Return the trainable tensors that `score_mod` captures, such as a table of biases."""
-    cells = [cell.cell_contents for cell in getattr(score_mod, "__closure__", None) or ()]
-    names = getattr(getattr(score_mod, "__code__", None), "co_names", ())
-    around = [score_mod.__globals__.get(name) for name in names]
-    return [value for value in (*cells, *around) if isinstance(value, Tensor) and value.requires_grad]
+def flex_inputs(*inputs: Tensor) -> tuple[Tensor, ...]:
+    """Return query, key and value in autocast's dtype, where it is on."""
+    if torch.is_autocast_enabled("cuda"):
+        return tuple(tensor.to(torch.get_autocast_dtype("cuda")) for tensor in inputs)
+    return inputs
+
+
+def flex_results(query: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the output, and the logarithm of the sum for each query."""
+    same = query.size(-1) == value.size(-1)
+    output = torch.empty_like(query) if same else query.new_empty(*query.shape[:-1], value.size(-1))
+    return output, query.new_empty(query.shape[:-1], dtype=torch.float32)
+
+
+def captured_by(function: Any) -> list[Any]:
+    """Return what a function closes over, and the globals that it names."""
+    cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or () if cell != CellType()]
+    names = getattr(getattr(function, "__code__", None), "co_names", ())
+    return [*cells, *(function.__globals__.get(name) for name in names)]
 
 
 class _FlexAttention(torch.autograd.Function):
@@ -484,9 +498,7 @@ class _FlexAttention(torch.autograd.Function):
         ctx: Any, forget: ForgetValues, query: Tensor, key: Tensor, value: Tensor, *learned: Tensor
     ) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
-        same = query.size(-1) == value.size(-1)
-        output = torch.empty_like(query) if same else query.new_empty(*query.shape[:-1], value.size(-1))
-        sums = query.new_empty(query.shape[:-1], dtype=torch.float32)
+        output, sums = flex_results(query, value)
         largest = query.new_empty(0, dtype=torch.float32)
         for tensor in (output, sums):
             forget(tensor)

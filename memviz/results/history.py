@@ -22,7 +22,7 @@ from memviz.results.headline import Headline, differing_names, shorten, trace_na
 from memviz.results.ranks import cause_words
 from memviz.results.result import named_fields
 from memviz.trace.model import is_reserved_known
-from memviz.units import bytes_text, counted, delta_text, percent_text
+from memviz.units import bytes_text, counted, delta_text, limit_bytes, percent_text
 
 _MOST_JSON = 8 << 20
 """Bytes of an output of a command. Larger JSON is read as a snapshot, within its limits."""
@@ -57,7 +57,7 @@ class HistoryPoint(PeakDifference):
     commit: str
     """Hash and title of the commit, where the list of commits has it."""
     origin: str
-    """As in 'measured' or 'predicted for NVIDIA A10'; empty where the file does not say."""
+    """For example "predicted for NVIDIA A10"; empty where the file does not say."""
     peak_bytes: int
     reserved_peak_bytes: int | None
     ran_out: bool
@@ -171,17 +171,8 @@ def read_history(wanted: HistoryRequest, progress: Callable[[int, int], None] | 
         if isinstance(found, FailedFile):
             skipped.append(found)
             continue
-        name = names[place.address]
-        points.append(
-            _point(
-                name,
-                _below(wanted.folder, place.address),
-                commit_of[place.address].text,
-                before=before,
-                found=found,
-                least=wanted.least_move,
-            )
-        )
+        file, commit = _below(wanted.folder, place.address), commit_of[place.address].text
+        points.append(_point(names[place.address], file, commit, before=before, found=found, least=wanted.least_move))
         before = found
     skipped = [replace(one, place=_below(wanted.folder, one.place)) for one in skipped]
     if not points:
@@ -206,8 +197,7 @@ def _point(
     if before is not None and comparable and delta:
         sites = _differences(before, found, "site")
         categories = _differences(before, found, "category")
-    amount, kind = least
-    most = amount * (before.peak_bytes if before else 0) if kind == "share" else amount
+    most = limit_bytes(least, before.peak_bytes if before else 0)
     return HistoryPoint(
         name=name,
         file=file,

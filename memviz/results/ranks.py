@@ -234,13 +234,14 @@ def jobs_headline(changes: JobChanges, names: Sequence[str]) -> Headline:
         sentences.append(f"In {names[1]} {ran_out} ran out of memory; a peak is without what was refused.")
     for side, name in enumerate(names):
         if alone := changes.alone(side):
-            sentences.append(f"Only in {name}: {_ranks_text(alone)}.")
+            sentences.append(f"Only in {name}: {ranks_text(alone)}.")
         if many := len(changes.jobs[side].failed):
             sentences.append(f"{counted(many, 'file')} of {name} {'is' if many == 1 else 'are'} left out.")
     return Headline(answer, " ".join(sentences))
 
 
-def _ranks_text(numbers: Sequence[int]) -> str:
+def ranks_text(numbers: Sequence[int]) -> str:
+    """Return 'rank 3', or 'ranks 0-2, 5'."""
     return f"rank{'' if len(numbers) == 1 else 's'} {spans_text(consecutive_spans(numbers))}"
 
 

@@ -59,7 +59,7 @@ def test_what_several_numbers_mean_is_told_by_all_names() -> None:
 
 
 def test_the_time_in_a_name_is_no_rank() -> None:
-    """As MindSpeed and verl name them; ranks of one job are written in different minutes."""
+    """Names by MindSpeed and verl; ranks of one job are written in different minutes."""
     names = ["snapshot_2024-01-02-03-04_0.pickle", "snapshot_2024-01-02-03-05_1.pickle"]
     assert list(numbers_in(names).values()) == [0, 1]
     names = [f"20250101-120{rank}/periodic_rank{rank}_pid77{rank}.pickle" for rank in range(2)]

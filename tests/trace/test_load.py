@@ -217,7 +217,7 @@ def zipped(*members: tuple[str, bytes], method: int = zipfile.ZIP_DEFLATED) -> b
 
 
 def viewer_page(raw: bytes) -> bytes:
-    """As `torch.cuda._memory_viz trace_plot` writes it, with zeros at the end of the pickle."""
+    """A page of `torch.cuda._memory_viz trace_plot`, with its zeros at the end of the pickle."""
     raw += b"\0" * (3 - len(raw) % 3)
     files = json.dumps([{"name": "snapshot.pickle", "base64": base64.b64encode(raw).decode()}])
     return f"\n<!DOCTYPE html>\n<script>\nimport {{add_local_files}} from 'x'\nconst local_files = {files}\n".encode()

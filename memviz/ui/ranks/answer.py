@@ -45,7 +45,11 @@ class ShownRanks:
 def open_ranks(context: Context, session: Session, job: int = 0) -> dict[int, Opened]:
     """Return open ranks by number; of duplicates the one that a folder of them would take. Computes nothing."""
     jobs = _open_jobs(context, session)
-    return {one.number: one.opened for one in reversed(jobs[min(job, len(jobs) - 1)])}
+    return _by_number(jobs[min(job, len(jobs) - 1)])
+
+
+def _by_number(ranks: Sequence[_NumberedTrace]) -> dict[int, Opened]:
+    return {one.number: one.opened for one in reversed(ranks)}
 
 
 @dataclass(frozen=True)
@@ -103,7 +107,9 @@ def has_ranks(context: Context, session: Session) -> bool:
 
 def shown_ranks(context: Context, session: Session, job: int = 0) -> ShownRanks | None:
     """`job` is the number of the job among those that are open."""
-    numbers = open_ranks(context, session, job)
+    jobs = _open_jobs(context, session)
+    job = min(job, len(jobs) - 1)
+    numbers = _by_number(jobs[job])
     keys = {number: opened.key for number, opened in numbers.items()}
     if context.given_ranks is not None:
         return ShownRanks(context.given_ranks, keys, is_given=True)
@@ -114,9 +120,7 @@ def shown_ranks(context: Context, session: Session, job: int = 0) -> ShownRanks 
     ranks = tuple(Rank(number, _row(*pair)) for number, pair in pairs if pair is not None)
     if len(ranks) < LEAST:
         return None
-    jobs = _open_jobs(context, session)
     names = distinct_names(differing_names([_job_name(of_job[0].source) for of_job in jobs])) if jobs[1:] else []
-    job = min(job, len(jobs) - 1)
     summary = summary_of(ranks, _duplicates(jobs[job]))
     return ShownRanks(summary, keys, is_open=True, names=tuple(names), number=job)
 
