@@ -113,7 +113,8 @@ def test_ranks_dropped_together_open_their_tab_which_a_reload_keeps(page: Any, s
     page.get_by_role("button", name="Close all").click()
     page.locator("#samples").wait_for()
     page.get_by_role("tab", name="Ranks").wait_for(state="detached")
-    assert page.locator(".mv-trace").count() == 0 and "trace=" not in page.url
+    page.wait_for_url(lambda address: "trace=" not in address)
+    assert page.locator(".mv-trace").count() == 0
 
 
 def test_a_table_that_is_dropped_opens_its_tab_and_closes(page: Any, server: str, folder: Path, tmp_path: Path) -> None:
