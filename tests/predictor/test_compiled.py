@@ -1,7 +1,5 @@
 """Code under torch.compile: torch's own compiler plans the buffers, and none of its kernels runs."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable
 from typing import Any
