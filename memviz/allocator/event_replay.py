@@ -16,13 +16,12 @@ from typing import Any
 import numpy as np
 
 from memviz.allocator.blocks import ADDRESS_BITS, Block, DeviceMemory, PoolId, merge, unrecorded
-from memviz.allocator.caching import CachingAllocator, place_among_expandable
+from memviz.allocator.caching import CachingAllocator, Tally, place_among_expandable
 from memviz.allocator.history import ModelHistory, described, replayed_trace
 from memviz.allocator.recorded_requests import ReplayStep, Source
 from memviz.allocator.replay_result import Agreement, Figures, RanOut, Replayed, replay_notes
 from memviz.allocator.settings import Settings
 from memviz.allocator.start_layout import unsigned
-from memviz.allocator.statistics import Tally
 from memviz.trace.model import Action, Ints8
 from memviz.trace.rounding import MIN_BLOCK, SMALL_SIZE, round_sizes
 

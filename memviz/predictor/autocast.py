@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memviz.predictor.compat import Patches
-from memviz.predictor.releases import AUTOCAST_SINCE
+from memviz.predictor.compat import AUTOCAST_SINCE, Patches
 from memviz.predictor.shapes import leaves_of
 
 aten = torch.ops.aten

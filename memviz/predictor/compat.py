@@ -1,8 +1,26 @@
-"""Private names of torch that several files of the predictor use, and what is replaced while a device is in use."""
+"""Private names of torch, what is replaced while a device is in use, and what differs between releases.
+
+The predictor runs the installed torch's Python. Where another release's, from 2.1 to 2.13, allocates differently or in
+another order, `follow_release` puts that order in its place; the constants are for rules of operators, whose kernels
+are C++. The Python of all releases was compared function by function: `nn/init.py`, `nn/functional.py`, `nn/modules`,
+`nn/utils`, `optim`, `amp`, `functional.py`, `_tensor.py` and `utils/checkpoint.py`. Not followed, since they are rare
+or a few bytes:
+
+* before 2.3, `clip_grad_norm_` with the maximum norm takes the norms one by one;
+* before 2.4, optimizers other than Adam with `capturable=True` (RMSprop, Rprop, Adadelta) do not exist;
+* before 2.5, `GradScaler.step` of a fused optimizer does not multiply the scale (4 bytes);
+* before 2.5, `TransformerEncoderLayer` takes its fast path although modules have hooks;
+* before 2.11, a checkpoint recomputes without the default device of its forward;
+* in 2.13, `multi_head_attention_forward` does not copy results whose heads lie together already.
+"""
 
 from __future__ import annotations
 
+import ast
+import inspect
+import math
 import sys
+import textwrap
 from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import ExitStack
 from importlib.machinery import ModuleSpec
@@ -10,6 +28,9 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn import functional, init
+from torch.nn.modules import transformer
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -102,3 +123,106 @@ class _Changing:
             # On the loader itself, which people and tracebacks ask for the source.
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
+
+
+Release = tuple[int, int]
+
+# Operators.
+
+AUTOCAST_SINCE = {"rms_norm": (2, 12)}
+"""The first release whose autocast casts them, where it is not as old as the predictor knows."""
+EINSUM_REORDERS_SINCE = (2, 9)
+"""torch swaps the operands where the rows of the result then lie as the equation orders them (read; the older way is
+proved by recordings of torch 2.6). It decides the layout of the result, and so what the next operators copy."""
+SLICES_UNTIL = (2, 6)
+"""Up to it every ":" of `x[:, -1, :]` makes a slice, though it shows the whole dimension, and the gradient of a slice
+is padded with zeros to the size of the sliced tensor."""
+CUDNN_ATTENTION_SINCE = (2, 10)
+"""The first whose wheels bring a cuDNN that is preferred, 9.15.1."""
+FUSED_RMS_NORM_SINCE = (2, 9)
+LT_MAY_BE_SHARED_SINCE, LT_KEPT_SINCE, LT_SHARED_SINCE = (2, 7), (2, 9), (2, 11)
+"""First releases with a setting to share cuBLAS's workspace with cublasLt, with a cublasLt workspace per handle and
+stream instead of per call, and with cuBLAS's for both."""
+WIDE_HALVES_SINCE, WIDE_SINGLES_SINCE = (2, 7), (2, 10)
+"""Sums along memory read 8 elements at once; since when is estimated. It matters to rows of a few thousand."""
+
+# Python.
+
+MASK_ON_DEFAULT_DEVICE_SINCE = (2, 6)
+TRUNCATED_BY_REJECTION_SINCE = (2, 12)
+ATTENTION_FREES_SINCE = (2, 12)
+"""`multi_head_attention_forward` deletes queries, keys and values as soon as they are used."""
+_REJECTS_ABOVE = 0.3
+"""Share of draws within the bounds, above which torch draws from the normal distribution."""
+
+
+def follow_release(patches: Patches, release: Release) -> None:
+    """Put another release's Python in the place of the installed one's, where they allocate differently."""
+    if release < TRUNCATED_BY_REJECTION_SINCE:
+        patches.replace(init, "_no_grad_trunc_normal_", _truncate_in_place)
+    else:
+        patches.replace(init, "_no_grad_trunc_normal_", _truncating_by_rejection(vars(init)["_no_grad_trunc_normal_"]))
+    if release < ATTENTION_FREES_SINCE:
+        attention = without_deletions(functional, "multi_head_attention_forward")
+        patches.replace(functional, "multi_head_attention_forward", attention)
+    if release < MASK_ON_DEFAULT_DEVICE_SINCE:
+        patches.replace(transformer, "_generate_square_subsequent_mask", _mask_on_host)
+
+
+def _share_below(x: float) -> float:
+    return (1 + math.erf(x / math.sqrt(2))) / 2
+
+
+def _truncate_in_place(
+    tensor: Tensor, mean: float, std: float, *bounds: float, generator: torch.Generator | None = None
+) -> Tensor:
+    """Draw uniformly and invert the distribution, all in place."""
+    least, most = (2 * _share_below((bound - mean) / std) - 1 for bound in bounds)
+    with torch.no_grad():
+        drawn = tensor.uniform_(least, most, generator=generator).erfinv_()
+        return drawn.mul_(std * math.sqrt(2)).add_(mean).clamp_(*bounds)
+
+
+def _truncating_by_rejection(installed: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def truncate(
+        tensor: Tensor, mean: float, std: float, *bounds: float, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Draw again where a draw is out of bounds, as often as so many elements are likely to need."""
+        least, most = bounds
+        outside = 1 - _share_below((most - mean) / std) + _share_below((least - mean) / std)
+        if not tensor.is_cuda or 1 - outside <= _REJECTS_ABOVE:
+            return installed(tensor, mean, std, *bounds, generator)
+        with torch.no_grad():
+            result, left = tensor.normal_(mean, std, generator=generator), tensor.numel() * outside
+            while True:
+                mask = (result < least) | (result > most)
+                mask.any()
+                if left < 0.5:
+                    break
+                result = torch.where(mask, torch.empty_like(result).normal_(mean, std, generator=generator), result)
+                left *= outside
+            return tensor if result is tensor else tensor.copy_(result)
+
+    return truncate
+
+
+class _Deletions(ast.NodeTransformer):
+    def visit_Delete(self, node: ast.Delete) -> ast.AST:
+        return ast.copy_location(ast.Pass(), node)
+
+
+def without_deletions(module: ModuleType, name: str) -> Callable[..., Any]:
+    """Return a module's function without its `del` statements, at the same lines of the same file."""
+    function = vars(module)[name]
+    lines, first = inspect.getsourcelines(function)
+    tree = _Deletions().visit(ast.parse(textwrap.dedent("".join(lines))))
+    ast.increment_lineno(tree, first - 1)
+    made: dict[str, Any] = {}
+    flags = function.__code__.co_flags & annotations.compiler_flag
+    exec(compile(tree, inspect.getfile(function), "exec", flags, dont_inherit=True), vars(module), made)
+    return made[name]  # type: ignore[no-any-return]
+
+
+def _mask_on_host(sz: int, device: Any = None, dtype: torch.dtype | None = None) -> Tensor:
+    full = torch.full((sz, sz), -math.inf, dtype=dtype or torch.float32, device=device or "cpu")
+    return torch.triu(full, diagonal=1)

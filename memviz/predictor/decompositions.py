@@ -29,8 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from memviz.predictor.assumptions import no_such_kernel
 from memviz.predictor.cards import KnownCard
-from memviz.predictor.compat import Patches
-from memviz.predictor.releases import CUDNN_ATTENTION_SINCE, EINSUM_REORDERS_SINCE, FUSED_RMS_NORM_SINCE
+from memviz.predictor.compat import CUDNN_ATTENTION_SINCE, EINSUM_REORDERS_SINCE, FUSED_RMS_NORM_SINCE, Patches
 
 aten = torch.ops.aten
 _HALVES = (torch.float16, torch.bfloat16)

@@ -30,7 +30,7 @@ from memviz.predictor.accuracy import unproven_of
 from memviz.predictor.assumptions import Assumptions, caught_refusal, forget_refusals
 from memviz.predictor.autocast import Autocast, follow_autocast
 from memviz.predictor.cards import KnownCard, dtype_warnings
-from memviz.predictor.compat import Patches
+from memviz.predictor.compat import Patches, follow_release
 from memviz.predictor.compiled import Compiler
 from memviz.predictor.cuda.machine import CUDA_0, META, NamedDevices
 from memviz.predictor.cuda.memory import HistoryWindow, MemoryHistory, OutOfMemoryReport, PretendedOutOfMemory
@@ -50,7 +50,6 @@ from memviz.predictor.hooks import (
 from memviz.predictor.ledger import HistoryPart, PhaseMark, trace_of
 from memviz.predictor.modes import AllocationMode, follow_cuda
 from memviz.predictor.recorder import AllocationRecorder, MoveTo, move_model
-from memviz.predictor.releases import follow_release
 from memviz.predictor.repetition import PassRepeater
 from memviz.predictor.rules import COLLECTIVES, Unproven, unseen_by
 from memviz.predictor.run_device import TakesInputs

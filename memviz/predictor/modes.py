@@ -27,7 +27,7 @@ from memviz.predictor.assumptions import (
     shapes_not_registered,
 )
 from memviz.predictor.autocast import Autocast, Kernel
-from memviz.predictor.compat import Patches, function_modes, without_functions, without_modes
+from memviz.predictor.compat import SLICES_UNTIL, Patches, function_modes, without_functions, without_modes
 from memviz.predictor.cuda.functions import follow_functions, pretended_functions
 from memviz.predictor.cuda.machine import (
     IN_ORDER,
@@ -64,7 +64,6 @@ from memviz.predictor.hooks import (
     follow_workers,
 )
 from memviz.predictor.recorder import NOTHING_TO_COPY, AllocationRecorder, ModelMove, MoveTo, move_model
-from memviz.predictor.releases import SLICES_UNTIL
 from memviz.predictor.rules import Operator, Treatment, treatment_of
 from memviz.predictor.shapes import ShapeKey, is_on_device, lies_on_device, shape_key, tensors_of
 from memviz.predictor.sparse import Sparse, may_be_sparse, new_of_sparse

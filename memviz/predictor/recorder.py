@@ -21,13 +21,12 @@ from memviz.allocator.blocks import DeviceMemory
 from memviz.allocator.settings import Settings
 from memviz.predictor.assumptions import OF_SPARSE, Assumptions, name_of_operator, not_predicted
 from memviz.predictor.cards import KnownCard
-from memviz.predictor.compat import without_functions, without_modes
+from memviz.predictor.compat import LT_KEPT_SINCE, without_functions, without_modes
 from memviz.predictor.cuda.machine import on_card
 from memviz.predictor.host import Host, PinnedHost
 from memviz.predictor.known_values import IndexTensors
 from memviz.predictor.ledger import AllocationColumns, Ledger, LiveAllocation, Place
 from memviz.predictor.position import ACCUMULATE, NO_TASK, NoStacks, ProgramPosition, StackTable
-from memviz.predictor.releases import LT_KEPT_SINCE
 from memviz.predictor.rules import (
     COLLECTIVES,
     COPIES,

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from memviz.allocator.blocks import round_up
 from memviz.predictor.cards import KnownCard
-from memviz.predictor.releases import LT_MAY_BE_SHARED_SINCE, LT_SHARED_SINCE, WIDE_HALVES_SINCE, WIDE_SINGLES_SINCE
+from memviz.predictor.compat import LT_MAY_BE_SHARED_SINCE, LT_SHARED_SINCE, WIDE_HALVES_SINCE, WIDE_SINGLES_SINCE
 from memviz.predictor.shapes import convolution_layout, image_layout
 
 _broadcast_shapes: Any = torch.broadcast_shapes

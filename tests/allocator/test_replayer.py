@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memviz.allocator.blocks import Block
+from memviz.allocator.caching import Tally
 from memviz.allocator.context import OVERHEAD_BYTES, CudaContext
 from memviz.allocator.replay_result import Figures, RanOut, reserved_after_events
 from memviz.allocator.replayer import CardMemory, Doubt, Replayer
 from memviz.allocator.settings import parse_settings
-from memviz.allocator.statistics import Tally
 from memviz.analysis.lifetimes import matched
 from memviz.analysis.timeline import timeline
 from memviz.errors import UsageError

@@ -6,9 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memviz.allocator.recorded_replay import ensure_replayed
-from memviz.allocator.replay import Divergence, divergence, why_diverged
 from memviz.allocator.replay_result import Replayed
-from memviz.allocator.replayer import CardMemory, Replayer
+from memviz.allocator.replayer import CardMemory, Divergence, Replayer, divergence, why_diverged
 from memviz.trace.model import Action
 from tests.allocator.driver import MiB
 from tests.allocator.programs import played, programs

@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn import functional, init
 
 from memviz.predictor.cards import card_named
+from memviz.predictor.compat import without_deletions
 from memviz.predictor.device import PredictedDevice
-from memviz.predictor.releases import without_deletions
 from memviz.trace.model import Action
 from tests.predictor.rows import sizes
 
