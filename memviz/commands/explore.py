@@ -51,6 +51,8 @@ def print_summary(summary: Summary) -> None:
         print(printable(f"{headline.answer} {headline.reason}"))
     for device in summary.devices:
         _print_device(device)
+        if bill := summary.bill_of(device.device):
+            print(printable(f"  on card   {bill.line}"))
     for note in summary.notes:
         mark = "!" if note.level == "warning" else "-"
         print(f"\n{mark} {printable(note.text)}" + (f"\n  {printable(note.remedy)}" if note.remedy else ""))

@@ -23,6 +23,7 @@ from memviz.units import bytes_text, count_text
 if TYPE_CHECKING:
     from memviz.predictor.estimate import Estimate
     from memviz.predictor.group.ranks import GroupRank
+    from memviz.results.device_bill import DeviceBill
     from memviz.runner.predicted_script import ScriptPrediction
 
 
@@ -178,7 +179,8 @@ def _predict(args: argparse.Namespace) -> int:
     if stdout is not None:
         from memviz.runner.predicted_script import script_json
 
-        stdout.write(json.dumps(script_json(done, args.output)))
+        bill = bill_of_estimate(done.estimate).as_json()
+        stdout.write(json.dumps({**script_json(done, args.output), "device_bill": bill}))
     return done.exit_status
 
 
@@ -308,8 +310,8 @@ def _figure_lines(done: ScriptPrediction) -> Iterator[str]:
     if free is not None and squeezed is not None and squeezed < free:
         unlimited = f" on the card, {bytes_text(free)} without a limit"
     yield f"  reserved   {bytes_text(estimate.peak_reserved)} at most{unlimited}"
-    if estimate.limited:
-        yield f"  beside it  {estimate.context.interval} for the CUDA context, {estimate.context.source}"
+    if estimate.peak_reserved:
+        yield f"  on card    {bill_of_estimate(estimate).line}"
     if estimate.peak_host:
         yield f"  host       {bytes_text(estimate.peak_host)} at most, of tensors there that have no values"
     for name, models in done.applied.items():
@@ -320,6 +322,14 @@ def _figure_lines(done: ScriptPrediction) -> Iterator[str]:
         yield f"  {_fit_text(done)}"
     elif not done.not_known:
         yield f"  {_common_text(estimate)}"
+
+
+def bill_of_estimate(estimate: Estimate) -> DeviceBill:
+    from memviz.results.device_bill import device_bill
+
+    bill = device_bill(estimate.trace, estimate.trace.devices[0])
+    assert bill is not None
+    return bill
 
 
 def _common_text(estimate: Estimate) -> str:

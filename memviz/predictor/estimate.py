@@ -120,7 +120,7 @@ class Estimate:
         return {card.name: self._fit_word(card) for card in common_cards()}
 
     def _fit_word(self, card: KnownCard) -> FitWord:
-        doubt = doubt_on(card, self.expected_error)
+        doubt = doubt_on(card, self.expected_error, self.trace)
         if self.peak_reserved <= doubt.surely_fitting_peak(card.memory_bytes):
             return "yes"
         return "no" if self.peak_requested > doubt.perhaps_fitting_peak(card.memory_bytes) else self.fit_word(card)
@@ -128,7 +128,7 @@ class Estimate:
     @property
     def is_limited_by_itself(self) -> bool:
         """True if the program ran out below the card's memory, by `set_per_process_memory_fraction`."""
-        surely = doubt_on(self.card, self.expected_error).surely_fitting_peak(self.card.memory_bytes)
+        surely = doubt_on(self.card, self.expected_error, self.trace).surely_fitting_peak(self.card.memory_bytes)
         return self.out_of_memory > 0 and self.wanted <= surely
 
     @property
