@@ -144,7 +144,7 @@ def device_bill(trace: Trace, device: DeviceTrace) -> DeviceBill | None:
     if outside is None:
         beside = _beside(about.on, communicators_of(about.facts))
     else:
-        source = f"what the driver counts for this process, less what PyTorch reserves then; {outside[4]}"
+        source = f"what the driver counts, less what PyTorch reserves then; {outside[4]}"
         beside = (BillLine(_OUTSIDE_NAME, int(outside[2]), int(outside[3]), "measured", source),)
     return DeviceBill(about.on, (_reserved(reserved, basis), *beside))
 

@@ -236,7 +236,7 @@ def trace_of_snapshot(
     about = replace(
         trace.about,
         on=", ".join(dict.fromkeys(accelerator.name_of(number) for number in gpus)),
-        facts={**dict(accelerator.versions), **facts},
+        facts={**dict(accelerator.versions), **history.facts, **facts},
     )
     trace = replace(trace, about=about, notes=(*trace.notes, *notes_of(history, taken)))
     for number in gpus:
