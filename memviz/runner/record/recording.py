@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -197,7 +197,12 @@ def note_holders(log: Log, kind: str) -> None:
         log.holder_seconds -= time.monotonic() - begun
 
 
-_open: list[Recording] = []
+class _Marked(Protocol):
+    def mark(self, name: str) -> None: ...
+
+
+marked: list[_Marked] = []
+"""Recordings that `memviz.mark` reaches."""
 
 
 def _predicted_device() -> Any:
@@ -208,12 +213,12 @@ def _predicted_device() -> Any:
 def mark(name: str) -> None:
     """Name a moment of the program, such as `memviz.mark("after eval")`.
 
-    It is an annotation of the recording or prediction that is on. Where that has `holders=True`, what keeps each tensor
-    is noted as well. Without either it does nothing.
+    It is an annotation of the recording or prediction that is on. What keeps each tensor is noted as well, under
+    `python -m memviz record` always, else where that has `holders=True`. Without either it does nothing.
     """
     if (device := _predicted_device()) is not None:
         device.mark(name)
-    for recording in _open:
+    for recording in marked:
         recording.mark(name)
 
 
@@ -225,8 +230,12 @@ def trace_of_snapshot(
     *,
     facts: Mapping[str, str],
     source: str = "",
+    counted: int | None = None,
 ) -> Trace:
-    """Return a snapshot as a Trace with the log's labels, of one GPU or, where that is None, of all."""
+    """Return a snapshot as a Trace with the log's labels, of one GPU or, where that is None, of all.
+
+    Moments of the log are those of `device`, or else of `counted`; on other GPUs only the last is known.
+    """
     accelerator = history.accelerator
     trace = trace_of(taken.snapshot, About("measured", source=source))
     # A predicted card is alone in its trace, so its index on the machine does not matter.
@@ -240,7 +249,7 @@ def trace_of_snapshot(
     )
     trace = replace(trace, about=about, notes=(*trace.notes, *notes_of(history, taken)))
     for number in gpus:
-        trace = labelled(trace, number, log, None if device is None else taken.counts)
+        trace = labelled(trace, number, log, taken.counts if device is not None or number == counted else None)
     return trace
 
 
@@ -288,7 +297,7 @@ def recording(
     done = Recording(history, index, facts={}, holders=holders)
     try:
         history.start()
-        _open.append(done)
+        marked.append(done)
         done.label(model, optimizer)
         try:
             yield done
@@ -297,7 +306,7 @@ def recording(
             raise
         _finish(done, target)
     finally:
-        _open[:] = [one for one in _open if one is not done]
+        marked[:] = [one for one in marked if one is not done]
         done.end()
 
 
