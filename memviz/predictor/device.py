@@ -57,6 +57,7 @@ from memviz.predictor.run_device import TakesInputs
 from memviz.predictor.saved_files import follow_files
 from memviz.predictor.trained_layers import TrainedBlockRepeater
 from memviz.trace.intern import Interner
+from memviz.trace.memviz_labels import HOLDERS_CUT_FACT
 from memviz.trace.model import About, Category, Stage, Trace
 
 if TYPE_CHECKING:
@@ -410,6 +411,7 @@ class PredictedDevice:
             "times": "No clock runs on a predicted device: times count events and phases, one microsecond each.",
             **({} if self.rank is None else {"rank": str(self.rank.number), "world size": str(self.rank.world_size)}),
             **({NCCL_FACT: communicators_text(used)} if (used := self.layout.communicators.values()) else {}),
+            **({HOLDERS_CUT_FACT: str(self._holders.cut)} if self._holders is not None and self._holders.cut else {}),
             "not predicted": " ".join(self.unseen()),
         }
 

@@ -108,12 +108,17 @@ class _Wanted:
         return self.keys is not None and not self.keys
 
 
+class FoundHolders(dict[int, Holder]):
+    is_cut = False
+    """True if the time limit ended the search: storages that are not here may have a holder."""
+
+
 def find_holders(
     wanted: Iterable[int] | None,
     storage_of: Callable[[torch.Tensor], int | None],
     *,
     seconds: float = MOST_SECONDS,
-) -> dict[int, Holder]:
+) -> FoundHolders:
     """Return the holder of each wanted storage, as far as they are found within `seconds`.
 
     Args:
@@ -121,7 +126,7 @@ def find_holders(
         storage_of: From a tensor to the key of its storage; None where it is not one to look for.
     """
     missing = _Wanted(wanted)
-    found: dict[int, Holder] = {}
+    found = FoundHolders()
     with without_functions(), _collection_waits():
         deadline = time.monotonic() + seconds
         walk = _Walk(deadline)
@@ -130,6 +135,7 @@ def find_holders(
         walk.forget()
         if walk.is_complete and not missing.is_over:
             found.update(_others(missing, storage_of, walk, deadline))
+        found.is_cut = not missing.is_over and (not walk.is_complete or time.monotonic() > deadline)
     return found
 
 
@@ -858,10 +864,13 @@ class HolderLog:
         self._last: dict[int, tuple[HolderKind, str]] = {}
         """Kind and owner that were noted last, by the number of the allocation."""
         self._seconds_left = _MOST_SECONDS_IN_ALL
+        self.cut = 0
+        """Moments at which the search was ended by its time limit."""
 
     def note(self) -> None:
         """Find what holds each live storage now; what is held as before gets no row."""
         if self._seconds_left <= 0:
+            self.cut += 1
             return
         live, start = dict(self._ledger.live), time.monotonic()
 
@@ -871,6 +880,7 @@ class HolderLog:
             return int(tensor.untyped_storage()._cdata)
 
         found = find_holders(live, storage_of, seconds=min(MOST_SECONDS, self._seconds_left))
+        self.cut += found.is_cut
         at = len(self._ledger.history)
         held = [(live[key], holder) for key, holder in found.items()]
         for allocation, holder in chain(held, zip(self._workspaces(), repeat(_WORKSPACES))):

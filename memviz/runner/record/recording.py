@@ -25,6 +25,7 @@ from memviz.runner.record.memory_history import HistorySnapshot, RecordedHistory
 from memviz.trace import memviz_labels
 from memviz.trace.intern import Interner
 from memviz.trace.limits import Limits
+from memviz.trace.memviz_labels import HOLDERS_CUT_FACT
 from memviz.trace.model import About, DeviceTrace, Note, Stage, Trace
 from memviz.trace.snapshot import read_snapshot
 from memviz.trace.write import replacing
@@ -191,10 +192,14 @@ def note_holders(log: Log, kind: str) -> None:
             # A subclass may have no storage, and say so in its own way.
             return None
 
-    if log.holder_seconds > 0:
-        begun = time.monotonic()
-        log.hold(find_holders(None, storage_of, seconds=min(MOST_SECONDS, log.holder_seconds)))
-        log.holder_seconds -= time.monotonic() - begun
+    if log.holder_seconds <= 0:
+        log.holders_cut += 1
+        return
+    begun = time.monotonic()
+    found = find_holders(None, storage_of, seconds=min(MOST_SECONDS, log.holder_seconds))
+    log.hold(found)
+    log.holders_cut += found.is_cut
+    log.holder_seconds -= time.monotonic() - begun
 
 
 class _Marked(Protocol):
@@ -242,10 +247,11 @@ def trace_of_snapshot(
     gpus = [gpu.device for gpu in trace.devices if gpu.kind == "gpu"]
     if device is not None and accelerator.clock_us is None:
         gpus = [device]
+    cut = {HOLDERS_CUT_FACT: str(log.holders_cut)} if log.holders_cut else {}
     about = replace(
         trace.about,
         on=", ".join(dict.fromkeys(accelerator.name_of(number) for number in gpus)),
-        facts={**dict(accelerator.versions), **history.facts, **facts},
+        facts={**dict(accelerator.versions), **history.facts, **cut, **facts},
     )
     trace = replace(trace, about=about, notes=(*trace.notes, *notes_of(history, taken)))
     for number in gpus:
