@@ -270,7 +270,9 @@ class _Walk:
         written = [step for step in steps if step.text][:1]
         attribute = "".join(step.text for step in written if step.kind is HolderKind.ATTRIBUTE)
         owner = root.name + (f"{attribute}{GRAPH_SUFFIX}" if kind is HolderKind.AUTOGRAD_GRAPH else attribute)
-        return Holder(kind, owner, f"{_joined(root.name, steps)} ({root.scope})", _place(root, way))
+        inside = ((value, step) for (value, _), (_, step) in pairwise(way) if step.kind is HolderKind.CONTAINER)
+        length = next((f", {type(of).__name__} of {len(of)}" for of, _ in inside if type(of) in _GROWS), "")
+        return Holder(kind, owner, f"{_joined(root.name, steps)} ({root.scope}){length}", _place(root, way))
 
     def _way(self, index: int) -> tuple[_Root, list[tuple[Any, _Step]]]:
         """Return the root, and each object from there with the step that led to it."""
@@ -320,6 +322,7 @@ _MOST_VISITS = 4_000_000
 """About 150 bytes each."""
 _HEAP_TYPE = 1 << 9
 """Py_TPFLAGS_HEAPTYPE: a class written in Python, with few exceptions."""
+_GROWS = (list, dict, set, deque)
 _CONTAINERS = (dict, list, tuple, deque, set, frozenset, type)
 
 
