@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,8 @@ import pytest
 
 import memviz
 from memviz.analysis.health import health
+from memviz.commands import main
+from memviz.errors import UsageError
 from memviz.ranks.gather import Gathering, gather_ranks
 from memviz.ranks.places import places_of
 from memviz.trace.load import load_trace
@@ -270,7 +273,7 @@ GPU.malloc(1000)
         assert ("cache.last (global)" in found) == (bool(options) or "oom" in name), (name, found)
 
 
-def test_marked_moments_are_in_the_file_with_what_keeps_tensors_then(tmp_path):
+def test_marked_moments_are_in_the_file_with_what_keeps_tensors_then(tmp_path, capsys):
     body = """
 import memviz, torch
 from tests.runner.torch_storages import watching_torch
@@ -292,6 +295,13 @@ with watching_torch(GPU):
     assert len(moments) == 2
     held = [memviz.open(trace).live_at(event=moment - 1).by("holder") for moment in moments]
     assert [{group.label: group.bytes for group in one.groups} for one in held] == [{"losses": 4096}, {"losses": 12288}]
+    opened = memviz.open(trace)
+    change = opened.live_at(mark="after 2048", by="holder").since(opened.live_at(mark="after 1024"))
+    assert [(row.label, row.before_bytes, row.bytes) for row in change.rows] == [("losses", 4096, 12288)]
+    main(["at", str(tmp_path / "run.pickle"), "--mark", "after 2048", "--since", "after 1024", "--by", "holder"])
+    assert re.search(r"\+8\.00 KiB +4\.00 KiB +12\.0 KiB +losses", capsys.readouterr().out)
+    with pytest.raises(UsageError, match="No annotation has the name 'later'; there are 'after 1024'"):
+        opened.live_at(mark="later")
 
 
 def _names(device: Any) -> Any:
