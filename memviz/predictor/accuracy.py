@@ -196,6 +196,8 @@ def unproven_sentence(unproven: Iterable[Unproven]) -> str:
 
 
 def _unproven_text(one: Unproven) -> str:
+    if one.rule == NCCL:
+        return f"{NCCL} (estimated beside the allocator)"
     if one.standing == Standing.MISSING:
         if one.bytes is None or one.bytes_at_most is None:
             return f"{one.rule} (not predicted)"

@@ -81,7 +81,7 @@ class RecordedHistory:
         self.when_out_of_memory: Callable[[HistorySnapshot], None] | None = None
         self.is_on = False
         self._outside: dict[int, list[tuple[int, str]]] = {}
-        """What the driver counted beyond PyTorch's segments, by device, at each snapshot."""
+        """Bytes that the driver counted beyond PyTorch's segments at each snapshot, by device."""
 
     def start(self) -> None:
         if _on:
