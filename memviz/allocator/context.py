@@ -2,14 +2,18 @@
 
 No snapshot says how much that is, and it depends on the card, the driver, the release and what a program loads. So it
 is an interval, by generation of card: from the least to the most that one process with one GPU was seen to keep. Who
-asks whether a run fits sets the most aside, and says that it is close where less would do.
+asks whether a run fits sets the most aside, and says that it is close where less would do. The readings are of programs
+that computed, so cuBLAS's and cuDNN's handles and kernels are in them; NCCL's buffers come on top.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
 
 from memviz.units import bytes_text
 
@@ -75,6 +79,67 @@ _NAMES = (
     (HOPPER, r"\bG?H(20|100|200)\b"),
     (BLACKWELL, r"\bG?B200\b|\bRTX 50\d\d|\bBlackwell\b"),
 )
+
+
+class Communicator(NamedTuple):
+    """An NCCL communicator, as far as its buffers depend on it."""
+
+    ranks: int
+    exchanges: bool = False
+    """It sent from rank to rank, as in an all-to-all: NCCL connects each pair."""
+
+
+NCCL_FACT = "nccl communicators"
+"""Fact of a trace: '1 of 8 ranks, 2 of 2 ranks that exchange'."""
+OUTSIDE_FACT = "outside PyTorch"
+"""Fact of a recording: '0: 1073741824 to 1073741824 bytes, 2 readings', from the least to the most of each device."""
+_NCCL = re.compile(r"(\d{1,6}) of (\d{1,6}) ranks( that exchange)?")
+_MOST_KINDS = 1000
+_NCCL_CONNECTION = 12 * _MiB
+"""Buffers of one channel to one rank: 512 KiB for LL, 4.69 MiB for LL128, 4 MiB for Simple (`init.cc`, `device.h`),
+each side's in whole 2 MiB, so 10 MiB to receive and 2 MiB to send; nccl#1685 lists allocations of these two sizes."""
+_NCCL_LEAST_CHANNELS, _NCCL_MOST_CHANNELS = 2, 32
+"""2 over PCIe; 24 on A100 and up to 32 on H100 over NVLink."""
+_NCCL_NETWORK = 512 * _MiB
+"""Shared by all channels to a network: 64 channels of 16 steps of 512 KiB (`net.cc`, nccl#2363)."""
+_NCCL_MULTICAST = 512 * _MiB
+"""NVLink multicast of Hopper and later: 32 channels, 2 directions, 8 steps of 128 KiB, 8 GPUs (`nvls.cc`)."""
+_GPUS_OF_A_MACHINE = 8
+NCCL_SOURCE = (
+    "by NCCL 2.30's source for 2 to 32 channels; public readings are 544 to 688 MiB for a group of A100s (nccl#964) "
+    "and 3.3 GiB more after an all-to-all of 8 H100s (nccl#1685)"
+)
+
+
+def communicators_text(communicators: Iterable[Communicator]) -> str:
+    counts = sorted(Counter(communicators).items())
+    return ", ".join(f"{count} of {one.ranks} ranks{' that exchange' * one.exchanges}" for one, count in counts)
+
+
+def communicators_of(facts: Mapping[str, str]) -> Counter[Communicator]:
+    """Read the communicators from a trace's facts, which may come from a file."""
+    found: Counter[Communicator] = Counter()
+    for kind in islice(_NCCL.finditer(facts.get(NCCL_FACT, "")), _MOST_KINDS):
+        found[Communicator(int(kind[2]), bool(kind[3]))] += int(kind[1])
+    return found
+
+
+def nccl_bytes(communicators: Counter[Communicator], card: str) -> tuple[int, int]:
+    """Return the least and the most that NCCL's buffers take on one card."""
+    least = most = 0
+    has_multicast = context_on(card) in (HOPPER, BLACKWELL, UNKNOWN)
+    for one, count in communicators.items():
+        most += count * _NCCL_NETWORK
+        if one.ranks < 2:
+            continue
+        least += count * _NCCL_LEAST_CHANNELS * _NCCL_CONNECTION
+        # Of a ring and a tree a rank has two neighbours; an all-to-all reaches its machine, itself included.
+        connected = 2 + one.exchanges * min(one.ranks, _GPUS_OF_A_MACHINE)
+        most += count * connected * _NCCL_MOST_CHANNELS * _NCCL_CONNECTION
+        most += count * _NCCL_MULTICAST * (has_multicast and one.ranks > 2)
+    return least, most
+
+
 _WHAT = "The CUDA context and loaded kernels lie beside PyTorch's allocator and are in no peak here"
 _MORE = "Several processes on one card, NCCL and libraries with memory of their own take more"
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from memviz.allocator.blocks import AllocationFailed, DeviceMemory, PoolId, Record, address_space, unrecorded
 from memviz.allocator.caching import CachingAllocator, Tally, release_cached
-from memviz.allocator.context import OVERHEAD_BYTES, CudaContext, context_on
+from memviz.allocator.context import OVERHEAD_BYTES, CudaContext, communicators_of, context_on, nccl_bytes
 from memviz.allocator.event_replay import Progress, RequestReplay, part_of, rest_of
 from memviz.allocator.recorded_replay import Entry, RecordedDevice, ensure_replayed, replay_as_recorded
 from memviz.allocator.recorded_requests import ReplayStep, Source
@@ -522,13 +522,17 @@ class Replayer(Source):
         if not card.overhead_bytes:
             # Memory of which nothing is set aside is all the allocator's, and leaves nothing open.
             return "yes" if replayed.oom is None else "no", None
+        about, nccl = self.trace.about, 0
         context = CudaContext("this card", card.overhead_bytes, card.overhead_bytes, "as you said")
         if card.overhead_bytes == OVERHEAD_BYTES:
             # The default was not changed: the overhead measured on the trace's own card is more exact.
-            context = context_on(self.trace.about.on)
+            context = context_on(about.on)
+            _, nccl = nccl_bytes(communicators_of(about.facts), about.on)
         live = max(replayed.peak_requested_bytes, recorded.peak_requested_bytes)
         known = replace(replayed, peak_requested_bytes=live)
-        fit = self.fits(replayed.settings, card.total_bytes, Doubt(context), known=known, progress=progress)
+        fit = self.fits(
+            replayed.settings, card.total_bytes, Doubt(context, more_bytes=nccl), known=known, progress=progress
+        )
         return fit, context
 
     # Estimates run in memory without end, under the recorded settings but for what was changed. Where the history

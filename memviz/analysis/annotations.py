@@ -15,6 +15,7 @@ from memviz.analysis.cache import cached
 from memviz.analysis.lifetimes import clock, has_times_or_counts
 from memviz.analysis.sums import max_of_ranges
 from memviz.analysis.timeline import timeline
+from memviz.errors import UsageError
 from memviz.trace.intern import distinct, is_among
 from memviz.trace.model import Bools, Columns, DeviceTrace, Ints4, Ints8, Stage, Trace
 
@@ -94,6 +95,23 @@ def interval_peaks(device: DeviceTrace) -> Ints8:
     intervals = annotated(device).intervals
     last = np.maximum(intervals.end_event, intervals.start_event - 1)
     return max_of_ranges(timeline(device).live, intervals.start_event, last + 2)
+
+
+_MOST_NAMED = 8
+
+
+def event_of_mark(trace: Trace, device: DeviceTrace, name: str) -> int:
+    """Return the last event of the latest annotation with a name, such as that of `memviz.mark`.
+
+    Raises:
+        UsageError: No annotation has this name; some that there are are named.
+    """
+    intervals = annotated(device).intervals
+    texts = [trace.strings[code] for code in intervals.name.tolist()]
+    if name not in texts:
+        known = ", ".join(repr(text[:40]) for text in list(dict.fromkeys(texts))[:_MOST_NAMED])
+        raise UsageError(f"No annotation has the name {name[:40]!r}{f'; there are {known}' if known else ''}.")
+    return int(intervals.end_event[[row for row, text in enumerate(texts) if text == name]].max())
 
 
 def annotation_of_events(device: DeviceTrace, events: Ints8) -> Ints8:

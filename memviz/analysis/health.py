@@ -15,6 +15,7 @@ from memviz.analysis.lifetimes import BEFORE, delayed_frees, lifetimes, matched
 from memviz.analysis.segments import TileKind, fragmentation_at, fragmentation_of, segments_at
 from memviz.analysis.timeline import has_reserved, timeline
 from memviz.trace.intern import distinct, is_among
+from memviz.trace.memviz_labels import HOLDERS_CUT_FACT
 from memviz.trace.model import NO_STACK, Action, Bools, DeviceTrace, Note, Trace, driver_free
 from memviz.trace.profile import is_profiled
 from memviz.trace.rounding import LARGE_SEGMENT
@@ -79,6 +80,11 @@ def _on_trace(trace: Trace) -> Iterator[Note]:
     if profile_path:
         text = f"A profile of the same run was written beside it: {profile_path[:_LONGEST_NAME]}."
         yield Note("profile_beside", text, "Open both: Compare lays them side by side, on one clock.")
+    cut = trace.about.facts.get(HOLDERS_CUT_FACT, "")
+    if cut.isascii() and cut.isdecimal():
+        moments = counted(int(cut[:9]), "moment")
+        text = f"The search for holders reached its time limit at {moments}: what has no holder then may have one."
+        yield Note("holders_cut", text, "Mark fewer moments, or keep fewer objects alive.", "warning")
     if trace.event_count and not len(trace.stacks):
         text = "No stacks were recorded, so nothing says where memory was allocated."
         yield Note("no_stacks", text, f'Record with context="all" and stacks="all". {_RECORD}', "warning")

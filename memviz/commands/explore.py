@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from memviz.analysis.annotations import event_of_mark
 from memviz.analysis.devices import choose_device
 from memviz.analysis.groups import GROUPINGS
 from memviz.analysis.lifetimes import event_at_epoch_or_offset
@@ -22,7 +23,7 @@ from memviz.commands.command import (
     printable,
 )
 from memviz.results.headline import other_oom_note
-from memviz.results.live import Live, live_result
+from memviz.results.live import Live, LiveChange, live_result
 from memviz.results.summary import DeviceSummary, Summary, summary_result
 from memviz.trace.model import DeviceTrace, Trace, is_reserved_known
 from memviz.units import bytes_text, count_text, counted, delta_text
@@ -51,6 +52,8 @@ def print_summary(summary: Summary) -> None:
         print(printable(f"{headline.answer} {headline.reason}"))
     for device in summary.devices:
         _print_device(device)
+        if bill := summary.bill_of(device.device):
+            print(printable(f"  on card   {bill.line}"))
     for note in summary.notes:
         mark = "!" if note.level == "warning" else "-"
         print(f"\n{mark} {printable(note.text)}" + (f"\n  {printable(note.remedy)}" if note.remedy else ""))
@@ -75,6 +78,8 @@ def _add_moment(parser: argparse.ArgumentParser) -> None:
     moment = parser.add_mutually_exclusive_group(required=True)
     moment.add_argument("--event", type=int, metavar="N", help="after this event; -1 is before the first")
     moment.add_argument("--time", type=float, metavar="SECONDS", help="since the first event, or since 1970")
+    moment.add_argument("--mark", metavar="NAME", help="at the end of the last annotation, such as memviz.mark(NAME)")
+    parser.add_argument("--since", metavar="NAME", help="say what changed since the last annotation NAME, by group")
 
 
 def _live(args: argparse.Namespace, *, is_peak: bool) -> int:
@@ -82,14 +87,29 @@ def _live(args: argparse.Namespace, *, is_peak: bool) -> int:
     device = choose_device(trace, args.device)
     event = None
     if not is_peak:
-        event = args.event if args.event is not None else event_at_epoch_or_offset(device, args.time)
+        event = _moment_of(args, trace, device)
     live = live_result(trace, device, event, args.by, args.top or None)
+    if not is_peak and args.since is not None:
+        change = live.since(live_result(trace, device, event_of_mark(trace, device, args.since), args.by))
+        print_json(change.as_json()) if args.json else _print_change(change, args.top or None)
+        return 0
     if args.json:
         print_json(live.as_json())
     else:
         print_live(live, len(device.events))
         _print_other_oom(trace, device)
     return 0
+
+
+def _moment_of(args: argparse.Namespace, trace: Trace, device: DeviceTrace) -> int:
+    if args.mark is not None:
+        return event_of_mark(trace, device, args.mark)
+    return int(args.event) if args.event is not None else event_at_epoch_or_offset(device, args.time)
+
+
+def _print_change(change: LiveChange, most: int | None) -> None:
+    print(f"{change}\n")
+    print_result_table(change.table(most))
 
 
 def print_live(live: Live, event_count: int) -> None:

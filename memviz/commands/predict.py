@@ -14,7 +14,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memviz.commands.command import Command, add_json, add_memory, add_platform, add_script, pair, positive
+from memviz.commands.command import (
+    Command,
+    add_json,
+    add_memory,
+    add_platform,
+    add_script,
+    byte_count,
+    pair,
+    positive,
+)
 from memviz.commands.terminal import print_line, progress
 from memviz.errors import UsageError
 from memviz.memory import without_collection
@@ -23,6 +32,7 @@ from memviz.units import bytes_text, count_text
 if TYPE_CHECKING:
     from memviz.predictor.estimate import Estimate
     from memviz.predictor.group.ranks import GroupRank
+    from memviz.results.device_bill import DeviceBill
     from memviz.runner.predicted_script import ScriptPrediction
 
 
@@ -70,6 +80,7 @@ it gets a natural answer, which is noted, or is stopped with exit status 3: stat
 Python processes that it starts (torchrun, mp.spawn, subprocess) are predicted too, each by itself; exit status 4 says
 that what one of them takes is not known.
 """
+_NOT_OF_HOST = "Python objects, libraries, other processes such as data loader workers, the page cache"
 _RARELY_A_SCRIPTS = ("--card", "--assume", "--assume-file", "--settings", "--with", "--torch", "--platform")
 """Options of memviz that are reported among the script's arguments, as scripts seldom have one of that name."""
 
@@ -123,6 +134,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rank", metavar="R|all", help="which of them (default: 0), or all: one for each class of equal ones"
     )
+    parser.add_argument(
+        "--host-memory", type=byte_count, metavar="SIZE", help="of the machine, as in 64GiB: say whether it fits there"
+    )
     parser.add_argument("-o", "--output", type=Path, metavar="FILE.pickle", help="the snapshot; .gz packs it")
     parser.add_argument("--overwrite", action="store_true", help="replace FILE if it is there already")
     add_json(parser)
@@ -171,14 +185,18 @@ def _predict(args: argparse.Namespace) -> int:
     # To stderr: stdout belongs to the script.
     if done.stopped is not None:
         print_line(f"stopped at {done.stopped}")
-    for line in summary_lines(done, args.output):
+    for line in summary_lines(done, args.output, host_memory=args.host_memory):
         print_line(line)
     if args.write_assume is not None:
         _write_assume(args.write_assume, done)
     if stdout is not None:
         from memviz.runner.predicted_script import script_json
 
-        stdout.write(json.dumps(script_json(done, args.output)))
+        more = {
+            "device_bill": bill.as_json() if (bill := bill_of_estimate(done.estimate)) else None,
+            "host": _host_json(done.estimate, args.host_memory),
+        }
+        stdout.write(json.dumps({**script_json(done, args.output), **more}))
     return done.exit_status
 
 
@@ -236,14 +254,16 @@ def _assumed(text: str) -> tuple[str, Any]:
         raise UsageError(f"--assume takes a value that Python can read, as in True, 3 or 0.5; not {value}.") from None
 
 
-def summary_lines(done: ScriptPrediction, output: Path | None = None) -> Iterator[str]:
+def summary_lines(
+    done: ScriptPrediction, output: Path | None = None, *, host_memory: int | None = None
+) -> Iterator[str]:
     from memviz.predictor.accuracy import unproven_sentence
     from memviz.predictor.assumptions import caught_refusal, sentences_of
 
     estimate = done.estimate
     has_children = any(done.children)
     if estimate.peak_requested or estimate.out_of_memory or not (done.not_known or has_children):
-        yield from _figure_lines(done)
+        yield from _figure_lines(done, host_memory)
     if has_children:
         yield from _child_lines(done)
     if done.not_known:
@@ -292,7 +312,35 @@ def _child_lines(done: ScriptPrediction) -> Iterator[str]:
         yield f"  all of it {'fits' if done.fits else 'does not fit'}"
 
 
-def _figure_lines(done: ScriptPrediction) -> Iterator[str]:
+def _host_lines(estimate: Estimate, memory_bytes: int | None) -> Iterator[str]:
+    peak, processes = estimate.host, _processes_of_machine(estimate)
+    parts = f"{bytes_text(peak.pageable_bytes)} pageable, {bytes_text(peak.pinned_bytes)} pinned"
+    yield f"  host       {bytes_text(peak.bytes)} of tensors at the highest moment: {parts}"
+    if processes > 1:
+        yield f"             {bytes_text(processes * peak.bytes)} with {processes} such processes on a machine"
+    if memory_bytes is not None:
+        fits = "fits" if peak.fits(memory_bytes, processes) else "does not fit"
+        yield f"             {fits} in {bytes_text(memory_bytes)} of host memory; not counted: {_NOT_OF_HOST}"
+
+
+def _processes_of_machine(estimate: Estimate) -> int:
+    return 1 if estimate.rank is None else estimate.rank.cards
+
+
+def _host_json(estimate: Estimate, memory_bytes: int | None) -> dict[str, Any]:
+    peak, processes = estimate.host, _processes_of_machine(estimate)
+    return {
+        "peak_bytes": peak.bytes,
+        "pageable_bytes": peak.pageable_bytes,
+        "pinned_bytes": peak.pinned_bytes,
+        "processes": processes,
+        "memory_bytes": memory_bytes,
+        "fits": peak.fits(memory_bytes, processes),
+        "not_counted": _NOT_OF_HOST,
+    }
+
+
+def _figure_lines(done: ScriptPrediction, host_memory: int | None) -> Iterator[str]:
     estimate, until = done.estimate, ", until there" if done.not_known else ""
     steps = f", {count_text(estimate.steps)} {'step' if estimate.steps == 1 else 'steps'}" if estimate.steps else ""
     rank = "" if estimate.rank is None else f", rank {estimate.rank.number} of {estimate.rank.world_size}"
@@ -308,10 +356,10 @@ def _figure_lines(done: ScriptPrediction) -> Iterator[str]:
     if free is not None and squeezed is not None and squeezed < free:
         unlimited = f" on the card, {bytes_text(free)} without a limit"
     yield f"  reserved   {bytes_text(estimate.peak_reserved)} at most{unlimited}"
-    if estimate.limited:
-        yield f"  beside it  {estimate.context.interval} for the CUDA context, {estimate.context.source}"
-    if estimate.peak_host:
-        yield f"  host       {bytes_text(estimate.peak_host)} at most, of tensors there that have no values"
+    if bill := bill_of_estimate(estimate):
+        yield f"  on card    {bill.line}"
+    if estimate.host.bytes:
+        yield from _host_lines(estimate, host_memory)
     for name, models in done.applied.items():
         yield f"  {name} changed {', '.join(models) or 'no model'}"
     for warning in estimate.warnings:
@@ -320,6 +368,13 @@ def _figure_lines(done: ScriptPrediction) -> Iterator[str]:
         yield f"  {_fit_text(done)}"
     elif not done.not_known:
         yield f"  {_common_text(estimate)}"
+
+
+def bill_of_estimate(estimate: Estimate) -> DeviceBill | None:
+    """Return what nvidia-smi would show on the named card; None without one."""
+    from memviz.results.device_bill import device_bill
+
+    return device_bill(estimate.trace, estimate.trace.devices[0]) if estimate.limited else None
 
 
 def _common_text(estimate: Estimate) -> str:

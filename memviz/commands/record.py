@@ -46,7 +46,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--holders",
         action="store_true",
-        help="find which variable, container or autograd graph keeps each tensor, not only where memory runs out",
+        help="find what keeps each tensor in every file, not only at memviz.mark and where memory runs out",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace FILE if it is there already")
     parser.add_argument(

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memviz.allocator.context import context_on
 from memviz.commands.command import (
     Command,
     add_json,
@@ -141,7 +140,14 @@ def _last_event(events: Iterator[RunEvent]) -> RunEvent:
 
 
 def _print(run: Run, path: Path | None) -> None:
-    from memviz.results.run import is_training, optimizer_text, peak_text, rank_class_text, reserved_on_card
+    from memviz.results.run import (
+        bill_of_run,
+        is_training,
+        optimizer_text,
+        peak_text,
+        rank_class_text,
+        reserved_on_card,
+    )
 
     print(
         f"{printable(run.describes)}\n{run.label}: {run.mode} {'for' if run.mode == 'predicted' else 'on'} {run.device}"
@@ -156,8 +162,7 @@ def _print(run: Run, path: Path | None) -> None:
     if run.pinned_host_bytes:
         print(f"  on host    {bytes_text(run.pinned_host_bytes)} pinned there")
     if run.fit is not None:
-        context = context_on(run.device)
-        print(f"  beside it  {context.interval} for the CUDA context, {context.source}")
+        print(f"  on card    {bill_of_run(run).line}")
     print(f"  counted    {run.window}")
     for ranks in run.classes:
         print(f"  {rank_class_text(ranks, run.rank)}")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from memviz.allocator.blocks import Platform
-from memviz.allocator.context import context_on
+from memviz.allocator.context import communicators_of, context_on, nccl_bytes
 from memviz.allocator.recorded_requests import AllocatorCalls
 from memviz.allocator.replayer import CardMemory, Doubt, Replayer, always_had_room
 from memviz.allocator.settings import Settings
@@ -196,6 +196,8 @@ def unproven_sentence(unproven: Iterable[Unproven]) -> str:
 
 
 def _unproven_text(one: Unproven) -> str:
+    if one.rule == NCCL:
+        return f"{NCCL} (estimated beside the allocator)"
     if one.standing == Standing.MISSING:
         if one.bytes is None or one.bytes_at_most is None:
             return f"{one.rule} (not predicted)"
@@ -254,16 +256,17 @@ def fit_of_replay(
         too_much_bytes=peak_reserved_bytes - usable,
         overhead_bytes=limited.overhead_bytes,
         least_overhead_bytes=context.least_bytes,
-        fit=replayer.fits(settings, card.memory_bytes, doubt_on(card, error), known=replayed),
+        fit=replayer.fits(settings, card.memory_bytes, doubt_on(card, error, replayer.trace), known=replayed),
     )
 
 
-def doubt_on(card: KnownCard, error: ExpectedError | None) -> Doubt:
-    """Return the uncertainty of a prediction; memory that is not counted can only add to it."""
+def doubt_on(card: KnownCard, error: ExpectedError | None, trace: Trace | None = None) -> Doubt:
+    """Return the uncertainty of a prediction; memory that is not counted, NCCL's too, can only add to it."""
     context = context_on(card.name)
+    nccl = 0 if trace is None else nccl_bytes(communicators_of(trace.about.facts), card.name)[1]
     if error is None:
-        return Doubt(context)
-    more_bytes = (error.uncounted_bytes or 0) + error.more_elsewhere
+        return Doubt(context, more_bytes=nccl)
+    more_bytes = (error.uncounted_bytes or 0) + error.more_elsewhere + nccl
     return Doubt(context, error.share + error.least_growth, error.share, more_bytes)
 
 

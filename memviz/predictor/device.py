@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from memviz.allocator.blocks import AllocationFailed, DeviceMemory, Platform, address_space
-from memviz.allocator.context import overhead_on
+from memviz.allocator.context import NCCL_FACT, communicators_text, overhead_on
 from memviz.allocator.recorded_requests import AllocatorCalls
 from memviz.allocator.replayer import CardMemory
 from memviz.allocator.settings import Settings, parse_settings, settings_from_environment
@@ -56,6 +56,7 @@ from memviz.predictor.run_device import TakesInputs
 from memviz.predictor.saved_files import follow_files
 from memviz.predictor.trained_layers import TrainedBlockRepeater
 from memviz.trace.intern import Interner
+from memviz.trace.memviz_labels import HOLDERS_CUT_FACT
 from memviz.trace.model import About, Category, Stage, Trace
 
 if TYPE_CHECKING:
@@ -408,6 +409,8 @@ class PredictedDevice:
             "card_bytes": str(self.card.memory_bytes),
             "times": "No clock runs on a predicted device: times count events and phases, one microsecond each.",
             **({} if self.rank is None else {"rank": str(self.rank.number), "world size": str(self.rank.world_size)}),
+            **({NCCL_FACT: communicators_text(used)} if (used := self.layout.communicators.values()) else {}),
+            **({HOLDERS_CUT_FACT: str(self._holders.cut)} if self._holders is not None and self._holders.cut else {}),
             "not predicted": " ".join(self.unseen()),
         }
 

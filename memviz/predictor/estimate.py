@@ -20,6 +20,7 @@ from memviz.predictor.cards import KnownCard, card_named, common_cards
 from memviz.predictor.cuda.memory import HistoryWindow
 from memviz.predictor.expected_error import NOTHING, ExpectedError, Fit
 from memviz.predictor.group.ranks import GroupRank, Layout
+from memviz.predictor.host import HostPeak
 from memviz.predictor.ledger import live_changes, trains
 from memviz.predictor.rules import Unproven
 from memviz.trace.model import Action, Category, Trace
@@ -51,6 +52,8 @@ class Estimate:
     """Peak of the segments reserved for them: the memory that has to fit."""
     peak_host: int = 0
     """Peak bytes of host tensors without values, such as weights before they are moved or offloaded."""
+    host: HostPeak = HostPeak()
+    """All tensors of the host that the program made, with values or without."""
     out_of_memory: int = 0
     """How often the card had no more."""
     wanted: int = 0
@@ -120,7 +123,7 @@ class Estimate:
         return {card.name: self._fit_word(card) for card in common_cards()}
 
     def _fit_word(self, card: KnownCard) -> FitWord:
-        doubt = doubt_on(card, self.expected_error)
+        doubt = doubt_on(card, self.expected_error, self.trace)
         if self.peak_reserved <= doubt.surely_fitting_peak(card.memory_bytes):
             return "yes"
         return "no" if self.peak_requested > doubt.perhaps_fitting_peak(card.memory_bytes) else self.fit_word(card)
@@ -128,7 +131,7 @@ class Estimate:
     @property
     def is_limited_by_itself(self) -> bool:
         """True if the program ran out below the card's memory, by `set_per_process_memory_fraction`."""
-        surely = doubt_on(self.card, self.expected_error).surely_fitting_peak(self.card.memory_bytes)
+        surely = doubt_on(self.card, self.expected_error, self.trace).surely_fitting_peak(self.card.memory_bytes)
         return self.out_of_memory > 0 and self.wanted <= surely
 
     @property
@@ -226,6 +229,7 @@ def estimate_of(device: PredictedDevice, trace: Trace, *, steps: int = 0) -> Est
         peak_allocated=device.highest_allocated_bytes,
         peak_reserved=device.highest_reserved_bytes,
         peak_host=device.recorder.host.unknown.peak_bytes,
+        host=device.recorder.host_memory.peak,
         out_of_memory=len(device.out_of_memory),
         wanted=next((failure.reserved_bytes + failure.asked_bytes for failure in device.out_of_memory), 0),
         limited=device.limited,

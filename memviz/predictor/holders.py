@@ -108,12 +108,17 @@ class _Wanted:
         return self.keys is not None and not self.keys
 
 
+class FoundHolders(dict[int, Holder]):
+    is_cut = False
+    """True if the time limit ended the search: storages that are not here may have a holder."""
+
+
 def find_holders(
     wanted: Iterable[int] | None,
     storage_of: Callable[[torch.Tensor], int | None],
     *,
     seconds: float = MOST_SECONDS,
-) -> dict[int, Holder]:
+) -> FoundHolders:
     """Return the holder of each wanted storage, as far as they are found within `seconds`.
 
     Args:
@@ -121,7 +126,7 @@ def find_holders(
         storage_of: From a tensor to the key of its storage; None where it is not one to look for.
     """
     missing = _Wanted(wanted)
-    found: dict[int, Holder] = {}
+    found = FoundHolders()
     with without_functions(), _collection_waits():
         deadline = time.monotonic() + seconds
         walk = _Walk(deadline)
@@ -130,6 +135,7 @@ def find_holders(
         walk.forget()
         if walk.is_complete and not missing.is_over:
             found.update(_others(missing, storage_of, walk, deadline))
+        found.is_cut = not missing.is_over and (not walk.is_complete or time.monotonic() > deadline)
     return found
 
 
@@ -264,7 +270,9 @@ class _Walk:
         written = [step for step in steps if step.text][:1]
         attribute = "".join(step.text for step in written if step.kind is HolderKind.ATTRIBUTE)
         owner = root.name + (f"{attribute}{GRAPH_SUFFIX}" if kind is HolderKind.AUTOGRAD_GRAPH else attribute)
-        return Holder(kind, owner, f"{_joined(root.name, steps)} ({root.scope})", _place(root, way))
+        inside = ((value, step) for (value, _), (_, step) in pairwise(way) if step.kind is HolderKind.CONTAINER)
+        length = next((f", {type(of).__name__} of {len(of)}" for of, _ in inside if type(of) in _GROWS), "")
+        return Holder(kind, owner, f"{_joined(root.name, steps)} ({root.scope}){length}", _place(root, way))
 
     def _way(self, index: int) -> tuple[_Root, list[tuple[Any, _Step]]]:
         """Return the root, and each object from there with the step that led to it."""
@@ -314,6 +322,7 @@ _MOST_VISITS = 4_000_000
 """About 150 bytes each."""
 _HEAP_TYPE = 1 << 9
 """Py_TPFLAGS_HEAPTYPE: a class written in Python, with few exceptions."""
+_GROWS = (list, dict, set, deque)
 _CONTAINERS = (dict, list, tuple, deque, set, frozenset, type)
 
 
@@ -858,10 +867,13 @@ class HolderLog:
         self._last: dict[int, tuple[HolderKind, str]] = {}
         """Kind and owner that were noted last, by the number of the allocation."""
         self._seconds_left = _MOST_SECONDS_IN_ALL
+        self.cut = 0
+        """Moments at which the search was ended by its time limit."""
 
     def note(self) -> None:
         """Find what holds each live storage now; what is held as before gets no row."""
         if self._seconds_left <= 0:
+            self.cut += 1
             return
         live, start = dict(self._ledger.live), time.monotonic()
 
@@ -871,6 +883,7 @@ class HolderLog:
             return int(tensor.untyped_storage()._cdata)
 
         found = find_holders(live, storage_of, seconds=min(MOST_SECONDS, self._seconds_left))
+        self.cut += found.is_cut
         at = len(self._ledger.history)
         held = [(live[key], holder) for key, holder in found.items()]
         for allocation, holder in chain(held, zip(self._workspaces(), repeat(_WORKSPACES))):

@@ -4,6 +4,7 @@ What the program computes on the host itself is computed for real. A copy from t
 floating-point tensor such as a weight, has no values: its memory takes address space only, and the host computes
 with it by shapes alone. Small tensors of the device bring along values that are known (`known_values`). Pinned
 memory follows torch's `CachingHostAllocator.h`: blocks of the next power of two, kept until the program ends.
+`HostMemory` counts the bytes of all of them, as a program with a card would have them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from __future__ import annotations
 import mmap
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any
 
@@ -37,8 +39,12 @@ from memviz.predictor.shapes import fills_its_storage, is_on_device, lies_on_dev
 
 
 class PinnedHost(MarkedStorages):
-    def __init__(self) -> None:
+    """Blocks of torch's pinned allocator; `settings` are the allocator's that concern them, as texts."""
+
+    def __init__(self, settings: Mapping[str, str]) -> None:
         super().__init__()
+        limits = ("pinned_max_round_threshold_mb", "pinned_max_cached_size_mb")
+        self._most_rounded, self._most_kept = (int(settings.get(name, _NO_LIMIT)) << 20 for name in limits)
         self._used: Counter[int] = Counter()
         """Blocks of each size, now."""
         self._made: Counter[int] = Counter()
@@ -51,23 +57,79 @@ class PinnedHost(MarkedStorages):
     @property
     def retained_bytes(self) -> int:
         """Pinned bytes that are allocated and stay allocated."""
-        return sum(size * count for size, count in self._made.items())
+        kept = ((size, count if size <= self._most_kept else self._used[size]) for size, count in self._made.items())
+        return sum(size * count for size, count in kept)
+
+    def _block_size(self, size: int) -> int:
+        return 1 << (size - 1).bit_length() if 0 < size <= min(self._most_rounded, self._most_kept) else size
 
     def add(self, tensor: Tensor) -> None:
         super().add(tensor)
-        size = _pinned_block_size(tensor.untyped_storage().nbytes())
+        size = self._block_size(tensor.untyped_storage().nbytes())
         self._used[size] += 1
         self._made[size] = max(self._made[size], self._used[size])
 
     def _drop(self, key: int) -> int | None:
         size = super()._drop(key)
         if size is not None:
-            self._used[_pinned_block_size(size)] -= 1
+            self._used[self._block_size(size)] -= 1
         return size
 
 
-def _pinned_block_size(size: int) -> int:
-    return 1 << (size - 1).bit_length() if size else 0
+_NO_LIMIT = 1 << 40
+"""MiB"""
+
+
+@dataclass(frozen=True)
+class HostPeak:
+    """Memory of the CPU tensors that a process makes, when it is highest."""
+
+    pageable_bytes: int = 0
+    pinned_bytes: int = 0
+    """Blocks of torch's pinned allocator, those that wait for reuse included."""
+
+    @property
+    def bytes(self) -> int:
+        return self.pageable_bytes + self.pinned_bytes
+
+    def fits(self, memory_bytes: int | None, processes: int) -> bool | None:
+        """Return whether equal processes fit one machine, each at its highest; None without a size."""
+        return None if memory_bytes is None else processes * self.bytes <= memory_bytes
+
+
+class HostMemory:
+    """Bytes of CPU tensors: pageable ones as long as they live, pinned ones in blocks that torch keeps."""
+
+    def __init__(self, pinned: PinnedHost) -> None:
+        self._pageable = MarkedStorages()
+        self._pinned = pinned
+        self.peak = HostPeak()
+
+    def see(self, out: Any) -> None:
+        """Count the storages of an operator's results that are new, or that it resized."""
+        for tensor in tensors_of(out):
+            if tensor.is_meta or tensor.layout is not torch.strided or tensor in self._pinned:
+                continue
+            try:
+                size = tensor.untyped_storage().nbytes()
+            except (NotImplementedError, RuntimeError):
+                # A subclass of torch's own without a storage.
+                continue
+            if size and self._pageable.of(tensor) != size:
+                self._pageable.add(tensor)
+                self._note()
+
+    def pin(self, tensor: Tensor) -> None:
+        """Count a tensor as pinned, which was seen as pageable when it was made."""
+        self._pageable.remove(tensor)
+        self._pinned.add(tensor)
+        self._note()
+
+    def _note(self) -> None:
+        now = HostPeak(self._pageable.bytes, self._pinned.retained_bytes)
+        # Equal ones replace the peak, as a new pinned tensor was seen as pageable first.
+        if now.bytes >= self.peak.bytes:
+            self.peak = now
 
 
 aten = torch.ops.aten

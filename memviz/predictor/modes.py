@@ -115,7 +115,10 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     return run_on_shards(self, func, args, kwargs or {})
                 # Function modes see no device below an operator, and would take longer than it.
                 with without_functions():
-                    return self._run_operator(func, args, kwargs or {})
+                    out = self._run_operator(func, args, kwargs or {})
+                    if type(out) is not Tensor or not out.is_meta:
+                        self.recorder.host_memory.see(out)
+                    return out
         except OutOfMemoryError as error:
             args = kwargs = None
             raise without_own_frames(error) from None

@@ -23,7 +23,7 @@ from memviz.predictor.assumptions import OF_SPARSE, Assumptions, name_of_operato
 from memviz.predictor.cards import KnownCard
 from memviz.predictor.compat import LT_KEPT_SINCE, without_functions, without_modes
 from memviz.predictor.cuda.machine import on_card
-from memviz.predictor.host import Host, PinnedHost
+from memviz.predictor.host import Host, HostMemory, PinnedHost
 from memviz.predictor.known_values import IndexTensors
 from memviz.predictor.ledger import AllocationColumns, Ledger, LiveAllocation, Place
 from memviz.predictor.position import ACCUMULATE, NO_TASK, NoStacks, ProgramPosition, StackTable
@@ -124,7 +124,8 @@ class AllocationRecorder:
         """Called for every operator that the card runs."""
         self.ledger.freed = lambda allocation: self.categories.freed(allocation.number, self.position.here.calls)
         self.host = Host()
-        self.pinned = PinnedHost()
+        self.pinned = PinnedHost(dict(settings.others))
+        self.host_memory = HostMemory(self.pinned)
         self.choices = IndexTensors()
         self.assumptions = assumptions
         self.totals = OperatorTotals()

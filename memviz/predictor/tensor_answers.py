@@ -311,7 +311,7 @@ class TensorAnswers:
     def mark_pinned(self, result: Any) -> Any:
         """Mark the result of a torch function as pinned, if it is on the host."""
         if isinstance(result, Tensor) and not result.is_meta:
-            self._pinned.add(result)
+            self._recorder.host_memory.pin(result)
         return result
 
     def _deep_copy(self, args: Any, kwargs: Any) -> Any:

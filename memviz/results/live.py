@@ -17,7 +17,7 @@ from memviz.results.headline import Headline, device_name, device_number, purpos
 from memviz.results.result import Bar, Result, Table, TableRow, named_fields, share
 from memviz.results.summary import trace_headline
 from memviz.trace.model import DeviceTrace, Trace, is_reserved_known
-from memviz.units import bytes_text, count_text, percent_text
+from memviz.units import bytes_text, count_text, delta_text, percent_text
 
 if TYPE_CHECKING:
     from memviz.analysis.find import FindResult
@@ -72,6 +72,17 @@ class Live(Result):
         "stream", "pool" or "size"."""
         moment = at(self.trace, self._device, self.event, by, top=self.top)
         return Live(self.trace, self.device, moment, self.is_peak, self.top)
+
+    def since(self, earlier: Live) -> LiveChange:
+        """Return what changed since an earlier moment of the same trace, in this one's groups."""
+        by = self.found.live.by
+        sizes = [
+            {group.label: group.bytes for group in at(self.trace, self._device, one.event, by).live.groups}
+            for one in (earlier, self)
+        ]
+        rows = [ChangedGroup(label, *(size.get(label, 0) for size in sizes)) for label in sizes[0] | sizes[1]]
+        changed = sorted((row for row in rows if row.change), key=lambda row: -abs(row.change))
+        return LiveChange(earlier, self, tuple(changed))
 
     @property
     def headline(self) -> Headline:
@@ -151,6 +162,50 @@ class Live(Result):
             rest_bytes = total - sum(group.bytes for group in groups)
             rows.append(_live_row("(all others)", rest_bytes, rest_count, total, 0))
         return Table(("bytes", "share", "blocks", self.found.live.by), tuple(rows))
+
+
+@dataclass(frozen=True)
+class ChangedGroup:
+    label: str
+    before_bytes: int
+    bytes: int
+
+    @property
+    def change(self) -> int:
+        return self.bytes - self.before_bytes
+
+
+@dataclass(frozen=True, repr=False)
+class LiveChange(Result):
+    """`later.since(earlier)`: two moments of one trace, by group, the largest change first."""
+
+    before: Live
+    after: Live
+    rows: tuple[ChangedGroup, ...]
+
+    @property
+    def headline(self) -> Headline:
+        change = delta_text(self.after.live_bytes - self.before.live_bytes)
+        between = f"between events {count_text(self.before.event)} and {count_text(self.after.event)}"
+        most = f" Most of it: {shorten(self.rows[0].label)}, {delta_text(self.rows[0].change)}." if self.rows else ""
+        return Headline(f"{change} live {between}.{most}")
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the output of `at --since NAME --json`."""
+        rows = [{"key": row.label, **named_fields(row, "before_bytes", "bytes", "change")} for row in self.rows]
+        moments = {"since_event": self.before.event, "event": self.after.event, "by": self.after.found.live.by}
+        return {"device": device_number(self.after._device), **moments, "rows": rows}
+
+    def columns(self) -> Mapping[str, list[Any]]:
+        names = ("label", "before_bytes", "bytes", "change")
+        return {name: [getattr(row, name) for row in self.rows] for name in names}
+
+    def table(self, most: int | None = None) -> Table:
+        rows = (
+            TableRow((delta_text(row.change), bytes_text(row.before_bytes), bytes_text(row.bytes)), row.label)
+            for row in self.rows[:most]
+        )
+        return Table(("change", "before", "after", self.after.found.live.by), tuple(rows))
 
 
 def _live_row(label: str, size: int, count: int, total: int, largest: int) -> TableRow:

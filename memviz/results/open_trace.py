@@ -29,6 +29,7 @@ from urllib.request import (
 from memviz.allocator.context import OVERHEAD_BYTES
 from memviz.allocator.replayer import CardMemory
 from memviz.allocator.settings import parse_settings
+from memviz.analysis.annotations import event_of_mark
 from memviz.analysis.devices import choose_device
 from memviz.analysis.lifetimes import event_at_epoch_or_offset
 from memviz.errors import TraceError, UsageError
@@ -166,13 +167,16 @@ class OpenTrace(Result):
         *,
         event: int | None = None,
         time: float | None = None,
+        mark: str | None = None,
         by: str = "site",
         top: int | None = None,
         device: int | str | None = None,
     ) -> Live:
         """Return the live allocations after an event (-1 is before the first), or at a time in seconds: since the first
-        event, or since 1970."""
+        event, or since 1970, or where the last annotation with a name ends, such as that of `memviz.mark`."""
         chosen = self._device(device)
+        if mark is not None and event is None and time is None:
+            event = event_of_mark(self.trace, chosen, mark)
         return live_result(self.trace, chosen, _event_of(chosen, event, time), by, top)
 
     def segments_at(

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from memviz.allocator.context import communicators_of
 from memviz.predictor.expected_error import Fit
+from memviz.results.device_bill import DeviceBill, estimated_bill
 from memviz.results.headline import Headline, consecutive_spans
 from memviz.runner.jobs.service import Variant
 from memviz.runner.request import RankClass, Run, Seconds
@@ -185,6 +187,11 @@ def _pairs(variants: Sequence[Variant]) -> Iterator[_Pair]:
         base = variants[at].run
         if at != number and base is not None and base.peak_reserved_bytes and variant.run is not None:
             yield _Pair(number, at, variants[at].label, variant.label, base, variant.run)
+
+
+def bill_of_run(run: Run) -> DeviceBill:
+    """Return the bill of the rank that reserves most."""
+    return estimated_bill(reserved_bytes(run), run.mode, run.device, communicators_of(run.provenance))
 
 
 def step_word(run: Run) -> str:

@@ -15,6 +15,7 @@ from memviz.analysis.overview import Overview, overview
 from memviz.analysis.peak import FailedRequest, failed_requests
 from memviz.analysis.purpose.categories import categories
 from memviz.analysis.timeline import by_event, has_reserved, timeline
+from memviz.results.device_bill import DeviceBill, device_bill
 from memviz.results.headline import (
     Headline,
     and_list,
@@ -74,6 +75,10 @@ class Summary(Result):
     def headline_of(self, device: str) -> Headline:
         return trace_headline(overview(self.trace, choose_device(self.trace, device)))
 
+    def bill_of(self, device: str) -> DeviceBill | None:
+        """Return the bill of a device; None for memory of the host."""
+        return device_bill(self.trace, choose_device(self.trace, device))
+
     @property
     def notes(self) -> list[Note]:
         names = {device.device for device in self.devices}
@@ -94,6 +99,7 @@ class Summary(Result):
                     **vars(device),
                     "device": device_number(choose_device(self.trace, device.device)),
                     "headline": self.headline_of(device.device).as_json(),
+                    "device_bill": bill.as_json() if (bill := self.bill_of(device.device)) else None,
                     "findings": findings_result(self.trace, device.device).as_json()["findings"],
                 }
                 for device in self.devices

@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
+from memviz.allocator.context import NCCL_FACT
 from memviz.allocator.replayer import Replayer
 from memviz.allocator.settings import settings_from_environment
 from memviz.errors import UsageError
@@ -126,6 +127,8 @@ def _predict(
         "weights_at_peak_bytes": weights_at_peak(model, trace),
     }
     run = run_with(plan, "predicted", plan.card.name, results)
+    if NCCL_FACT in trace.about.facts:
+        run = replace(run, provenance={**run.provenance, NCCL_FACT: trace.about.facts[NCCL_FACT]})
     return Outcome(run, trace, said, device.layout)
 
 
@@ -182,7 +185,8 @@ def predict_again(plan: Plan, done: Outcome) -> Run:
         **{name: getattr(run, name) for name in _OF_WHAT_IT_DOES},
         "expected_error": error,
     }
-    return run_with(plan, "predicted", plan.card.name, results | {"took_seconds": time.perf_counter() - begun})
+    again = run_with(plan, "predicted", plan.card.name, results | {"took_seconds": time.perf_counter() - begun})
+    return replace(again, provenance=run.provenance)
 
 
 def predict_plan(plan: Plan, tell: Tell, *, figures_only: bool = False) -> Outcome:

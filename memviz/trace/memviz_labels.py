@@ -153,6 +153,8 @@ KEY = "memviz"
 _VERSION = 1
 COUNTED_TIMES = "times"
 """Fact of a prediction, and of its replays: no clock ran."""
+HOLDERS_CUT_FACT = "holders cut"
+"""Fact of a trace: at how many moments the search for holders was ended by its time limit."""
 RANK_FACT, WORLD_FACT, MESH_FACT = "rank", "world_size", "mesh"
 """Facts of one process of many; the mesh as 'pp=1,dp=0'."""
 _MOST_FACTS, _MOST_FACT = 200, 1 << 16

@@ -66,6 +66,17 @@ def test_the_true_command_line(tmp_path: Path) -> None:
     assert len(set(labels.phase.tolist())) > 1
 
 
+def test_memory_of_the_host_has_a_verdict_of_its_own(tmp_path: Path) -> None:
+    body = "import torch\nkept = [torch.ones(1 << 20, device='cuda').cpu() for _ in range(3)]\n"
+    body += "pinned = torch.empty(3_000_000, dtype=torch.uint8, pin_memory=True)\n"
+    done = predict(tmp_path, body, "--host-memory", "127MiB", "--world-size", "8")
+    host = said(done)["host"]
+    assert (host["pageable_bytes"], host["pinned_bytes"]) == (12 << 20, 4 << 20)
+    assert (host["processes"], host["memory_bytes"], host["fits"]) == (8, 127 << 20, False)
+    assert "16.0 MiB of tensors" in done.stderr and "128 MiB with 8 such processes" in done.stderr
+    assert "does not fit in 127 MiB of host memory" in done.stderr
+
+
 def test_without_json_the_script_has_stdout_for_itself(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import sys\nsys.stdout.write('no line')\nimport torch\ntorch.ones(3).cuda()\n")
     done = predict_in("train.py", folder=tmp_path)

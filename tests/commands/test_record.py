@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,11 +13,14 @@ from typing import Any
 
 import pytest
 
+import memviz
 from memviz.analysis.health import health
+from memviz.commands import main
+from memviz.errors import UsageError
 from memviz.ranks.gather import Gathering, gather_ranks
 from memviz.ranks.places import places_of
 from memviz.trace.load import load_trace
-from memviz.trace.model import Action, Trace
+from memviz.trace.model import Action, Stage, Trace
 from memviz.trace.profile import is_profiled
 from tests import forked
 from tests.second_process import OF_RUNS
@@ -267,6 +271,41 @@ GPU.malloc(1000)
         rows = trace.devices[0].holders
         found = set() if rows is None else {trace.strings[code] for code in rows.chain}
         assert ("cache.last (global)" in found) == (bool(options) or "oom" in name), (name, found)
+
+
+def test_marked_moments_are_in_the_file_with_what_keeps_tensors_then(tmp_path, capsys):
+    body = """
+import memviz, torch
+from tests.runner.torch_storages import watching_torch
+losses = []
+with watching_torch(GPU):
+    for size in (1024, 2048):
+        losses.append(torch.ones(size))
+        memviz.mark(f"after {size}")
+    losses.clear()
+    GPU.malloc(1000)
+"""
+    done = record(tmp_path, body)
+    assert done.returncode == 0, done.stderr
+    trace = load_trace(tmp_path / "run.pickle")
+    device = trace.devices[0]
+    marks = [(trace.strings[name], Stage(stage).name) for name, stage in zip(*_names(device), strict=True)]
+    assert marks == [(f"after {size}", stage) for size in (1024, 2048) for stage in ("START", "END")]
+    moments = sorted(set(device.holders.event.tolist()))
+    assert len(moments) == 2
+    held = [memviz.open(trace).live_at(event=moment - 1).by("holder") for moment in moments]
+    assert [{group.label: group.bytes for group in one.groups} for one in held] == [{"losses": 4096}, {"losses": 12288}]
+    opened = memviz.open(trace)
+    change = opened.live_at(mark="after 2048", by="holder").since(opened.live_at(mark="after 1024"))
+    assert [(row.label, row.before_bytes, row.bytes) for row in change.rows] == [("losses", 4096, 12288)]
+    main(["at", str(tmp_path / "run.pickle"), "--mark", "after 2048", "--since", "after 1024", "--by", "holder"])
+    assert re.search(r"\+8\.00 KiB +4\.00 KiB +12\.0 KiB +losses", capsys.readouterr().out)
+    with pytest.raises(UsageError, match="No annotation has the name 'later'; there are 'after 1024'"):
+        opened.live_at(mark="later")
+
+
+def _names(device: Any) -> Any:
+    return device.annotations.name.tolist(), device.annotations.stage.tolist()
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import gc
 import inspect
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 import memviz
 from memviz.analysis.allocations import allocation
+from memviz.analysis.findings.finding import FindingKind
 from memviz.analysis.findings.ranking import findings
 from memviz.analysis.holders import held_rows, held_until, holder_rows
 from memviz.commands import main
@@ -183,7 +185,10 @@ WAYS = {
     _slots: (HolderKind.ATTRIBUTE, "holder.value"),
     _error: (HolderKind.EXCEPTION, "batch in fails"),
     _hook: (HolderKind.HOOK, "holder._forward_hooks"),
-    _dictionary: (HolderKind.CONTAINER, "holder['step 2']"),
+    _dictionary: (
+        HolderKind.CONTAINER,
+        "holder['step 2'] (local of test_each_way_to_keep_a_tensor_is_named), dict of 3",
+    ),
     _buffer: (HolderKind.ATTRIBUTE, "holder.running_mean"),
 }
 
@@ -196,7 +201,7 @@ def test_each_way_to_keep_a_tensor_is_named(way):
     assert held.kind is kind
     assert part in held.chain
     assert held.chain.startswith("holder")
-    assert held.chain.endswith(")")
+    assert re.search(r"\)(, (list|dict|set|deque) of \d+)?$", held.chain)
     del holder
 
 
@@ -282,6 +287,10 @@ def test_a_program_that_runs_out_is_told_what_holds_its_memory():
             kept.append(torch.empty(1 << 30, device="cuda"))
     live = memviz.open(predicted.trace).live_at(event=int(predicted.trace.devices[0].holders.event[-1]) - 1)
     assert [(group.label, group.bytes) for group in live.by("holder").groups] == [("kept", len(kept) << 32)]
+    trace = predicted.trace
+    (finding,) = [one for one in findings(trace, trace.devices[0]) if one.kind is FindingKind.OUT_OF_MEMORY]
+    assert finding.holder == "kept" and f"kept keeps most of it ({finding.line})." in finding.sentence
+    assert re.fullmatch(r".*alone_holders\.py:\d+", finding.line)
 
 
 def test_parameters_are_named_by_the_model_though_the_optimizer_is_nearer():

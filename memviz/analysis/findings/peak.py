@@ -9,6 +9,7 @@ import numpy as np
 from memviz.analysis.actions.layers import layers_holding
 from memviz.analysis.actions.proposals import is_mixed
 from memviz.analysis.findings.finding import Facts, Finding, FindingKind, origin_text, short_label, site_name
+from memviz.analysis.findings.retention import last_holder
 from memviz.analysis.lifetimes import live_rows
 from memviz.analysis.peak import failed_requests
 from memviz.analysis.purpose.activity import Activity, stack_signs
@@ -46,6 +47,9 @@ def out_of_memory(facts: Facts) -> Iterator[Finding]:
     times = f" (the last of {count_text(count)})" if count > 1 else ""
     site = short_label(failed.site)
     most, largest, category_text = _largest_category(facts, rows)
+    holder, line = last_holder(facts, largest)
+    where = f" ({line})" if line else ""
+    keeper = f" {holder} keeps most of it{where}." if holder else ""
     remedy = _ANY_REMEDY if most is None else _REMEDIES.get(most, _ANY_REMEDY)
     if missing <= 0:
         remedy = f"Set expandable_segments:True, or free {bytes_text(requested)} in one piece before it."
@@ -54,12 +58,14 @@ def out_of_memory(facts: Facts) -> Iterator[Finding]:
         max(missing, 0) or requested,
         f"Out of memory at event {count_text(event)}{times}: {bytes_text(requested)} requested"
         f"{f' by {site}' if site else ''}, with {bytes_text(live)} live, {bytes_text(unused)} reserved but unused"
-        f"{on_device}. {_missing(missing, requested, live, free)}{category_text}",
+        f"{on_device}. {_missing(missing, requested, live, free)}{category_text}{keeper}",
         remedy,
         largest,
         event,
         site_name(facts.largest_site(largest)) if len(largest) else "",
         facts.certainty(largest) if len(largest) else Certainty.SURE,
+        holder,
+        line,
     )
 
 

@@ -46,7 +46,7 @@ def growing(facts: Facts) -> Iterator[Finding]:
             site_text = f", mostly {site}," if site else ""
             origin = f" is made in forwards at {count_text(len(growth.sites))} places{site_text} and"
         each_step = f"{_range_text(growth.bytes)} each step"
-        holder, line = _last_holder(facts, growth.added)
+        holder, line = last_holder(facts, growth.added)
         keeper = (
             f"{holder} keeps it{_at(line)}" if holder else "look for a list, a cache or a sum of losses that keeps it"
         )
@@ -160,7 +160,7 @@ def kept_too_long(facts: Facts) -> Iterator[Finding]:
         if places > 1:
             by = f" at {count_text(places)} places{f', mostly {who},' if who else ''}"
         rows = np.sort(np.concatenate(groups))
-        holder, line = _last_holder(facts, rows)
+        holder, line = last_holder(facts, rows)
         stored = f"; {line} stores it" if line else ""
         remedy = f"If nothing reads it there, delete {holder or 'it'} (del) before the {following}{stored}."
         if places >= _GRAPH:
@@ -182,7 +182,7 @@ def kept_too_long(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def _last_holder(facts: Facts, rows: Ints8) -> tuple[str, str]:
+def last_holder(facts: Facts, rows: Ints8) -> tuple[str, str]:
     """Return the variable that kept most of these bytes when that was recorded last, and its line; empty if unknown."""
     holders = facts.device.holders
     if holders is None:

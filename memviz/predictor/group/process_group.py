@@ -67,14 +67,16 @@ def sent_bytes(func: Operator, args: Any, written: Any, count: int) -> int:
     return (2 if name.startswith("allreduce") else 1) * whole * (count - 1) // count
 
 
-def counting_functions(totals: OperatorTotals) -> dict[Operator, Instead]:
+def counting_functions(totals: OperatorTotals, layout: Layout) -> dict[Operator, Instead]:
     """Return functions that count the bytes sent, and let the operators run."""
 
     def count(func: Operator, args: Any, kwargs: Any) -> Any:
         group: Any = [value for value in (*args, *kwargs.values()) if isinstance(value, str)][-1]
-        ranks = c10d._resolve_process_group(group).size()
+        resolved = c10d._resolve_process_group(group)
+        ranks = resolved.size()
         times = {"all_gather": ranks, "all_reduce": 2}.get(func.overloadpacket.__name__[:10], 1)
         if any(tensor.is_meta for tensor in tensors_of(args[0])):
+            layout.note_communicator(resolved, None, exchanges="all_to_all" in func.overloadpacket.__name__)
             totals.link_bytes += times * _tensor_bytes(args[0]) * (ranks - 1) // ranks
         return NotImplemented
 
@@ -235,7 +237,7 @@ class Collectives:
         }
         collectives = {**{packet: _for_each_pair(*row) for packet, row in pairwise.items()}, **others}
         instead = {packet.default: self._instead(collective) for packet, collective in collectives.items()}
-        return {**instead, **counting_functions(self._recorder.totals)}
+        return {**instead, **counting_functions(self._recorder.totals, self._layout)}
 
     def _instead(self, collective: Collective) -> Instead:
         def run(func: Operator, args: Any, kwargs: Any) -> Any:
@@ -245,6 +247,10 @@ class Collectives:
             out, written = collective(named, group)
             if any(tensor.is_meta for tensor in tensors_of(list(args))):
                 self._recorder.note_nccl()
+                name = func.overloadpacket.__name__
+                # Ring and tree have no connection to every rank, and messages to one rank have only that.
+                other = named.get("dst", named.get("src")) if name in ("send", "recv_") else None
+                self._layout.note_communicator(group, other, exchanges=name.startswith(("alltoall", "send", "recv")))
             returns = func._schema.returns
             if not returns:
                 return None

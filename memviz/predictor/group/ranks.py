@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
+from memviz.allocator.context import Communicator
 from memviz.errors import UsageError
 
 CARDS_OF_A_MACHINE = 8
@@ -86,6 +87,14 @@ class Layout:
     """Lengths that were parted among so many ranks, and do not divide by them."""
     unlike: list[list[int]] = field(default_factory=list)
     """Ranks of the whole group by what they own, where an optimizer hands out weights one by one."""
+    communicators: dict[tuple[str, int], Communicator] = field(default_factory=dict, compare=False)
+    """NCCL's, made by a group's first use; by group, and by the other rank where one sends to it."""
+
+    def note_communicator(self, group: Any, other: int | None, *, exchanges: bool) -> None:
+        """Note a use of NCCL. A message between two ranks has a communicator of its own in PyTorch."""
+        key = group.group_name, -1 if other is None else other
+        exchanges |= key in self.communicators and self.communicators[key].exchanges
+        self.communicators[key] = Communicator(group.size() if other is None else 2, exchanges)
 
     def note_group(self, ranks: Sequence[int]) -> None:
         dimension = dimension_of(ranks)

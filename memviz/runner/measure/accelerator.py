@@ -229,7 +229,7 @@ class Disturbances:
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
-        self._listed = accelerator.ask_driver("--query-compute-apps=gpu_uuid,pid,used_memory")
+        self._listed = _processes(accelerator)
 
     def notes(self, index: int = 0) -> Iterator[str]:
         """Yield notes on measured seconds; call right after the measurement."""
@@ -241,8 +241,7 @@ class Disturbances:
                 yield f"{name} is set: every kernel is waited for, so these seconds are longer than without it."
 
     def _others(self, card: str) -> Iterator[str]:
-        rows = [[cell.strip() for cell in line.split(",")] for line in (self._listed or "").splitlines()]
-        others = [row[1:] for row in rows if len(row) == 3 and row[0] == card and row[1] != str(os.getpid())]
+        others = [row[1:] for row in self._listed if row[0] == card and row[1] != str(os.getpid())]
         if others:
             used_bytes = sum(int(memory) for _, memory in others if memory.isdigit()) * _MiB
             count = "Another process was" if len(others) == 1 else f"{len(others)} other processes were"
@@ -269,6 +268,31 @@ class Disturbances:
 
     def _ask(self, card: str, fields: str) -> str | None:
         return self._accelerator.ask_driver(f"--query-gpu={fields}", "-i", card)
+
+
+def _processes(accelerator: Accelerator) -> list[list[str]]:
+    """Return card, process and MiB of each process that the driver lists, as texts."""
+    listed = accelerator.ask_driver("--query-compute-apps=gpu_uuid,pid,used_memory") or ""
+    rows = ([cell.strip() for cell in line.split(",")] for line in listed.splitlines())
+    return [row for row in rows if len(row) == 3]
+
+
+def driver_bytes(accelerator: Accelerator, index: int) -> tuple[int, str] | None:
+    """Return the memory in use on a card, as the driver counts it, and what that includes.
+
+    In containers the driver does not list this process; then it is the whole card. None on a predicted card.
+    """
+    if accelerator.clock_us is not None:
+        return None
+    own = [uuid_of(accelerator, index), str(os.getpid())]
+    size = next((row[2] for row in _processes(accelerator) if row[:2] == own), "")
+    if size.isdigit():
+        return int(size) * _MiB, "of this process"
+    asks = getattr(accelerator.api, "mem_get_info", None)
+    if asks is None:
+        return None
+    free, total = asks(index)
+    return total - free, "of the whole card, other processes included"
 
 
 def uuid_of(accelerator: Accelerator, index: int) -> str:

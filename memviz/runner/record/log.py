@@ -135,6 +135,8 @@ class Log:
     tensors_seen: list[TensorSeen] = field(default_factory=list)
     annotations: list[AnnotationEnd] = field(default_factory=list)
     holders: list[HolderSeen] = field(default_factory=list)
+    holders_cut: int = 0
+    """Moments at which the search for holders was ended by its time limit."""
     holder_seconds: float = 60.0
     """Time left for finding holders: a program that tries sizes until one fits runs out of memory many times."""
     annotated: Callable[[str, Stage], None] = field(default=lambda name, stage: None)

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import inspect
 import os
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from memviz.allocator.context import OUTSIDE_FACT
 from memviz.errors import UsageError
-from memviz.runner.measure.accelerator import Accelerator, is_out_of_memory
+from memviz.runner.measure.accelerator import Accelerator, driver_bytes, is_out_of_memory
 from memviz.runner.record.log import Counts, counts_of
 
 StackKind = Literal["python", "all", "none"]
@@ -78,6 +80,8 @@ class RecordedHistory:
         self._counts_then: tuple[Counts | None, ...] = ()
         self.when_out_of_memory: Callable[[HistorySnapshot], None] | None = None
         self.is_on = False
+        self._outside: dict[int, list[tuple[int, str]]] = {}
+        """Bytes that the driver counted beyond PyTorch's segments at each snapshot, by device."""
 
     def start(self) -> None:
         if _on:
@@ -125,8 +129,31 @@ class RecordedHistory:
             before = self.counts()
             snapshot: dict[str, Any] = self.accelerator.api.memory._snapshot()
             if self.counts() == before:
-                return HistorySnapshot(snapshot, before)
-        return HistorySnapshot(snapshot, None)
+                break
+        else:
+            before = None
+        with suppress(Exception):
+            self._note_outside(snapshot)
+        return HistorySnapshot(snapshot, before)
+
+    def _note_outside(self, snapshot: dict[str, Any]) -> None:
+        """Ask the driver what is in use, right after a snapshot."""
+        reserved: Counter[int] = Counter()
+        for segment in snapshot["segments"]:
+            reserved[segment["device"]] += segment["total_size"]
+        for device, size in reserved.items():
+            if (counted := driver_bytes(self.accelerator, device)) is not None:
+                self._outside.setdefault(device, []).append((max(0, counted[0] - size), counted[1]))
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """Memory outside PyTorch's allocator, as a fact of the trace; empty where no driver was asked."""
+        texts = []
+        for device, readings in self._outside.items():
+            sizes = [size for size, _ in readings]
+            count = f"{len(sizes)} reading{'s' * (len(sizes) > 1)} {readings[-1][1]}"
+            texts.append(f"{device}: {min(sizes)} to {max(sizes)} bytes, {count}")
+        return {OUTSIDE_FACT: "; ".join(texts)} if texts else {}
 
     def take_last(self) -> HistorySnapshot:
         """The moment when memory ran out, if nothing was allocated since: what the error let go of is still there."""

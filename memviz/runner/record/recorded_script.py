@@ -29,6 +29,7 @@ from memviz.runner.record.log import Log
 from memviz.runner.record.memory_history import HistorySnapshot, RecordedHistory, StackKind
 from memviz.runner.record.recording import (
     free_path,
+    marked,
     note_holders,
     notes_of,
     trace_of_snapshot,
@@ -321,6 +322,7 @@ def record_script(script: Script, options: RecordOptions, accelerator: Accelerat
         # A process that the program forked may come out here too; the recording is not its own.
         if os.getpid() == process:
             signals.close()
+            marked[:] = [one for one in marked if one is not writer]
             history.stop()
 
 
@@ -397,6 +399,11 @@ class _RecordingWriter:
     has_started: bool = False
     is_over: bool = False
     why_not: str = ""
+    moments: Log | None = None
+    """Filled by `memviz.mark`."""
+    marked_device: int | None = None
+    """The GPU that was current then: moments are counted by its allocations."""
+    process: int = 0
 
     def start(self) -> None:
         """Called when the GPU's driver is up and nothing is allocated yet."""
@@ -409,8 +416,25 @@ class _RecordingWriter:
             return _say(self.why_not)
         self.history.when_out_of_memory = self.ran_out
         self.has_started = True
+        self.moments = Log(self.history.counts)
+        self.process = os.getpid()
+        marked.append(self)
         if self.profile is not None:
             self.profile.start()
+
+    def mark(self, name: str) -> None:
+        """Keep a moment that the program names, and what keeps each tensor then, for the files that are written."""
+        with self.lock:
+            # A process that the program forked has marks of its own, and no recording.
+            if self.is_over or self.moments is None or os.getpid() != self.process:
+                return
+            device = int(self.history.accelerator.api.current_device())
+            if self.marked_device is None:
+                self.marked_device = device
+            if device == self.marked_device:
+                with self.moments.during(name):
+                    pass
+                note_holders(self.moments, self.history.accelerator.kind)
 
     def answers(self) -> dict[int, Callable[[int], None]]:
         wanted = {"SIGUSR1": self.on_user_signal, "SIGTERM": self.terminated}
@@ -515,7 +539,9 @@ class _RecordingWriter:
 
     def _with_labels(self, snapshot: HistorySnapshot, source: str, *, with_holders: bool) -> dict[str, Any]:
         """The snapshot with labels; as torch gave it where these fail, so that the recording is not lost."""
-        log = Log(lambda: None)
+        log, counted = Log(lambda: None), self.marked_device
+        if self.moments is not None and counted is not None and snapshot.counts is not None:
+            log = replace(self.moments, tensors_seen=[], holders=list(self.moments.holders))
         facts = {"script": self.script}
         if self.profile is not None and self.is_profiled:
             facts[FACT] = self.profile.path.name
@@ -531,7 +557,7 @@ class _RecordingWriter:
                 if with_holders:
                     note_holders(log, self.history.accelerator.kind)
             quick = replace(snapshot, snapshot=without_stacks(snapshot.snapshot))
-            trace = trace_of_snapshot(self.history, quick, log, None, facts=facts, source=source)
+            trace = trace_of_snapshot(self.history, quick, log, None, facts=facts, source=source, counted=counted)
             return with_labels(snapshot.snapshot, trace)
         except UsageError:
             raise

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from memviz.runner.record.memory_history import HistorySnapshot, RecordedHistory
 from memviz.trace import memviz_labels
 from memviz.trace.intern import Interner
 from memviz.trace.limits import Limits
+from memviz.trace.memviz_labels import HOLDERS_CUT_FACT
 from memviz.trace.model import About, DeviceTrace, Note, Stage, Trace
 from memviz.trace.snapshot import read_snapshot
 from memviz.trace.write import replacing
@@ -191,13 +192,22 @@ def note_holders(log: Log, kind: str) -> None:
             # A subclass may have no storage, and say so in its own way.
             return None
 
-    if log.holder_seconds > 0:
-        begun = time.monotonic()
-        log.hold(find_holders(None, storage_of, seconds=min(MOST_SECONDS, log.holder_seconds)))
-        log.holder_seconds -= time.monotonic() - begun
+    if log.holder_seconds <= 0:
+        log.holders_cut += 1
+        return
+    begun = time.monotonic()
+    found = find_holders(None, storage_of, seconds=min(MOST_SECONDS, log.holder_seconds))
+    log.hold(found)
+    log.holders_cut += found.is_cut
+    log.holder_seconds -= time.monotonic() - begun
 
 
-_open: list[Recording] = []
+class _Marked(Protocol):
+    def mark(self, name: str) -> None: ...
+
+
+marked: list[_Marked] = []
+"""Recordings that `memviz.mark` reaches."""
 
 
 def _predicted_device() -> Any:
@@ -208,12 +218,12 @@ def _predicted_device() -> Any:
 def mark(name: str) -> None:
     """Name a moment of the program, such as `memviz.mark("after eval")`.
 
-    It is an annotation of the recording or prediction that is on. Where that has `holders=True`, what keeps each tensor
-    is noted as well. Without either it does nothing.
+    It is an annotation of the recording or prediction that is on. What keeps each tensor is noted as well, under
+    `python -m memviz record` always, else where that has `holders=True`. Without either it does nothing.
     """
     if (device := _predicted_device()) is not None:
         device.mark(name)
-    for recording in _open:
+    for recording in marked:
         recording.mark(name)
 
 
@@ -225,22 +235,27 @@ def trace_of_snapshot(
     *,
     facts: Mapping[str, str],
     source: str = "",
+    counted: int | None = None,
 ) -> Trace:
-    """Return a snapshot as a Trace with the log's labels, of one GPU or, where that is None, of all."""
+    """Return a snapshot as a Trace with the log's labels, of one GPU or, where that is None, of all.
+
+    Moments of the log are those of `device`, or else of `counted`; on other GPUs only the last is known.
+    """
     accelerator = history.accelerator
     trace = trace_of(taken.snapshot, About("measured", source=source))
     # A predicted card is alone in its trace, so its index on the machine does not matter.
     gpus = [gpu.device for gpu in trace.devices if gpu.kind == "gpu"]
     if device is not None and accelerator.clock_us is None:
         gpus = [device]
+    cut = {HOLDERS_CUT_FACT: str(log.holders_cut)} if log.holders_cut else {}
     about = replace(
         trace.about,
         on=", ".join(dict.fromkeys(accelerator.name_of(number) for number in gpus)),
-        facts={**dict(accelerator.versions), **facts},
+        facts={**dict(accelerator.versions), **history.facts, **cut, **facts},
     )
     trace = replace(trace, about=about, notes=(*trace.notes, *notes_of(history, taken)))
     for number in gpus:
-        trace = labelled(trace, number, log, None if device is None else taken.counts)
+        trace = labelled(trace, number, log, taken.counts if device is not None or number == counted else None)
     return trace
 
 
@@ -288,7 +303,7 @@ def recording(
     done = Recording(history, index, facts={}, holders=holders)
     try:
         history.start()
-        _open.append(done)
+        marked.append(done)
         done.label(model, optimizer)
         try:
             yield done
@@ -297,7 +312,7 @@ def recording(
             raise
         _finish(done, target)
     finally:
-        _open[:] = [one for one in _open if one is not done]
+        marked[:] = [one for one in marked if one is not done]
         done.end()
 
 

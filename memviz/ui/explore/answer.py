@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from memviz.analysis.allocations import allocation
@@ -30,6 +30,7 @@ from memviz.analysis.segments import fragmentation_at
 from memviz.analysis.timeline import has_reserved, timeline
 from memviz.errors import UsageError
 from memviz.figures.colouring import Colouring
+from memviz.results.device_bill import DeviceBill, device_bill
 from memviz.results.headline import Headline
 from memviz.results.summary import trace_headline
 from memviz.text import Html, joined, tag
@@ -70,13 +71,22 @@ _ORDER = {"warning": 0, "info": 1}
 def verdict_html(trace: Trace, device: DeviceTrace, key: str = "") -> Html:
     """One sentence and one line of facts; all else is folded. `key` is the open trace's, for links to its devices."""
     headline = trace_headline(overview(trace, device))
-    shown, folded = notes_html((*health(trace), *trace.notes), trace, device, key)
+    bill = device_bill(trace, device)
+    notes = [_with_bill(note, bill) for note in (*health(trace), *trace.notes)]
+    shown, folded = notes_html(notes, trace, device, key)
     reason = tag("p", headline.reason, class_="mv-note") if headline.reason else ""
     count = len(folded) + bool(reason)
     look = "mv-notes mv-warning" if any("mv-warning" in note for note in folded) else "mv-notes"
-    notes = tag("details", tag("summary", counted(count, "note")), reason, *folded, class_=look) if count else ""
-    known = tag("div", facts_html(facts(trace, device, headline.answer)), notes, class_="mv-known")
+    more = tag("details", tag("summary", counted(count, "note")), reason, *folded, class_=look) if count else ""
+    known = tag("div", facts_html(facts(trace, device, headline.answer)), more, class_="mv-known")
     return tag("header", headline_html(Headline(headline.answer)), known, *shown)
+
+
+def _with_bill(note: Note, bill: DeviceBill | None) -> Note:
+    """Say what lies beside the allocator in place of the note that something does."""
+    if bill is None or note.code != "unseen_memory":
+        return note
+    return replace(note, text=str(bill.headline), remedy="" if bill.is_measured else note.remedy)
 
 
 def facts(trace: Trace, device: DeviceTrace, said: str = "") -> list[tuple[str, str]]:

@@ -12,6 +12,7 @@ from memviz.predictor.cards import short_name
 from memviz.predictor.expected_error import ExpectedError, Fit
 from memviz.results.run import (
     base_of,
+    bill_of_run,
     close_fit_text,
     cost_change_text,
     gpus_of,
@@ -106,10 +107,11 @@ def _notes_html(variants: Sequence[Variant]) -> Html:
     is_predicted = run.mode == "predicted"
     left_out = "Not included in the prediction" if is_predicted else "What to know about this measurement"
     notes = [tag("li", note) for note in run.notes]
+    bill = bill_of_run(run).headline
     return tag(
         "details",
         tag("summary", tag("h2", f"About this {'prediction' if is_predicted else 'measurement'}", class_="mv-h2")),
-        *(tag("p", text, class_="mv-soft") for text in (" · ".join(about), *sentences)),
+        *(tag("p", text, class_="mv-soft") for text in (" · ".join(about), *sentences, f"{bill.answer} {bill.reason}")),
         *([tag("h3", left_out), tag("ul", *notes, class_="mv-unseen")] if notes else []),
         class_="mv-about-run mv-more-of-run",
     )

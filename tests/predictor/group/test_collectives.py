@@ -1,12 +1,14 @@
 """A process group whose other ranks do not run, as a program sees it."""
 
 import os
+from collections import Counter
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from memviz.allocator.context import Communicator, communicators_of
 from memviz.errors import UsageError
 from memviz.predictor.device import PredictedDevice
 from memviz.predictor.group.process_group import GroupNeeded
@@ -37,6 +39,22 @@ def test_a_rank_finds_what_torchrun_would_have_told_it() -> None:
         name: value for name, value in before.items() if name in GroupRank(9, 16).environment
     }
     assert not dist.is_initialized()
+
+
+def test_communicators_are_noted_with_the_first_use_of_a_group() -> None:
+    with as_rank(0, 8) as device:
+        dist.new_group([0, 1, 2])
+        pair = dist.new_group([0, 1])
+        one = torch.ones(8, device="cuda")
+        dist.all_reduce(one)
+        dist.all_reduce(one, group=pair)
+        dist.all_to_all_single(torch.empty_like(one), one)
+        dist.send(one, 3)
+        dist.send(one, 3)
+        dist.all_reduce(torch.ones(1), group=dist.new_group([0, 1, 2, 3]))
+        facts = device.finish().about.facts
+    expected = [Communicator(8, exchanges=True), Communicator(2), Communicator(2, exchanges=True)]
+    assert communicators_of(facts) == Counter(expected)
 
 
 def test_ranks_have_to_be_of_the_group() -> None:

@@ -13,6 +13,7 @@ import memviz
 from memviz.analysis.annotations import annotated
 from memviz.analysis.findings.finding import FindingKind
 from memviz.analysis.findings.ranking import findings
+from memviz.analysis.health import health
 from memviz.analysis.holders import held_by
 from memviz.analysis.lifetimes import lifetimes
 from memviz.integrations.steps import RecordedSteps
@@ -139,6 +140,25 @@ def test_the_time_for_all_walks_of_a_recording_is_limited():
             memviz.mark(f"moment {number}")
             done.log.holder_seconds = 60.0 * (number < 1)
     assert {chain.partition(" ")[0] for _, chain in chains(done.trace)} == {"kept[0]", "kept[1]"}
+    # The third moment, and the end.
+    (note,) = [note for note in health(done.trace) if note.code == "holders_cut"]
+    assert "at 2 moments" in note.text
+
+
+def test_a_search_that_its_time_limit_ends_says_so(tmp_path, monkeypatch):
+    gpu = FakeGpu()
+    kept = []
+    monkeypatch.setattr(holders, "MOST_SECONDS", 0.0)
+    with memviz.recording(tmp_path / "run.pickle", accelerator=gpu.accelerator, holders=True), watching_torch(gpu):
+        kept.append(torch.ones(WIDTH))
+    assert "holders_cut" in [note.code for note in health(load_trace(tmp_path / "run.pickle"))]
+    with memviz.predicting(holders=True) as predicted:
+        kept.append(torch.ones(WIDTH, device="cuda"))
+    assert "holders_cut" in [note.code for note in health(predicted.trace)]
+    monkeypatch.undo()
+    with memviz.predicting(holders=True) as predicted:
+        kept.append(torch.ones(WIDTH, device="cuda"))
+    assert "holders_cut" not in [note.code for note in health(predicted.trace)]
 
 
 def test_a_cycle_that_waits_is_told_from_what_a_variable_holds():

@@ -1,9 +1,12 @@
 """A real training loop on the CPU, recorded like a GPU's: the labels of each tensor in the file."""
 
 import errno
+import os
 import pickle
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +19,7 @@ from memviz.analysis.annotations import annotated
 from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.purpose.phases import label_of_rows
 from memviz.errors import UsageError
+from memviz.results.summary import summary_result
 from memviz.runner.record.memory_history import is_recording
 from memviz.trace.load import load_trace
 from memviz.trace.model import Category, Phase, Trace
@@ -23,6 +27,7 @@ from tests.runner.fake_gpu import FakeGpu, OutOfMemoryError
 from tests.runner.torch_storages import watching_torch
 
 WIDTH = 64
+MiB = 1 << 20
 
 
 class Model(nn.Module):
@@ -81,6 +86,30 @@ def recorded(path: Path | None = None, *, checkpointed: bool = False, **more: An
 WEIGHT = 4 * 2 * WIDTH * WIDTH
 HIDDEN = 4 * 8 * 2 * WIDTH
 OUTPUT = 4 * 8 * WIDTH
+
+
+@pytest.mark.parametrize(
+    ("smi", "outside", "scope"),
+    [
+        (f"GPU-1, {os.getpid()}, 700\nGPU-1, 1, 9000\nGPU-0, {os.getpid()}, 9\n", 698, "of this process"),
+        ("GPU-1, 1, 9000\n", 3998, "of the whole card, other processes included"),
+        (f"GPU-1, {os.getpid()}, [N/A]\n", 3998, "of the whole card, other processes included"),
+    ],
+)
+def test_what_the_driver_counts_beyond_pytorch_is_a_line_of_the_bill(
+    tmp_path: Path, smi: str, outside: int, scope: str
+) -> None:
+    gpu = FakeGpu()
+    gpu.get_device_properties = lambda index: SimpleNamespace(uuid=f"GPU-{1 - index}")  # type: ignore[attr-defined]
+    gpu.mem_get_info = lambda index: (6_000 * MiB, 10_000 * MiB)  # type: ignore[attr-defined]
+    accelerator = replace(gpu.accelerator, ask_driver=lambda *question: smi)
+    with memviz.recording(tmp_path / "run.pickle", accelerator=accelerator):
+        gpu.malloc(100)
+    trace = load_trace(tmp_path / "run.pickle")
+    reserved, beside = summary_result(trace).bill_of("0").rows  # type: ignore[union-attr]
+    assert (reserved.most_bytes, reserved.basis) == (2 * MiB, "measured")
+    assert (beside.name, beside.least_bytes, beside.most_bytes) == ("outside PyTorch", outside * MiB, outside * MiB)
+    assert beside.basis == "measured" and scope in beside.source
 
 
 def test_every_tensor_of_two_training_steps_is_known():

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from memviz.allocator.context import NCCL_FACT
 from memviz.predictor.expected_error import ExpectedError, Fit
 from memviz.results.headline import Headline
 from memviz.results.run import variants_headline
@@ -394,3 +395,12 @@ def test_while_variants_run_the_newest_that_is_done_is_shown() -> None:
     assert RunAnswers.shown(answers, OrderStatus("x", (*LTX[:2], waits))) == 1  # type: ignore[arg-type]
     assert RunAnswers.shown(answers, OrderStatus("x", LTX)) == len(LTX) - 1  # type: ignore[arg-type]
     assert head_html(OrderStatus("x", (variant("Baseline", None, state="running"),))) == ""
+
+
+def test_the_details_say_what_nvidia_smi_would_show() -> None:
+    alone = run(device="NVIDIA A100 80GB", mode="predicted", peak_reserved_bytes=10 * GIB, fit=None)
+    html = words(results_html(OrderStatus("x", (variant("Baseline", alone),))))
+    assert "nvidia-smi would show 10.38 GiB to 11.75 GiB on NVIDIA A100 80GB." in html and "NCCL" not in html
+    group = replace(alone, provenance={NCCL_FACT: "2 of 8 ranks"})
+    html = words(results_html(OrderStatus("x", (variant("Baseline", group),))))
+    assert "48.0 MiB to 2,560 MiB NCCL, 2 communicators (estimated)" in html

@@ -1,0 +1,153 @@
+"""The bill of a device: PyTorch's reserved memory and what lies beside its allocator, as nvidia-smi would show."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from memviz.allocator.context import (
+    NCCL_SOURCE,
+    OUTSIDE_FACT,
+    Communicator,
+    communicators_of,
+    context_on,
+    nccl_bytes,
+)
+from memviz.analysis.timeline import has_reserved, timeline
+from memviz.results.headline import Headline, and_list
+from memviz.results.result import Result, Table, TableRow, named_fields
+from memviz.trace.model import DeviceTrace, Trace
+from memviz.units import bytes_text, bytes_texts
+
+Basis = Literal["measured", "predicted", "replayed", "read", "estimated", "unknown"]
+"""Where a line's bytes come from; `read` is in a file that memviz did not write."""
+
+_WORKSPACES = "cuBLAS's and cuDNN's workspaces are in what PyTorch reserves, their handles in the CUDA context."
+_OTHERS = "libraries with memory of their own, such as CuPy, DALI and RAPIDS"
+_OUTSIDE_NAME = "outside PyTorch"
+_OUTSIDE = re.compile(r"(\d{1,4}): (\d{1,15}) to (\d{1,15}) bytes, ([^;]{1,200})")
+
+
+@dataclass(frozen=True)
+class BillLine:
+    name: str
+    least_bytes: int | None
+    """None where it is unknown; the total does not have it then."""
+    most_bytes: int | None
+    basis: Basis
+    source: str = ""
+
+    @property
+    def size_text(self) -> str:
+        return interval_text(self.least_bytes, self.most_bytes)
+
+    @property
+    def text(self) -> str:
+        return f"{self.size_text} {self.name} ({self.basis})"
+
+
+@dataclass(frozen=True, repr=False)
+class DeviceBill(Result):
+    """Memory of one process on a card at its peak, line by line."""
+
+    card: str
+    """Empty where no file says it; then the interval is that of all cards."""
+    rows: tuple[BillLine, ...]
+
+    @property
+    def least_bytes(self) -> int:
+        return sum(line.least_bytes or 0 for line in self.rows)
+
+    @property
+    def most_bytes(self) -> int:
+        return sum(line.most_bytes or 0 for line in self.rows)
+
+    @property
+    def size_text(self) -> str:
+        """The total, which leaves out unknown lines."""
+        return interval_text(self.least_bytes, self.most_bytes)
+
+    @property
+    def headline(self) -> Headline:
+        missing = [line.source or line.name for line in self.rows if line.most_bytes is None]
+        more = f" Not counted, as unknown: {and_list(missing)}." if missing else ""
+        answer = f"nvidia-smi would show {self.size_text}{f' on {self.card}' if self.card else ''}."
+        return Headline(answer, f"{self.parts}. {_WORKSPACES}{more}")
+
+    @property
+    def is_measured(self) -> bool:
+        """The driver was asked what the process has on the card."""
+        return any(line.basis == "measured" and line.name == _OUTSIDE_NAME for line in self.rows)
+
+    @property
+    def line(self) -> str:
+        """For a list of figures in a terminal."""
+        return f"{self.size_text}, as nvidia-smi shows: {self.parts}"
+
+    @property
+    def parts(self) -> str:
+        return " + ".join(line.text for line in self.rows if line.most_bytes is not None)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return `device_bill` of `summary --json` and `predict --json`."""
+        lines = [named_fields(line, "name", "least_bytes", "most_bytes", "basis", "source") for line in self.rows]
+        return {**named_fields(self, "card", "least_bytes", "most_bytes"), "lines": lines}
+
+    def columns(self) -> Mapping[str, list[Any]]:
+        names = ("name", "least_bytes", "most_bytes", "basis", "source")
+        return {name: [getattr(line, name) for line in self.rows] for name in names}
+
+    def table(self, most: int | None = None) -> Table:
+        rows = (TableRow((line.size_text, line.basis), line.name) for line in self.rows[:most])
+        return Table(("bytes", "basis", "memory"), tuple(rows))
+
+
+def interval_text(least: int | None, most: int | None) -> str:
+    if least is None or most is None:
+        return "unknown"
+    return bytes_text(most) if least == most else " to ".join(bytes_texts(least, most))
+
+
+def estimated_bill(
+    reserved_bytes: int, basis: Basis, card: str, communicators: Counter[Communicator] | None = None
+) -> DeviceBill:
+    """Return the bill of a process that no driver measured."""
+    return DeviceBill(card, (_reserved(reserved_bytes, basis), *_beside(card, communicators or Counter())))
+
+
+def _reserved(size: int | None, basis: Basis) -> BillLine:
+    return BillLine("reserved by PyTorch", size, size, "unknown" if size is None else basis)
+
+
+def _beside(card: str, communicators: Counter[Communicator]) -> tuple[BillLine, ...]:
+    context, nccl = context_on(card), nccl_bytes(communicators, card)
+    lines = [BillLine("CUDA context", context.least_bytes, context.most_bytes, "estimated", context.text)]
+    if communicators:
+        name = f"NCCL, {sum(communicators.values())} communicator{'s' * (communicators.total() > 1)}"
+        lines.append(BillLine(name, *nccl, "estimated", NCCL_SOURCE))
+    return (*lines, BillLine("other libraries", None, None, "unknown", _OTHERS))
+
+
+def device_bill(trace: Trace, device: DeviceTrace) -> DeviceBill | None:
+    """Return the bill of a device of a trace; None for memory of the host."""
+    if device.kind != "gpu":
+        return None
+    about = trace.about
+    reserved = timeline(device).reserved_peak_bytes if has_reserved(device) else None
+    basis: Basis = about.origin
+    if basis == "measured" and not about.on:
+        basis = "read"
+    outside = next((row for row in _OUTSIDE.finditer(about.facts.get(OUTSIDE_FACT, "")) if _is_of(row, device)), None)
+    if outside is None:
+        beside = _beside(about.on, communicators_of(about.facts))
+    else:
+        source = f"what the driver counts, less what PyTorch reserves then; {outside[4]}"
+        beside = (BillLine(_OUTSIDE_NAME, int(outside[2]), int(outside[3]), "measured", source),)
+    return DeviceBill(about.on, (_reserved(reserved, basis), *beside))
+
+
+def _is_of(outside: re.Match[str], device: DeviceTrace) -> bool:
+    return int(outside[1]) == device.device

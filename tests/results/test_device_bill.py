@@ -1,0 +1,107 @@
+"""The bill of a device: lines that add up, each with its basis, and the same table as the verdict's."""
+
+import json
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from memviz.allocator.context import (
+    HOPPER,
+    NCCL_FACT,
+    OUTSIDE_FACT,
+    UNKNOWN,
+    Communicator,
+    communicators_of,
+    communicators_text,
+    nccl_bytes,
+)
+from memviz.predictor.accuracy import doubt_on
+from memviz.predictor.cards import card_named
+from memviz.results.device_bill import device_bill
+from memviz.results.summary import summary_result
+from memviz.trace.model import About, Trace
+from memviz.ui.explore.answer import verdict_html
+from tests.traces import MiB, alloc, block, segment, trace_of
+
+H100 = "NVIDIA H100 80GB HBM3"
+
+
+def trace(origin: str = "predicted", on: str = H100, **facts: str) -> Trace:
+    made = trace_of([alloc(0, 3 * MiB)], [segment(0, 20 * MiB, [block(0, 3 * MiB)])])
+    return replace(
+        made, about=About(origin, on=on, facts={name.replace("_", " "): text for name, text in facts.items()})
+    )
+
+
+def bill_lines(of: Trace) -> list[tuple[str, int | None, int | None, str]]:
+    bill = device_bill(of, of.devices[0])
+    assert bill is not None
+    return [(line.name, line.least_bytes, line.most_bytes, line.basis) for line in bill.rows]
+
+
+def test_the_lines_add_up_to_an_interval() -> None:
+    of = trace()
+    assert bill_lines(of) == [
+        ("reserved by PyTorch", 20 * MiB, 20 * MiB, "predicted"),
+        ("CUDA context", HOPPER.least_bytes, HOPPER.most_bytes, "estimated"),
+        ("other libraries", None, None, "unknown"),
+    ]
+    bill = device_bill(of, of.devices[0])
+    assert bill is not None and (bill.least_bytes, bill.most_bytes) == (532 * MiB, 788 * MiB)
+    assert bill.headline.answer == f"nvidia-smi would show 532 MiB to 788 MiB on {H100}."
+    told = json.loads(json.dumps(bill.as_json()))
+    assert told["most_bytes"] == sum(line["most_bytes"] or 0 for line in told["lines"])
+    assert summary_result(of).as_json()["devices"][0]["device_bill"] == told
+
+
+def test_a_file_of_others_is_read_and_its_card_unknown() -> None:
+    reserved, context, _ = bill_lines(trace("measured", ""))
+    assert reserved[3] == "read" and context[1:3] == (UNKNOWN.least_bytes, UNKNOWN.most_bytes)
+
+
+def test_pinned_memory_of_the_host_has_no_bill() -> None:
+    of = trace()
+    assert device_bill(of, replace(of.devices[0], kind="host")) is None
+
+
+def test_what_the_driver_measured_takes_the_place_of_estimates() -> None:
+    of = trace("measured", outside_PyTorch=f"1: 1 to 2 bytes, no; 0: {700 * MiB} to {710 * MiB} bytes, 3 readings")
+    assert OUTSIDE_FACT in of.about.facts
+    assert bill_lines(of) == [
+        ("reserved by PyTorch", 20 * MiB, 20 * MiB, "measured"),
+        ("outside PyTorch", 700 * MiB, 710 * MiB, "measured"),
+    ]
+    page = verdict_html(of, of.devices[0])
+    assert "720 MiB to 730 MiB" in page and "Compare with nvidia-smi" not in page
+
+
+@pytest.mark.parametrize(
+    ("one", "card", "reading_mib"),
+    [
+        (Communicator(2), "NVIDIA A100 80GB", 544),
+        (Communicator(4), "NVIDIA A100 80GB", 688),
+        (Communicator(8, True), H100, (4.34 - 1.06) * 1024),
+    ],
+)
+def test_public_readings_lie_in_the_interval_of_nccl(one: Communicator, card: str, reading_mib: float) -> None:
+    """nccl#964 on 4 A100 with NVLink, and nccl#1685: what an all-to-all of 8 H100 added."""
+    least, most = nccl_bytes(Counter([one]), card)
+    assert least <= reading_mib * MiB <= most
+
+
+def test_communicators_are_read_back_from_the_facts_of_a_file() -> None:
+    used = [Communicator(8), Communicator(8), Communicator(2, True)]
+    assert communicators_of({NCCL_FACT: communicators_text(used)}) == Counter(used)
+    assert not communicators_of({NCCL_FACT: "<b>" * 1000})
+
+
+def test_the_verdict_sets_aside_what_the_bill_says() -> None:
+    """A peak that surely fits leaves room for the most of every line."""
+    card = card_named("A100 80GB")
+    of = trace(on=card.name, nccl_communicators="2 of 8 ranks")
+    bill = device_bill(of, of.devices[0])
+    assert bill is not None
+    surely = doubt_on(card, None, of).surely_fitting_peak(card.memory_bytes)
+    assert surely + bill.most_bytes - 20 * MiB == card.memory_bytes
+    assert doubt_on(card, None).surely_fitting_peak(card.memory_bytes) > surely
