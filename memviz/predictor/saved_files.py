@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_map_only
 
 from memviz.predictor.assumptions import Assumptions
 from memviz.predictor.compat import Patches, without_functions
-from memviz.predictor.cuda.machine import CUDA_0, META, NamedDevices
+from memviz.predictor.cuda.machine import CUDA_0, NamedDevices
 from memviz.predictor.host import Host
 from memviz.predictor.shapes import tensors_among
 
@@ -133,7 +133,7 @@ def _safetensors_functions() -> tuple[tuple[Any, Any], ...] | None:
             with without_functions():
                 if files is not None and not has_values:
                     files.host.unknown.add(tensor)
-                return tensor.to(META) if on_card else tensor
+                return tensor.to(files.devices.meta(device)) if files is not None and on_card else tensor
 
         return _OpenedFile(opened, loaded)
 
@@ -348,7 +348,7 @@ class SavedFiles:
 
         def placed(tensor: Tensor) -> Tensor:
             if everything or location is None and tensor.untyped_storage()._cdata in of_card:
-                return tensor.to(META)
+                return tensor.to(self.devices.meta(location))
             return tensor.clone() if copies else tensor
 
         return _mapped(placed, obj)
