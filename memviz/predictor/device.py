@@ -232,7 +232,7 @@ class PredictedDevice:
         follow_torchscript(patches, assumptions)
         patches.enter_context(jagged_attention_on(self.card))
         follow_group(patches, recorder, self.rank, self.layout, order)
-        follow_files(patches, recorder.host, assumptions, devices)
+        follow_files(patches, recorder.host, assumptions, devices, recorder.card_of)
         patches.enter_context(operators())
         position.skip_earlier_nodes()
 

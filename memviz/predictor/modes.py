@@ -128,6 +128,10 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _run_operator(self, func: Any, args: Any, kwargs: Any) -> Any:
         if self._peers is not None:
+            with self:
+                out = self._peers.by_card(func, args, kwargs)
+            if out is not NotImplemented:
+                return out
             self._peers.turn_to_card(func, args, kwargs)
         treatment = self._treatments.get(func)
         if treatment is None:

@@ -249,3 +249,22 @@ def test_device_map_parts_a_model_by_the_free_memory_of_each_card() -> None:
         held = allocated()
         assert sum(held) == 4 * WEIGHT and min(held) > 0
         assert model(torch.zeros(8, SIDE, device="cuda:0")).shape == (8, SIDE)
+
+
+def test_a_saved_tensor_is_loaded_to_the_card_that_it_was_on(tmp_path: Path) -> None:
+    file = tmp_path / "saved.pt"
+    with PredictedDevice(A100, gpus=2):
+        for saved in (torch.arange(4, device="cuda:1"), torch.randn(SIDE, device="cuda:1")):
+            torch.save({"tensor": saved}, file)
+            places = [None, "cuda:0", {"cuda:1": "cuda:0"}, {"cuda:0": "cpu"}, "cpu"]
+            loaded = [torch.load(file, map_location=place)["tensor"].device for place in places]
+            assert list(map(str, loaded)) == ["cuda:1", "cuda:0", "cuda:0", "cuda:1", "cpu"]
+
+
+def test_lists_of_tensors_on_two_cards_are_taken_by_card() -> None:
+    with PredictedDevice(A100, gpus=2):
+        mixed = [torch.ones(2, device=f"cuda:{card}") for card in (1, 0, 1)]
+        doubled = torch._foreach_mul(mixed, [1.0, 2.0, 3.0])
+        torch._foreach_add_(mixed, mixed)
+        assert [str(one.device) for one in doubled] == ["cuda:1", "cuda:0", "cuda:1"]
+        assert [one.tolist() for one in (*doubled[:2], mixed[2])] == [[1, 1], [2, 2], [2, 2]]

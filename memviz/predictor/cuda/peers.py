@@ -77,6 +77,21 @@ class Peers:
             here.used = cards[0]
         self._recorder.ledger.turn_to(here.used)
 
+    def by_card(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operator on lists, as of a model on several cards, for each card; NotImplemented for any other."""
+        first = args[0] if args and type(args[0]) is list and func.__name__.startswith("_foreach_") else []
+        cards = [self._recorder.card_of(tensor) for tensor in first if isinstance(tensor, Tensor)]
+        if len(set(cards)) < 2 or len(cards) != len(first) or func in _BETWEEN_CARDS:
+            return NotImplemented
+        out: list[Any] = [None] * len(cards)
+        for card in dict.fromkeys(cards):
+            places = [place for place, one in enumerate(cards) if one == card]
+            part = lambda value: [value[at] for at in places] if type(value) is list else value  # noqa: B023, E731
+            results = func(*map(part, args), **{name: part(value) for name, value in kwargs.items()})
+            for place, result in zip(places, results or (), strict=False):
+                out[place] = result
+        return None if out[0] is None else out
+
     def copied(self, treatment: Treatment, args: Any, kwargs: Any, out: Any) -> None:
         """Record the buffers of a copy between cards that do not reach each other's memory (torch's Copy.cu)."""
         if self._has_access or treatment.name not in ("_to_copy", "copy_"):
