@@ -219,7 +219,8 @@ class AllocationRecorder:
     def card_of(self, tensor: torch.Tensor) -> int | None:
         """Return the number of the card that a tensor is on; None if on none, or if torch hides its memory."""
         while _is_wrapper(tensor):
-            tensor = getattr(tensor, tensor.__tensor_flatten__()[0][0])
+            wrapper: Any = tensor
+            tensor = getattr(wrapper, wrapper.__tensor_flatten__()[0][0])
         if not on_card(tensor) or is_functorch_wrapped_tensor(tensor):
             return None
         if tensor.layout is torch.sparse_coo:

@@ -12,8 +12,7 @@ from itertools import repeat
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+from torch import Tensor, _utils
 
 from memviz.predictor.assumptions import name_for_users
 from memviz.predictor.compat import Patches, without_functions
@@ -49,7 +48,7 @@ class Peers:
         self._recorder = recorder
         self._named = named
         self._has_access = FakeMachine(recorder.card, named).has_peers
-        self._group: Callable[..., Any] = torch._C._group_tensors_by_device_and_dtype  # type: ignore[attr-defined]
+        self._group: Callable[..., Any] = torch._C._group_tensors_by_device_and_dtype
         self.answers: dict[Any, Callable[[Any, Any], Any]] = {
             Tensor.to: self._to,
             Tensor.cuda: self._to_card,
@@ -86,8 +85,8 @@ class Peers:
         out: list[Any] = [None] * len(cards)
         for card in dict.fromkeys(cards):
             places = [place for place, one in enumerate(cards) if one == card]
-            part = lambda value: [value[at] for at in places] if type(value) is list else value  # noqa: B023, E731
-            results = func(*map(part, args), **{name: part(value) for name, value in kwargs.items()})
+            named = {name: _taken(value, places) for name, value in kwargs.items()}
+            results = func(*(_taken(value, places) for value in args), **named)
             for place, result in zip(places, results or (), strict=False):
                 out[place] = result
         return None if out[0] is None else out
@@ -119,7 +118,7 @@ class Peers:
 
     def _tracked(self, tensor: Tensor, card: int) -> Tensor:
         follows = torch.is_grad_enabled() and tensor.requires_grad
-        moved: Tensor = _BackToCard.apply(tensor, self._named.device(card)) if follows else tensor  # type: ignore[no-untyped-call]
+        moved: Tensor = _BackToCard.apply(tensor, self._named.device(card)) if follows else tensor
         return moved
 
     def _to(self, args: Any, kwargs: Any) -> Any:
@@ -171,6 +170,10 @@ class Peers:
             self._recorder.host.forget_values(tensor)
 
 
+def _taken(value: Any, places: list[int]) -> Any:
+    return [value[place] for place in places] if type(value) is list else value
+
+
 def _with_memory(args: Any, kwargs: Any) -> list[Tensor]:
     """Return the arguments on a card; those of zero bytes only where there are no others."""
     tensors = [tensor for tensor in tensors_of((args, kwargs)) if tensor.is_meta]
@@ -184,7 +187,7 @@ def follow_data_parallel(patches: Patches, named: NamedDevices) -> None:
         with stream or nullcontext():
             return tensor.to(named.device(named.card(index)), non_blocking=True, **options)
 
-    def scatter(tensor: Tensor, devices: Any, sizes: Any = None, dim: int = 0, streams: Any = None) -> list[Tensor]:
+    def scatter(tensor: Any, devices: Any, sizes: Any = None, dim: int = 0, streams: Any = None) -> list[Tensor]:
         parts = tensor.chunk(len(devices), dim) if sizes is None else tensor.split(sizes, dim)
         return [moved(*part) for part in zip(parts, devices, streams or repeat(None), strict=False)]
 
@@ -195,11 +198,12 @@ def follow_data_parallel(patches: Patches, named: NamedDevices) -> None:
     def broadcast_coalesced(tensors: Any, devices: Any, buffer_size: int) -> list[list[Tensor]]:
         outputs: list[list[Tensor]] = [list(tensors), *([] for _ in devices[1:])]
         order: list[Tensor] = []
+        flattening: Any = _utils
         for group in _groups_of(tensors if devices[1:] else (), buffer_size):
             order += group
-            flat: list[Tensor] = broadcast(_flatten_dense_tensors(group), devices)
+            flat: list[Tensor] = broadcast(flattening._flatten_dense_tensors(group), devices)
             for output, whole in zip(outputs[1:], flat[1:], strict=True):
-                output += [part.detach() for part in _unflatten_dense_tensors(whole, group)]
+                output += [part.detach() for part in flattening._unflatten_dense_tensors(whole, group)]
         places = {id(tensor): place for place, tensor in enumerate(order)}
         return [outputs[0], *([output[places[id(tensor)]] for tensor in tensors] for output in outputs[1:])]
 
