@@ -118,7 +118,8 @@ class Peers:
 
     def _tracked(self, tensor: Tensor, card: int) -> Tensor:
         follows = torch.is_grad_enabled() and tensor.requires_grad
-        moved: Tensor = _BackToCard.apply(tensor, self._named.device(card)) if follows else tensor
+        track: Any = _BackToCard
+        moved: Tensor = track.apply(tensor, self._named.device(card)) if follows else tensor
         return moved
 
     def _to(self, args: Any, kwargs: Any) -> Any:
