@@ -293,6 +293,7 @@ _GRANULE, _CHUNK = 2 * MiB, 32 * MiB
 _UPPER_HALF = 1 << 62
 """Some devices hand out addresses up there, far from where ours begin."""
 _UNKNOWN_CARD = 1 << 40
+_SPACE_OF_A_CARD = 1 << 43
 """Address space for an expandable segment is reserved by the card's size; without one, more than any has."""
 Platform = Literal["linux", "wsl", "windows"]
 
@@ -312,8 +313,10 @@ def round_up(size: int, unit: int) -> int:
     return -(-size // unit) * unit
 
 
-def address_space(platform: Platform) -> AddressSpace:
-    return LinuxAddresses() if platform == "linux" else AscendingAddresses()
+def address_space(platform: Platform, card: int = 0) -> AddressSpace:
+    # A process has one address space for all cards.
+    first = _FIRST_ADDRESS - card * _SPACE_OF_A_CARD
+    return LinuxAddresses(first) if platform == "linux" else AscendingAddresses(first)
 
 
 class AscendingAddresses:
@@ -342,10 +345,10 @@ class LinuxAddresses:
     the newest chunk that has room, the smallest hole is used, the lowest of equal ones. An empty chunk goes back.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, first: int = _FIRST_ADDRESS) -> None:
         self._chunks: list[_Chunk] = []
         """In order of their addresses."""
-        self._top = _FIRST_ADDRESS
+        self._top = first
         self._newest = 0
         self._open: dict[int, list[int]] = {}
         """Ages of chunks in ascending order, by the size of the largest hole."""

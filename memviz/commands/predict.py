@@ -89,6 +89,7 @@ def add_device(parser: argparse.ArgumentParser) -> None:
     """Add the options that a cell of a notebook takes too."""
     parser.add_argument("--card", help="by a part of its name; its memory is the limit then (default: no limit)")
     add_memory(parser)
+    parser.add_argument("--gpus", type=positive, default=1, metavar="N", help="such cards of the process: cuda:0 ...")
     parser.add_argument("--torch", default="", metavar="RELEASE", help="with the kernels of another release, as in 2.6")
     add_platform(parser)
     parser.add_argument("--settings", help="as in PYTORCH_CUDA_ALLOC_CONF, which holds by default")
@@ -152,6 +153,8 @@ def _predict(args: argparse.Namespace) -> int:
     if args.script.endswith(".json"):
         line = f"python -m memviz run {args.script} --on predict"
         raise UsageError(f"{args.script} is no script. A config.json is run as a model: {line}")
+    if args.rank == "all" and args.gpus > 1:
+        raise UsageError("--gpus is of one process, and each rank has one card: use --world-size alone.")
     if args.rank == "all":
         from memviz.commands.predict_ranks import predict_all_ranks
 
@@ -173,6 +176,7 @@ def _predict(args: argparse.Namespace) -> int:
         goes_beyond_card=args.goes_beyond_card,
         notes_holders=args.notes_holders,
         compiles=args.compiles,
+        gpus=args.gpus,
         rank=_group_rank(args),
         output=args.output and args.output.absolute(),
         overwrite=args.overwrite,
@@ -345,8 +349,31 @@ def _figure_lines(done: ScriptPrediction, host_memory: int | None) -> Iterator[s
     steps = f", {count_text(estimate.steps)} {'step' if estimate.steps == 1 else 'steps'}" if estimate.steps else ""
     rank = "" if estimate.rank is None else f", rank {estimate.rank.number} of {estimate.rank.world_size}"
     card = estimate.card.name
-    kernels = f"for {card} with the kernels" if estimate.limited else f"with the kernels of {card} and"
+    count = f"for {len(estimate.gpus)} cards " if estimate.gpus else ""
+    several = f"{len(estimate.gpus)} x " if estimate.gpus else ""
+    kernels = f"for {several}{card} with the kernels" if estimate.limited else f"{count}with the kernels of {card} and"
     yield f"predicted {kernels} of torch {estimate.torch}{rank}{steps}{until}:"
+    if not estimate.gpus:
+        yield from _peak_lines(estimate)
+    if estimate.host.bytes:
+        yield from _host_lines(estimate, host_memory)
+    for name, models in done.applied.items():
+        yield f"  {name} changed {', '.join(models) or 'no model'}"
+    for warning in estimate.warnings:
+        yield f"  warning: {warning}"
+    for one in estimate.gpus:
+        yield f" cuda:{one.gpu}"
+        yield from _peak_lines(one)
+        if done.fits is not None:
+            yield f"  {_fit_text(done, one)}"
+    if done.fits is not None and not estimate.gpus:
+        yield f"  {_fit_text(done, estimate)}"
+    elif done.fits is None and not done.not_known:
+        yield f"  {_common_text(estimate)}"
+
+
+def _peak_lines(estimate: Estimate) -> Iterator[str]:
+    """Yield the peaks of one card."""
     blocks = f"in blocks of {bytes_text(estimate.peak_allocated)}"
     if estimate.peak_allocated < estimate.peak_requested:
         blocks += " as torch counts, which leaves out what is freed and waits for a stream"
@@ -358,23 +385,13 @@ def _figure_lines(done: ScriptPrediction, host_memory: int | None) -> Iterator[s
     yield f"  reserved   {bytes_text(estimate.peak_reserved)} at most{unlimited}"
     if bill := bill_of_estimate(estimate):
         yield f"  on card    {bill.line}"
-    if estimate.host.bytes:
-        yield from _host_lines(estimate, host_memory)
-    for name, models in done.applied.items():
-        yield f"  {name} changed {', '.join(models) or 'no model'}"
-    for warning in estimate.warnings:
-        yield f"  warning: {warning}"
-    if done.fits is not None:
-        yield f"  {_fit_text(done)}"
-    elif not done.not_known:
-        yield f"  {_common_text(estimate)}"
 
 
 def bill_of_estimate(estimate: Estimate) -> DeviceBill | None:
     """Return what nvidia-smi would show on the named card; None without one."""
     from memviz.results.device_bill import device_bill
 
-    return device_bill(estimate.trace, estimate.trace.devices[0]) if estimate.limited else None
+    return device_bill(estimate.trace, estimate.trace.devices[estimate.gpu]) if estimate.limited else None
 
 
 def _common_text(estimate: Estimate) -> str:
@@ -390,22 +407,22 @@ def _common_text(estimate: Estimate) -> str:
     return f"{text} (--card NAME makes one card's memory the limit)"
 
 
-def _needs_text(done: ScriptPrediction) -> str:
-    needs = done.estimate.needs
+def _needs_text(done: ScriptPrediction, estimate: Estimate) -> str:
+    needs = estimate.needs
     assert needs is not None
     least = "at least, until it ended, " if done.not_known else ""
     beyond = f", {bytes_text(needs.beyond_bytes)} more than a process gets there" if needs.beyond_bytes else ""
     return f"it needs {least}{bytes_text(needs.reserved_bytes)}{beyond}"
 
 
-def _fit_text(done: ScriptPrediction) -> str:
+def _fit_text(done: ScriptPrediction, estimate: Estimate) -> str:
     from memviz.results.run import usable_text
 
-    estimate = done.estimate
     name, word = estimate.card.name, estimate.fit_word()
     if estimate.out_of_memory:
         if estimate.needs is not None:
-            return f"does not fit: {name} ran out of memory, and the program went on beyond it; {_needs_text(done)}"
+            needs = _needs_text(done, estimate)
+            return f"does not fit: {name} ran out of memory, and the program went on beyond it; {needs}"
         times = f"{count_text(estimate.out_of_memory)} times" if estimate.out_of_memory > 1 else "once"
         if estimate.is_limited_by_itself:
             return f"does not fit: the program ran out of the share of {name} that it allows itself {times}"

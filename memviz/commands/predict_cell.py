@@ -82,7 +82,7 @@ def _predicted(shell: Any, args: argparse.Namespace, cell: str) -> CellPredictio
     names = names_of_cell(shell.user_ns, [body, shown_value])
     card = card_text(args.card, args.memory) or None
     options = {name: getattr(args, name) for name in ("torch", "platform", "settings", "steps", "goes_beyond_card")}
-    options |= {"holders": args.notes_holders, "compile": args.compiles}
+    options |= {"holders": args.notes_holders, "compile": args.compiles, "gpus": args.gpus}
     error = None
     with predicting(card, assume=stated_answers(args), **options) as predicted:
         try:

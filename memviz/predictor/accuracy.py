@@ -158,9 +158,9 @@ _LEAST_SHOWN = 1 << 20
 """Bytes below which a sentence leaves a rule out."""
 
 
-def unproven_of(recorder: AllocationRecorder) -> tuple[Unproven, ...]:
+def unproven_of(recorder: AllocationRecorder, card: int = 0) -> tuple[Unproven, ...]:
     """Return the unproven rules that a run rests on, in the order of the table."""
-    highest, at_peak = _bytes_by_rule(recorder)
+    highest, at_peak = _bytes_by_rule(recorder, card)
     unproven = []
     for number, rule in enumerate(RULES):
         standing = rule.standing_on(recorder.card)
@@ -173,9 +173,9 @@ def unproven_of(recorder: AllocationRecorder) -> tuple[Unproven, ...]:
     return tuple(unproven)
 
 
-def _bytes_by_rule(recorder: AllocationRecorder) -> tuple[dict[int, int], dict[int, int]]:
+def _bytes_by_rule(recorder: AllocationRecorder, card: int) -> tuple[dict[int, int], dict[int, int]]:
     """Return, by rule, the highest bytes at any moment, and the bytes at the peak of live bytes."""
-    history, rules = recorder.ledger.history, np.frombuffer(recorder.columns.rule, dtype=np.uint8)
+    history, rules = recorder.ledger.cards[card].history, np.frombuffer(recorder.columns.rule, dtype=np.uint8)
     cause = np.array(history.causes(), dtype=np.int64)
     change = live_changes(np.array(history.action, dtype=np.uint8), np.array(history.size, dtype=np.int64))
     if not len(change) or not len(rules):
@@ -276,9 +276,11 @@ def reserved_elsewhere(
     platform: Platform,
     peak_reserved_bytes: int,
     settings: Settings | None = None,
+    *,
+    gpu: int = 0,
 ) -> dict[str, Any]:
     """Return what an expected error says of the platforms that order segments' addresses the other way."""
-    replayer = Replayer(trace, trace.devices[0])
+    replayer = Replayer(trace, trace.devices[gpu])
     replayer.calls, is_linux = calls, platform == "linux"
     replayer.platform = "windows" if is_linux else "linux"
     change = replayer.figures(settings).peak_reserved_bytes - peak_reserved_bytes

@@ -210,11 +210,11 @@ def _state_hint(asked: AskedQuestion | None, remedy: str) -> str:
     return f"State it with --assume {asked.name}=VALUE. VALUE is {asked.question.text}. {remedy}"
 
 
-def raise_as_cuda(error: RuntimeError, func: Any, args: Any) -> None:
+def raise_as_cuda(error: RuntimeError, func: Any, args: Any, card: int) -> None:
     """Raise CUDA's message for a device or size mismatch, which programs may parse; meta tensors raise another."""
     if "is not on the expected device" in str(error):
         raise RuntimeError(
-            "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu! "
+            f"Expected all tensors to be on the same device, but found at least two devices, cuda:{card} and cpu! "
             f"(in {name_for_users(func)})"
         ) from None
     if func.overloadpacket.__name__ not in ("mm", "addmm"):
@@ -248,10 +248,11 @@ def shapes_not_registered(func: Any) -> UsageError:
     )
 
 
-def no_such_device(index: int, card: str) -> NoSuchDevice:
+def no_such_device(index: int, card: str, count: int) -> NoSuchDevice:
+    cards = f"one {card}, which is cuda:0" if count == 1 else f"{count} cards ({card}), cuda:0 to cuda:{count - 1}"
     return NoSuchDevice(
         f"{_head()}CUDA error: invalid device ordinal. Device {index} is asked for, and what is predicted is a machine "
-        f"with one {card}, which is cuda:0. Name that one, or no number at all."
+        f"with {cards}. Name {'that one' if count == 1 else 'one of those'}, or predict more with --gpus {index + 1}."
     )
 
 

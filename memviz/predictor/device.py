@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import os
 import platform
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
@@ -34,6 +34,7 @@ from memviz.predictor.compat import Patches, follow_release
 from memviz.predictor.compiled import Compiler
 from memviz.predictor.cuda.machine import CUDA_0, META, NamedDevices
 from memviz.predictor.cuda.memory import HistoryWindow, MemoryHistory, OutOfMemoryReport, PretendedOutOfMemory
+from memviz.predictor.cuda.peers import Peers
 from memviz.predictor.decompositions import jagged_attention_on, kernels_for, owners_of_a_lone_sum, registered_kernels
 from memviz.predictor.group.process_group import follow_group
 from memviz.predictor.group.ranks import GroupRank, Layout
@@ -66,6 +67,7 @@ RESERVED_IS_UNPROVEN = (
     "No recording of a rank was held against a prediction yet: what is live follows PyTorch's own code, but what is "
     "reserved depends on the order in which streams give memory back, and is not validated."
 )
+_MOST_CARDS = 16
 _DTYPES = {torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8"}
 """Dtypes that some cards have no hardware for."""
 _EVENTS_BETWEEN_COLLECTIONS = 1000
@@ -73,13 +75,13 @@ _EVENTS_BETWEEN_COLLECTIONS = 1000
 
 
 class _Counter:
-    """A figure of the allocator's statistics, in bytes."""
+    """A figure of the allocator's statistics, in bytes; where there are several cards, of the first."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def __get__(self, device: PredictedDevice, owner: type[PredictedDevice] | None = None) -> int:
-        return int(getattr(device.recorder.ledger.allocator.statistics, self._name))
+        return int(getattr(device.recorder.ledger.cards[0].allocator.statistics, self._name))
 
 
 class PredictedDevice:
@@ -100,6 +102,7 @@ class PredictedDevice:
         notes_holders: bool = False,
         goes_beyond_card: bool = False,
         compiles: bool = False,
+        gpus: int = 1,
     ) -> None:
         """`release` is the torch release whose kernel choices are followed, as (2, 6); by default the installed one.
 
@@ -113,7 +116,13 @@ class PredictedDevice:
         `notes_holders`: find what holds each allocation, at each backward, optimizer step, and at the end.
         `goes_beyond_card`: where memory runs out, note it, and go on without a limit.
         `compiles`: compile what the program gives to torch.compile, and predict the compiled code.
+        `gpus`: how many such cards the process has.
         """
+        if not 1 <= gpus <= _MOST_CARDS:
+            raise UsageError(f"A machine has 1 to {_MOST_CARDS} cards, not {gpus}.")
+        if gpus > 1 and (rank is not None or compiles):
+            other = "compiled code" if rank is None else "a process of a group, which has one card to itself"
+            raise UsageError(f"Several cards of one process are not predicted for {other}.")
         self.card = card
         self.rank = rank
         self.platform = platform
@@ -133,7 +142,7 @@ class PredictedDevice:
             self.settings,
             self._interner,
             Assumptions(assume),
-            DeviceMemory(limits[0], total=limits[1], addresses=address_space(platform)),
+            [DeviceMemory(limits[0], total=limits[1], addresses=address_space(platform, at)) for at in range(gpus)],
             release=self.release,
             figures_only=figures_only,
         )
@@ -147,9 +156,9 @@ class PredictedDevice:
         self.limited = limited
         self._patches = Patches()
         self._collected_at = -_EVENTS_BETWEEN_COLLECTIONS - 1
-        self._highest = (0, 0, 0)
-        """Requested, allocated and reserved peaks, before peaks were reset."""
-        self._peaks_from = 0
+        self._highest = [(0, 0, 0)] * gpus
+        """Requested, allocated and reserved peaks of each card, before peaks were reset."""
+        self._peaks_from = [0] * gpus
         self._report = OutOfMemoryReport(memory)
         self._history = MemoryHistory(self.recorder.ledger, self._trace)
         ledger = self.recorder.ledger
@@ -194,8 +203,9 @@ class PredictedDevice:
         kernels = {name: autocast.around(name, kernel) for name, kernel in kernels.items()}
         patches.enter_context(registered_kernels(kernels))
         follow_autocast(patches, autocast)
-        operators = partial(AllocationMode, recorder, kernels, autocast)
-        devices = NamedDevices(self.card.name, self.rank)
+        devices = NamedDevices(self.card.name, self.rank, len(recorder.ledger.cards))
+        peers = Peers(recorder, devices) if devices.several else None
+        operators = partial(AllocationMode, recorder, kernels, autocast, peers)
         order = follow_cuda(
             patches,
             self,
@@ -204,6 +214,7 @@ class PredictedDevice:
             history=self._history,
             operators=operators,
             children=self.children if self._as_process else None,
+            peers=peers,
         )
         if (at_start := self._from_environment) is not None:
             begin = recorder.ledger.first_used
@@ -221,7 +232,7 @@ class PredictedDevice:
         follow_torchscript(patches, assumptions)
         patches.enter_context(jagged_attention_on(self.card))
         follow_group(patches, recorder, self.rank, self.layout, order)
-        follow_files(patches, recorder.host, assumptions, devices)
+        follow_files(patches, recorder.host, assumptions, devices, recorder.card_of)
         patches.enter_context(operators())
         position.skip_earlier_nodes()
 
@@ -302,25 +313,34 @@ class PredictedDevice:
             self._collected_at = events
         self.recorder.ledger.empty_cache()
 
-    def reset_peak(self) -> None:
-        self._highest = (self.highest_requested_bytes, self.highest_allocated_bytes, self.highest_reserved_bytes)
-        self.recorder.ledger.allocator.statistics.reset_peak()
-        self._peaks_from = len(self.recorder.ledger.history)
+    def reset_peak(self, card: int = 0) -> None:
+        self._highest[card] = self.highest_bytes(card)
+        record = self.recorder.ledger.cards[card]
+        record.allocator.statistics.reset_peak()
+        self._peaks_from[card] = len(record.history)
 
-    @property
-    def allocator_calls(self) -> AllocatorCalls:
-        return AllocatorCalls(tuple(self.recorder.ledger.emptied), self._peaks_from)
+    def highest_bytes(self, card: int = 0) -> tuple[int, int, int]:
+        """Requested, allocated and reserved peaks of the whole run, whenever peaks were reset."""
+        now = self.recorder.ledger.cards[card].allocator.statistics
+        requested, allocated, reserved = self._highest[card]
+        return max(requested, now.peak_requested), max(allocated, now.peak_allocated), max(reserved, now.peak_reserved)
+
+    def allocator_calls(self, card: int = 0) -> AllocatorCalls:
+        return AllocatorCalls(tuple(self.recorder.ledger.cards[card].emptied), self._peaks_from[card])
 
     def set_allocator_settings(self, text: str) -> None:
         """Change allocator settings while the program runs; the existing layout stays as it is."""
         self.change_settings(parse_settings(text))
 
-    def change_settings(self, settings: Settings) -> None:
+    def change_settings(self, settings: Settings, card: int | None = None) -> None:
+        """Change the settings of one card, or of all."""
         self.settings = settings
-        self.recorder.ledger.allocator.set_settings(settings)
+        cards = self.recorder.ledger.cards
+        for record in cards if card is None else (cards[card],):
+            record.allocator.set_settings(settings)
 
-    def memory_stats(self) -> dict[str, int]:
-        return self.recorder.ledger.allocator.statistics.as_dict()
+    def memory_stats(self, card: int = 0) -> dict[str, int]:
+        return self.recorder.ledger.cards[card].allocator.statistics.as_dict()
 
     allocated_bytes = _Counter("allocated")
     reserved_bytes = _Counter("reserved")
@@ -331,16 +351,15 @@ class PredictedDevice:
 
     @property
     def highest_reserved_bytes(self) -> int:
-        """Peak reserved bytes of the whole run, whenever peaks were reset."""
-        return max(self._highest[2], self.peak_reserved_bytes)
+        return self.highest_bytes()[2]
 
     @property
     def highest_allocated_bytes(self) -> int:
-        return max(self._highest[1], self.peak_allocated_bytes)
+        return self.highest_bytes()[1]
 
     @property
     def highest_requested_bytes(self) -> int:
-        return max(self._highest[0], self.peak_requested_bytes)
+        return self.highest_bytes()[0]
 
     @property
     def windows(self) -> tuple[HistoryWindow, ...]:
@@ -355,12 +374,11 @@ class PredictedDevice:
     def _out_of_memory(self, failure: AllocationFailed) -> BaseException:
         if self._as_process:
             self._note_holders()
-        ledger = self.recorder.ledger
-        return self._report.error_for(failure, ledger.allocator, len(ledger.history) - 1)
+        return self._report.error_for(failure, self.recorder.ledger)
 
     def _lift_limit(self, failure: AllocationFailed) -> bool:
         allocator = self.recorder.ledger.allocator
-        self._report.note(failure, len(self.recorder.ledger.history) - 1)
+        self._report.note(failure, self.recorder.ledger)
         allocator.device.memory = allocator.limit = None
         return True
 
@@ -397,9 +415,9 @@ class PredictedDevice:
         """Return sentences on dtypes that the card has no hardware for."""
         return dtype_warnings((_DTYPES.get(dtype, "") for dtype in self.recorder.dtypes), self.card)
 
-    def unproven(self) -> tuple[Unproven, ...]:
+    def unproven(self, card: int = 0) -> tuple[Unproven, ...]:
         """Return the rules that the run rests on and that no recording proves."""
-        return unproven_of(self.recorder)
+        return unproven_of(self.recorder, card)
 
     def _facts(self) -> dict[str, str]:
         return {
@@ -417,10 +435,10 @@ class PredictedDevice:
     def finish(self) -> Trace:
         if self._notes_holders:
             self._note_holders()
-        return self._trace(None)
+        return self._trace(())
 
-    def _trace(self, part: HistoryPart | None) -> Trace:
-        """Return the trace of the whole run, or of the part that a file saved now shows."""
+    def _trace(self, parts: Sequence[HistoryPart]) -> Trace:
+        """Return the trace of the whole run, or of the parts that a file saved now shows."""
         self.recorder.label_parameters()
         about = About("predicted", on=self.card.name, facts=self._facts())
         return trace_of(
@@ -430,7 +448,7 @@ class PredictedDevice:
             self._interner,
             settings=self.settings.to_snapshot(),
             about=about,
-            part=part,
+            parts=parts,
             # Moments count the events of the whole run.
-            holders=None if part is not None or self._holders is None else self._holders.columns(),
+            holders=(lambda card: None) if parts or self._holders is None else self._holders.columns,
         )

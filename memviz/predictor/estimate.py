@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,6 +28,9 @@ from memviz.units import bytes_text
 
 if TYPE_CHECKING:
     from memviz.predictor.device import PredictedDevice
+
+
+_SEVERAL = "several cards in one process"
 
 
 class Needs(NamedTuple):
@@ -84,6 +87,10 @@ class Estimate:
     """Part of the expected error: how much is reserved on platforms with another order."""
     children_used_the_card: bool = False
     """True if a fork of the program allocated on the predicted card; its bytes are in no peak."""
+    gpu: int = 0
+    """Number of the card that the figures are of."""
+    gpus: tuple[Estimate, ...] = ()
+    """Estimate of each card, where there are several: this one has the figures of the fullest, and the whole trace."""
     _fit: dict[str, Fit] = field(default_factory=dict, repr=False, compare=False)
 
     def __repr__(self) -> str:
@@ -104,7 +111,7 @@ class Estimate:
         chosen = self.card if card is None else card_named(card) if isinstance(card, str) else card
         if chosen.name not in self._fit:
             self._fit[chosen.name] = fit_on(
-                self.trace, chosen, self.peak_reserved, self.expected_error, platform=self.platform
+                self._own_trace, chosen, self.peak_reserved, self.expected_error, platform=self.platform
             )
         return self._fit[chosen.name]
 
@@ -113,6 +120,8 @@ class Estimate:
 
         A program that ran out of memory may need any amount, so it is never "close".
         """
+        if self.gpus:
+            return _worst(one.fit_word(card) for one in self.gpus)
         if self.out_of_memory and card is None:
             return "no"
         verdicts: dict[str, FitWord] = {"yes": "yes", "close": "close"}
@@ -120,7 +129,12 @@ class Estimate:
 
     def common_fits(self) -> dict[str, FitWord]:
         """The verdict on common cards, smallest first; the kernels stay those that were predicted."""
-        return {card.name: self._fit_word(card) for card in common_cards()}
+        cards = self.gpus or (self,)
+        return {card.name: _worst(one._fit_word(card) for one in cards) for card in common_cards()}
+
+    @property
+    def _own_trace(self) -> Trace:
+        return replace(self.trace, devices=(self.trace.devices[self.gpu],))
 
     def _fit_word(self, card: KnownCard) -> FitWord:
         doubt = doubt_on(card, self.expected_error, self.trace)
@@ -149,6 +163,8 @@ class Estimate:
         """Expected error, from recordings of the same class."""
         error = expected_error(self.operators, trains=trains(self.trace), card=self.card, unproven=self.unproven)
         error = replace(error, **self.elsewhere)
+        if len(self.trace.devices) > 1:
+            error = replace(error, not_covered=(*error.not_covered, _SEVERAL))
         if self.commands or self.children_used_the_card:
             return replace(error, not_counted=(*error.not_counted, "processes that it started"), estimates_all=False)
         if not self.peak_reserved:
@@ -167,10 +183,12 @@ class Estimate:
             return self.peak_reserved
         if self.out_of_memory:
             return None
-        return Replayer(self.trace, self.trace.devices[0]).figures().peak_reserved_bytes
+        return Replayer(self.trace, self.trace.devices[self.gpu]).figures().peak_reserved_bytes
 
     def fits(self, card: str | KnownCard | None = None) -> bool:
-        """Return whether it fits the named card, or another with the same choice of kernels."""
+        """Return whether it fits the named card, or another with the same choice of kernels; several are all such."""
+        if self.gpus:
+            return all(one.fits(card) for one in self.gpus)
         if self.out_of_memory and card is None:
             return False
         return self.fit(card).fits
@@ -184,7 +202,7 @@ class Estimate:
 
     def by_category(self) -> dict[str, int]:
         """Return the live bytes at the peak by category; their sum is `peak_requested`."""
-        events, labels = self.trace.devices[0].events, self.trace.devices[0].event_labels
+        events, labels = self.trace.devices[self.gpu].events, self.trace.devices[self.gpu].event_labels
         change = live_changes(events.action, events.size)
         if not len(change):
             return {}
@@ -203,6 +221,11 @@ class Estimate:
         return dict(bytes_of.most_common())
 
 
+def _worst(words: Iterable[FitWord]) -> FitWord:
+    order: tuple[FitWord, ...] = ("yes", "close", "no")
+    return max(words, key=order.index)
+
+
 def fingerprint_of(trace: Trace) -> str:
     events = trace.devices[0].events
     return hashlib.sha256(events.action.tobytes() + events.size.tobytes()).hexdigest()
@@ -216,22 +239,32 @@ def requests_of(trace: Trace) -> str:
 
 
 def estimate_of(device: PredictedDevice, trace: Trace, *, steps: int = 0) -> Estimate:
+    cards = tuple(_estimate_of_card(device, trace, steps, card) for card in range(len(trace.devices)))
+    if len(cards) == 1:
+        return cards[0]
+    fullest = max(cards, key=lambda one: (one.out_of_memory > 0, one.peak_reserved, one.peak_requested))
+    return replace(fullest, gpus=cards, out_of_memory=sum(one.out_of_memory for one in cards))
+
+
+def _estimate_of_card(device: PredictedDevice, trace: Trace, steps: int, card: int) -> Estimate:
     elsewhere: Mapping[str, Any] = {}
-    if not device.memory_stats()["num_alloc_retries"] and not device.out_of_memory:
-        peak = device.highest_reserved_bytes
-        elsewhere = reserved_elsewhere(trace, replace(device.allocator_calls, reset=0), device.platform, peak)
+    failures = [failure for failure in device.out_of_memory if failure.card == card]
+    requested, allocated, reserved = device.highest_bytes(card)
+    if not device.memory_stats(card)["num_alloc_retries"] and not failures:
+        calls = replace(device.allocator_calls(card), reset=0)
+        elsewhere = reserved_elsewhere(trace, calls, device.platform, reserved, gpu=card)
     about_the_card = () if device.limited else (context_sentence(device.card.name),)
     return Estimate(
         card=device.card,
         torch=".".join(map(str, device.release)),
         trace=trace,
-        peak_requested=device.highest_requested_bytes,
-        peak_allocated=device.highest_allocated_bytes,
-        peak_reserved=device.highest_reserved_bytes,
+        peak_requested=requested,
+        peak_allocated=allocated,
+        peak_reserved=reserved,
         peak_host=device.recorder.host.unknown.peak_bytes,
         host=device.recorder.host_memory.peak,
-        out_of_memory=len(device.out_of_memory),
-        wanted=next((failure.reserved_bytes + failure.asked_bytes for failure in device.out_of_memory), 0),
+        out_of_memory=len(failures),
+        wanted=next((failure.reserved_bytes + failure.asked_bytes for failure in failures), 0),
         limited=device.limited,
         went_beyond_card=device.goes_beyond_card,
         operators=frozenset(device.recorder.operators),
@@ -241,10 +274,11 @@ def estimate_of(device: PredictedDevice, trace: Trace, *, steps: int = 0) -> Est
         assumed=device.recorder.assumptions.stated,
         notes=tuple(note for note in device.unseen() if note not in about_the_card),
         warnings=device.warnings(),
-        unproven=device.unproven(),
+        unproven=device.unproven(card),
         layout=device.layout,
         commands=dict(device.children.commands),
         platform=device.platform,
         elsewhere=elsewhere,
         children_used_the_card=device.children.used_the_card,
+        gpu=card,
     )

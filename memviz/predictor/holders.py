@@ -884,14 +884,15 @@ class HolderLog:
 
         found = find_holders(live, storage_of, seconds=min(MOST_SECONDS, self._seconds_left))
         self.cut += found.is_cut
-        at = len(self._ledger.history)
         held = [(live[key], holder) for key, holder in found.items()]
         for allocation, holder in chain(held, zip(self._workspaces(), repeat(_WORKSPACES))):
             if self._last.get(allocation.number) != (holder.kind, holder.owner):
                 self._last[allocation.number] = holder.kind, holder.owner
                 texts = [self._interner.string(text) for text in (holder.owner, holder.chain, holder.place)]
-                self._rows.append((at, allocation.block.address, holder.kind, *texts))
+                at = len(self._ledger.cards[allocation.card].history)
+                self._rows.append((allocation.card, at, allocation.block.address, holder.kind, *texts))
         self._seconds_left -= time.monotonic() - start
 
-    def columns(self) -> Holders | None:
-        return Holders.typed(*zip(*self._rows, strict=True)) if self._rows else None
+    def columns(self, card: int = 0) -> Holders | None:
+        rows = [row[1:] for row in self._rows if row[0] == card]
+        return Holders.typed(*zip(*rows, strict=True)) if rows else None

@@ -274,7 +274,7 @@ class Host:
             self.unknown.remove(blank)
         return blank
 
-    def mixed_devices(self, func: Any, args: Any) -> Any:
+    def mixed_devices(self, func: Any, args: Any, card: int) -> Any:
         """Handle tensors of two devices: as on a card that is an error, unless one is a single number."""
         tensors = list(tensors_of(args))
         first = tensors[0] if tensors else None
@@ -286,7 +286,7 @@ class Host:
         if first.dim() == 0 and not _is_mutable(func):
             return NotImplemented
         raise RuntimeError(
-            "Expected all tensors to be on the same device, but found at least two devices, cpu and cuda:0! "
+            f"Expected all tensors to be on the same device, but found at least two devices, cpu and cuda:{card}! "
             f"(in {name_for_users(func)})"
         )
 

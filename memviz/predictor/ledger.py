@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import weakref
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from threading import RLock
 from typing import TYPE_CHECKING, Any
@@ -56,6 +57,7 @@ class LiveAllocation:
     requested: int
     block: Block
     storage: weakref.ref[torch.UntypedStorage] | None = None
+    card: int = 0
 
 
 class StorageRef(weakref.ref["torch.UntypedStorage"]):
@@ -65,22 +67,35 @@ class StorageRef(weakref.ref["torch.UntypedStorage"]):
     key: int
 
 
-class Ledger:
-    """`number_of_stack` is called once for each free."""
+class CardRecord:
+    """One card: its allocator, and the history of it."""
 
-    def __init__(self, settings: Settings, number_of_stack: Callable[[], int], device: DeviceMemory) -> None:
+    def __init__(self, settings: Settings, device: DeviceMemory) -> None:
         self.history = ModelHistory()
         self.allocator = CachingAllocator(settings, device, self.history.add)
-        self.live: dict[int, LiveAllocation] = {}
-        """Live allocations by the address of the storage's C++ object, which is unique while the storage lives."""
-        self.count = 0
-        self.rounded = array("q")
-        """Bytes of the block that each allocation got, by its number; 0 where it failed."""
         self.stacks = array("i")
         """Stack of each event of the history."""
         self.times = array("q")
         self.emptied: list[int] = []
         """Numbers of the events before which the program emptied the cache."""
+        self.waiting: dict[int, int] = {}
+        """Allocations whose free is not complete, by address."""
+
+
+class Ledger(CardRecord):
+    """`number_of_stack` is called once for each free.
+
+    What a `CardRecord` has is here that of the card that it has turned to; all else is of the whole process.
+    """
+
+    def __init__(self, settings: Settings, number_of_stack: Callable[[], int], devices: Sequence[DeviceMemory]) -> None:
+        self.cards = tuple(CardRecord(settings, device) for device in devices)
+        self.turn_to(0)
+        self.live: dict[int, LiveAllocation] = {}
+        """Live allocations by the address of the storage's C++ object, which is unique while the storage lives."""
+        self.count = 0
+        self.rounded = array("q")
+        """Bytes of the block that each allocation got, by its number; 0 where it failed."""
         self.now = 0
         """Counts events and marks: there is no other clock on a card that is not there."""
         self.freed: Callable[[LiveAllocation], None] = lambda allocation: None
@@ -96,8 +111,21 @@ class Ledger:
         self.lock = RLock()
         """Threads of the program take turns; a free may come in the middle of what its own thread does here."""
         self.stack_of_free = number_of_stack
-        self._waiting: dict[int, int] = {}
-        """Allocations whose free is not complete, by address."""
+
+    def turn_to(self, card: int) -> None:
+        """Let what follows concern this card."""
+        self.card = card
+        self.__dict__.update(vars(self.cards[card]))
+
+    @contextmanager
+    def on(self, card: int) -> Iterator[None]:
+        with self.lock:
+            before = self.card
+            self.turn_to(card)
+            try:
+                yield
+            finally:
+                self.turn_to(before)
 
     def allocation_of(self, storage: torch.UntypedStorage) -> LiveAllocation | None:
         return self.live.get(storage._cdata)
@@ -141,13 +169,17 @@ class Ledger:
             self._date(stack)
         if failure is not None:
             raise self.out_of_memory(failure)
-        return LiveAllocation(number, requested, block)
+        return LiveAllocation(number, requested, block, None, self.card)
 
     def free(self, allocation: LiveAllocation, stack: int = NO_STACK) -> None:
         with self.lock:
+            if allocation.card != self.card:
+                with self.on(allocation.card):
+                    self.free(allocation, stack)
+                return
             self.history.now = allocation.number
             if allocation.block.streams_used:
-                self._waiting[allocation.block.address] = allocation.number
+                self.waiting[allocation.block.address] = allocation.number
                 self.allocator.record = self._record_while_frees_wait
             self.allocator.free(allocation.block)
             self._date(stack)
@@ -160,6 +192,9 @@ class Ledger:
     def replace(self, storage: torch.UntypedStorage, stack: int) -> LiveAllocation | None:
         """Allocate new memory for a resized storage, then free the old, as torch copies between them."""
         old = self.live.get(storage._cdata)
+        if old is not None and old.card != self.card:
+            with self.on(old.card):
+                return self.replace(storage, stack)
         new = self.take(storage, stack)
         if new is None:
             self.live.pop(storage._cdata, None)
@@ -171,18 +206,20 @@ class Ledger:
         """Let the free of a storage wait for another stream too."""
         allocation = self.allocation_of(storage)
         if allocation is not None:
-            self.allocator.record_stream(allocation.block, stream)
+            self.cards[allocation.card].allocator.record_stream(allocation.block, stream)
 
     def empty_cache(self) -> None:
-        with self.lock:
-            self.history.now = _USERS_CODE
-            self.emptied.append(len(self.history))
-            self.allocator.empty_cache()
-            self._date(self.stack_of_free())
+        """Empty the caches of all cards."""
+        for card in range(len(self.cards)):
+            with self.on(card):
+                self.history.now = _USERS_CODE
+                self.emptied.append(len(self.history))
+                self.allocator.empty_cache()
+                self._date(self.stack_of_free())
 
     def note(self, action: Action, size: int) -> None:
-        """Record an event that moves no memory."""
-        with self.lock:
+        """Record an event of card 0 that moves no memory."""
+        with self.on(0):
             self.history.now = _USERS_CODE
             self.history.add(action, 0, size, _DEFAULT_STREAM, (0, 0))
             self._date(NO_STACK)
@@ -194,12 +231,12 @@ class Ledger:
 
     def _record_while_frees_wait(self, action: Action, address: int, size: int, stream: int, pool: PoolId) -> None:
         history = self.history
-        if action is Action.FREE_COMPLETED and address in self._waiting:
+        if action is Action.FREE_COMPLETED and address in self.waiting:
             # The event belongs to the freed allocation, not to the operator that runs when it completes.
-            now, history.now = history.now, self._waiting.pop(address)
+            now, history.now = history.now, self.waiting.pop(address)
             history.add(action, address, size, stream, pool)
             history.now = now
-            if not self._waiting:
+            if not self.waiting:
                 self.allocator.record = history.add
         else:
             history.add(action, address, size, stream, pool)
@@ -303,10 +340,31 @@ def trace_of(
     *,
     settings: Any,
     about: About,
-    part: HistoryPart | None = None,
-    holders: Holders | None = None,
+    parts: Sequence[HistoryPart] = (),
+    holders: Callable[[int], Holders | None] = lambda card: None,
 ) -> Trace:
-    """Return the trace of the whole run, or of the part that a file of that moment shows."""
+    """Return the trace of the whole run, or of the parts that a file of that moment shows, one for each card."""
+    devices = []
+    for card in range(len(ledger.cards)):
+        with ledger.on(card):
+            device = _device_trace(ledger, columns, marks, interner, parts[card] if parts else None)
+        devices.append(replace(device, holders=holders(card)))
+    return Trace(
+        devices=tuple(devices),
+        stacks=interner.frozen_stacks(),
+        strings=tuple(interner.strings),
+        streams=tuple(interner.streams),
+        pools=tuple(interner.pools),
+        other_actions=(),
+        settings=settings,
+        about=about,
+    )
+
+
+def _device_trace(
+    ledger: Ledger, columns: AllocationColumns, marks: Sequence[PhaseMark], interner: Interner, part: HistoryPart | None
+) -> DeviceTrace:
+    """Return the trace of the card that the ledger has turned to."""
     with ledger.lock:
         cause = ledger.history.causes()
         events = _events(ledger, columns, interner, cause)
@@ -319,8 +377,8 @@ def trace_of(
         if part.only_python:
             stack = _without_native(stack, interner)
         events = replace(chosen, stack=stack, forward_stack=np.where(has_stack, chosen.forward_stack, NO_STACK))
-    device = DeviceTrace(
-        device=0,
+    return DeviceTrace(
+        device=ledger.card,
         kind="gpu",
         events=events,
         segments=segments,
@@ -328,18 +386,7 @@ def trace_of(
         annotations=_annotations(marks, part, events),
         event_labels=_labels(columns, cause),
         block_labels=_labels(columns, block_cause),
-        holders=holders,
         is_timed=False,
-    )
-    return Trace(
-        devices=(device,),
-        stacks=interner.frozen_stacks(),
-        strings=tuple(interner.strings),
-        streams=tuple(interner.streams),
-        pools=tuple(interner.pools),
-        other_actions=(),
-        settings=settings,
-        about=about,
     )
 
 
@@ -350,8 +397,8 @@ def live_changes(action: Any, size: Any) -> Ints8:
 
 def trains(trace: Trace) -> bool:
     """Return whether any event is in backward or an optimizer step."""
-    labels = trace.devices[0].event_labels
-    return labels is not None and bool(np.isin(labels.phase, (Phase.BACKWARD, Phase.STEP)).any())
+    labels = [device.event_labels for device in trace.devices]
+    return any(one is not None and np.isin(one.phase, (Phase.BACKWARD, Phase.STEP)).any() for one in labels)
 
 
 def _annotations(marks: Sequence[PhaseMark], part: HistoryPart | None, events: Events) -> Annotations:

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import re
+from collections import ChainMap
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import wraps
@@ -52,7 +53,8 @@ from memviz.predictor.cuda.memory import (
     without_own_frames,
 )
 from memviz.predictor.cuda.nvml import follow_management
-from memviz.predictor.cuda.streams import GraphPools, StreamOrder, follow_data_parallel, follow_graphs, follow_streams
+from memviz.predictor.cuda.peers import Peers, follow_data_parallel
+from memviz.predictor.cuda.streams import GraphPools, StreamOrder, follow_graphs, follow_streams
 from memviz.predictor.decompositions import FLEX_ASSUMED, flex_attention, index_with_every_slice
 from memviz.predictor.group.process_group import run_on_shards
 from memviz.predictor.hooks import (
@@ -88,9 +90,12 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Threads take turns, and an operator that finds no memory leaves nothing behind.
     """
 
-    def __init__(self, recorder: AllocationRecorder, kernels: Mapping[str, Kernel], autocast: Autocast) -> None:
+    def __init__(
+        self, recorder: AllocationRecorder, kernels: Mapping[str, Kernel], autocast: Autocast, peers: Peers | None
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.recorder = recorder
+        self._peers = peers
         self.autocast = autocast
         self._kernels = kernels
         self._treatments: dict[Operator, Treatment] = {}
@@ -124,6 +129,12 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise without_own_frames(error) from None
 
     def _run_operator(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if self._peers is not None:
+            with self:
+                out = self._peers.by_card(func, args, kwargs)
+            if out is not NotImplemented:
+                return out
+            self._peers.turn_to_card(func, args, kwargs)
         treatment = self._treatments.get(func)
         if treatment is None:
             treatment = treatment_of(func, self._kernels, self.autocast.release)
@@ -144,6 +155,8 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         shapes = None if treatment.is_view or treatment.resizes else shape_key(args, kwargs)
         out = self._result(func, treatment, args, kwargs, shapes)
         self.recorder.after_op(treatment, args, kwargs, out, shapes)
+        if self._peers is not None:
+            self._peers.copied(treatment, args, kwargs, out)
         if not treatment.is_view:
             writes, may_say = treatment.writes, treatment.may_say
             self.recorder.host.follow(func, args, kwargs, out, writes=writes, may_say=may_say)
@@ -194,7 +207,7 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         at_once = bool(args) and is_on_device(args[0])
         on_device = at_once or any(tensor.is_meta for tensor in tensors_of((*args, *kwargs.values())))
         if on_device and not at_once:
-            out = self.recorder.host.mixed_devices(func, args)
+            out = self.recorder.host.mixed_devices(func, args, self.recorder.ledger.card)
             if out is not NotImplemented:
                 return out
         try:
@@ -203,7 +216,7 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     return func(*args, **kwargs)
             return func(*args, **kwargs)
         except RuntimeError as error:
-            raise_as_cuda(error, func, args)
+            raise_as_cuda(error, func, args, self.recorder.ledger.card)
             if on_device and func.namespace != "aten" and _NO_SHAPES.search(str(error)):
                 raise shapes_not_registered(func) from error
             unknown_shape = isinstance(error, NotImplementedError) or "INTERNAL ASSERT" in str(error)
@@ -236,7 +249,12 @@ class FakeCudaMode(TorchFunctionMode):
     """Intercepts torch functions: replaces "cuda" devices by "meta", and reports tensors as on the card."""
 
     def __init__(
-        self, devices: NamedDevices, tensors: TensorAnswers, order: StreamOrder, recorder: AllocationRecorder
+        self,
+        devices: NamedDevices,
+        tensors: TensorAnswers,
+        order: StreamOrder,
+        recorder: AllocationRecorder,
+        peers: Peers | None,
     ) -> None:
         super().__init__()
         self._named = devices
@@ -244,7 +262,8 @@ class FakeCudaMode(TorchFunctionMode):
         self._order = order
         self._ledger = recorder.ledger
         self._recorder = recorder
-        self._waiting = recorder.ledger.allocator.pending.blocks
+        waiting = [card.allocator.pending.blocks for card in recorder.ledger.cards]
+        self._waiting = waiting[0] if len(waiting) == 1 else ChainMap(*waiting)
         own: dict[Any, Any] = {
             Tensor.cuda: self._to_the_card,
             Tensor.record_stream: self._record_stream,
@@ -253,7 +272,7 @@ class FakeCudaMode(TorchFunctionMode):
             # Classes of weights ask it where they are to go, and pack themselves on the way to a card.
             torch._C._nn._parse_to: lambda args, kwargs: torch._C._nn._parse_to(*args, **kwargs),
         }
-        self._answers = {**tensors.answers, **own}
+        self._answers = {**tensors.answers, **own, **({} if peers is None else peers.answers)}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         try:
@@ -304,15 +323,15 @@ class FakeCudaMode(TorchFunctionMode):
         return out
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
-        is_own = self._named.is_own
+        is_own, meta = self._named.is_own, self._named.meta
         if any(map(is_own, args)):
-            args = tuple(META if is_own(arg) else arg for arg in args)
+            args = tuple(meta(arg) if is_own(arg) else arg for arg in args)
         elif func is Tensor.to and len(args) > 1 and is_own(args[1], numbers=True):
-            args = (args[0], META, *args[2:])
+            args = (args[0], meta(args[1]), *args[2:])
         if not kwargs:
             return func(*args)
         if is_own(kwargs.get("device"), numbers=True):
-            kwargs = {**kwargs, "device": META}
+            kwargs = {**kwargs, "device": meta(kwargs["device"])}
         if kwargs.get("generator") is not None:
             out = func(*args, **{**kwargs, "pin_memory": False} if "pin_memory" in kwargs else kwargs)
             if isinstance(out, Tensor):
@@ -327,9 +346,10 @@ class FakeCudaMode(TorchFunctionMode):
         return self._tensors.mark_pinned(func(*args, **{**kwargs, "pin_memory": False}))
 
     def _to_the_card(self, args: Any, kwargs: Any) -> Any:
-        self._named.check(args[1] if len(args) > 1 else kwargs.get("device"))
+        device = args[1] if len(args) > 1 else kwargs.get("device")
+        self._named.check(device)
         layout = kwargs.get("memory_format", torch.preserve_format)
-        return args[0].to(META, memory_format=layout)
+        return args[0].to(self._named.meta(device), memory_format=layout)
 
     def _index(self, args: Any, kwargs: Any) -> Any:
         index = self._tensors.with_known_bounds(args[1])
@@ -361,13 +381,14 @@ def follow_cuda(
     history: MemoryHistory,
     operators: Mode,
     children: ChildProcesses | None,
+    peers: Peers | None = None,
 ) -> StreamOrder:
     """Pretend CUDA within the patches' block; `operators` is entered by each new thread too."""
     recorder = device.recorder
     ledger, assumptions = recorder.ledger, recorder.assumptions
-    order = StreamOrder(ledger, recorder.position, assumptions)
+    order = StreamOrder(ledger, recorder.position, assumptions, devices)
     tensors = TensorAnswers(recorder, devices)
-    entered = FakeCudaMode(devices, tensors, order, recorder)
+    entered = FakeCudaMode(devices, tensors, order, recorder, peers)
     mode: Mode = lambda: entered  # noqa: E731
     patches.replace(Tensor, "__reduce_ex__", tensors.write_out(Tensor.__reduce_ex__))
     _follow_moves(patches, recorder, devices)
@@ -387,7 +408,9 @@ def follow_cuda(
     functions = pretended_functions(machine, memory, history, pools, stream)
     follow_functions(patches, functions | {"_cuda_init": first_used})
     follow_types(patches, devices)
-    follow_data_parallel(patches, order, devices)
+    follow_data_parallel(patches, devices)
+    if peers is not None:
+        peers.follow(patches)
     follow_profilers(patches)
     follow_triton(patches, tensors.lose, assumptions)
     follow_bitsandbytes(patches, assumptions)
@@ -499,28 +522,30 @@ def _follow_moves(patches: Patches, recorder: AllocationRecorder, devices: Named
     def moved(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         like = kwargs.get("tensor", args[0] if args else None)
         if isinstance(like, Tensor) and on_card(like):
-            args, kwargs = (devices.own, like.dtype), {name: kwargs[name] for name in kwargs if name != "tensor"}
+            args, kwargs = (like.device, like.dtype), {name: kwargs[name] for name in kwargs if name != "tensor"}
         if not any(devices.is_own(value, numbers=True) for value in (*args[:1], kwargs.get("device"))):
             return to(self, *args, **kwargs)
         _check_memory(recorder, self)
         dtypes = [arg for arg in args if isinstance(arg, torch.dtype)]
         dtype, layout = kwargs.get("dtype", dtypes[0] if dtypes else None), kwargs.get("memory_format")
+        wanted = args[0] if devices.is_own(args[0] if args else None, numbers=True) else kwargs["device"]
         waits = not kwargs.get("non_blocking", any(arg is True for arg in args))
 
         def convert(tensor: Tensor) -> Tensor:
             kept = tensor.is_floating_point() or tensor.is_complex()
             options = {} if layout is None or tensor.dim() not in (4, 5) else {"memory_format": layout}
-            return tensor.to(devices.own, dtype if kept else None, not waits, **options)
+            return tensor.to(devices.device(devices.card(wanted)), dtype if kept else None, not waits, **options)
 
-        move_model(recorder, self, MoveTo(META, dtype, layout, waits), convert=convert)
+        move_model(recorder, self, MoveTo(devices.meta(wanted), dtype, layout, waits), convert=convert)
         # Tensors that were on the card already change there.
         changes = {name: value for name, value in (("dtype", dtype), ("memory_format", layout)) if value is not None}
         return to(self, **changes) if changes else self
 
     def to_the_card(self: nn.Module, device_: Any = None, **kwargs: Any) -> nn.Module:
-        devices.check(kwargs.get("device", device_))
+        devices.check(device := kwargs.get("device", device_))
+        wanted = devices.meta(device)
         _check_memory(recorder, self)
-        return move_model(recorder, self, MoveTo(META), convert=lambda tensor: tensor.cuda())
+        return move_model(recorder, self, MoveTo(wanted), convert=lambda tensor: tensor.cuda(wanted.index))
 
     patches.replace(nn.Module, "_apply", applied)
     patches.replace(nn.Module, "to", moved)

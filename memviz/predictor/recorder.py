@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -24,7 +24,7 @@ from memviz.predictor.cards import KnownCard
 from memviz.predictor.compat import LT_KEPT_SINCE, without_functions, without_modes
 from memviz.predictor.cuda.machine import on_card
 from memviz.predictor.host import Host, HostMemory, PinnedHost
-from memviz.predictor.known_values import IndexTensors
+from memviz.predictor.known_values import ByStorage, IndexTensors
 from memviz.predictor.ledger import AllocationColumns, Ledger, LiveAllocation, Place
 from memviz.predictor.position import ACCUMULATE, NO_TASK, NoStacks, ProgramPosition, StackTable
 from memviz.predictor.rules import (
@@ -48,8 +48,8 @@ from memviz.predictor.workspaces import OperatorCall, WorkspaceSizes, uses_lt, w
 from memviz.trace.intern import Interner
 from memviz.trace.model import NO_STACK, Category, Phase
 
-BlasHandle = tuple[bool, int]
-"""True in backward, and the stream. Each thread has its own handles, and on a card backward runs in another thread."""
+BlasHandle = tuple[bool, int, int]
+"""True in backward, the card, and the stream. Each thread has handles of its own, and so has backward on a card."""
 
 
 class BlasWorkspaces:
@@ -106,7 +106,7 @@ class AllocationRecorder:
         settings: Settings,
         interner: Interner,
         assumptions: Assumptions,
-        memory: DeviceMemory,
+        memory: Sequence[DeviceMemory],
         *,
         release: tuple[int, int],
         figures_only: bool,
@@ -120,6 +120,8 @@ class AllocationRecorder:
         stacks, module_stack_and_node = self.stacks, self.position.module_stack_and_node
         stack_of_free = stacks.here if figures_only else lambda: stacks.here("", module_stack_and_node()[2])
         self.ledger = Ledger(settings, stack_of_free, memory)
+        self.without_memory: ByStorage[int] = ByStorage()
+        """Cards of storages of zero bytes, where there are several cards."""
         self.launched: Callable[[], None] = lambda: None
         """Called for every operator that the card runs."""
         self.ledger.freed = lambda allocation: self.categories.freed(allocation.number, self.position.here.calls)
@@ -214,6 +216,18 @@ class AllocationRecorder:
     def _call(self, args: Any, kwargs: Any, out: Any) -> OperatorCall:
         return OperatorCall(args, kwargs, out, self.card, self.release)
 
+    def card_of(self, tensor: torch.Tensor) -> int | None:
+        """Return the number of the card that a tensor is on; None if on none, or if torch hides its memory."""
+        while _is_wrapper(tensor):
+            wrapper: Any = tensor
+            tensor = getattr(wrapper, wrapper.__tensor_flatten__()[0][0])
+        if not on_card(tensor) or is_functorch_wrapped_tensor(tensor):
+            return None
+        if tensor.layout is torch.sparse_coo:
+            return self.card_of(tensor._indices())
+        allocation = self.ledger.allocation_of(tensor.untyped_storage())
+        return self.without_memory.of(tensor) if allocation is None else allocation.card
+
     def resized(self, storage: torch.UntypedStorage, operator: str) -> None:
         allocation = self.ledger.allocation_of(storage)
         if allocation is None or allocation.requested != storage.nbytes():
@@ -300,7 +314,11 @@ class AllocationRecorder:
             raise not_predicted(name_of_operator(treatment.name), OF_SPARSE)
         storage = tensor.untyped_storage()
         ledger = self.ledger
-        if ledger.allocation_of(storage) is not None or storage.nbytes() == 0:
+        if ledger.allocation_of(storage) is not None:
+            return
+        if storage.nbytes() == 0:
+            if len(ledger.cards) > 1 and tensor not in self.without_memory:
+                self.without_memory.put(tensor, ledger.card)
             return
         if storage._cdata in storages:
             # A view under another name, of memory that is not on this device.
@@ -328,7 +346,7 @@ class AllocationRecorder:
 
     @property
     def _handle(self) -> BlasHandle:
-        return self.position.task != NO_TASK, self.ledger.place()[0]
+        return self.position.task != NO_TASK, self.ledger.card, self.ledger.place()[0]
 
     def _allocate_temporaries(self, sizes: Any, treatment: Treatment) -> None:
         """Allocate temporaries while the operator runs, and its workspace after them."""
@@ -470,7 +488,7 @@ class ModelMove:
         self._names = {id(module): path for path, module in model.named_modules()}
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor if _is_allocated(self._recorder, tensor) else self._convert(tensor)
+        return tensor if _is_allocated(self._recorder, tensor, self._wanted) else self._convert(tensor)
 
     def apply_to(self, module: nn.Module) -> None:
         """Move the module's own parameters and buffers."""
@@ -490,7 +508,7 @@ class ModelMove:
                 for name, buffer in module._buffers.items():
                     if isinstance(buffer, UninitializedBuffer):
                         module._buffers[name] = self._convert(buffer)
-                    elif buffer is not None and not _is_allocated(recorder, buffer):
+                    elif buffer is not None and not _is_allocated(recorder, buffer, self._wanted):
                         with without_functions():
                             module._buffers[name] = _copied(buffer, self._wanted)
         finally:
@@ -522,10 +540,10 @@ def _converts_itself(parameter: Parameter) -> bool:
 
 
 def _moved_parameter(recorder: AllocationRecorder, parameter: Parameter, wanted: MoveTo) -> Parameter:
-    if _is_allocated(recorder, parameter):
+    if _is_allocated(recorder, parameter, wanted):
         return parameter
     data, gradient = _copied(parameter, wanted), parameter.grad
-    if gradient is not None and not _is_allocated(recorder, gradient):
+    if gradient is not None and not _is_allocated(recorder, gradient, wanted):
         gradient = _copied(gradient, wanted)
     if parameter.is_meta and not _is_wrapper(parameter):
         parameter.data = data
@@ -589,7 +607,9 @@ def _is_wrapper(tensor: torch.Tensor) -> bool:
     return bool(is_traceable_wrapper_subclass(tensor))
 
 
-def _is_allocated(recorder: AllocationRecorder, tensor: torch.Tensor) -> bool:
+def _is_allocated(recorder: AllocationRecorder, tensor: torch.Tensor, wanted: MoveTo) -> bool:
+    """Return whether a tensor has memory on the wanted card."""
     with without_functions():
         # To the program it is not on `meta`, but on the card.
-        return tensor.is_meta and recorder.ledger.allocation_of(tensor.untyped_storage()) is not None
+        allocation = recorder.ledger.allocation_of(tensor.untyped_storage()) if tensor.is_meta else None
+        return allocation is not None and allocation.card == (wanted.device.index or 0)

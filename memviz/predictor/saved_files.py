@@ -13,7 +13,7 @@ import os
 import struct
 import sys
 import zipfile
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from typing import Any
@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_map_only
 
 from memviz.predictor.assumptions import Assumptions
 from memviz.predictor.compat import Patches, without_functions
-from memviz.predictor.cuda.machine import CUDA_0, META, NamedDevices
+from memviz.predictor.cuda.machine import NamedDevices
 from memviz.predictor.host import Host
 from memviz.predictor.shapes import tensors_among
 
@@ -133,7 +133,7 @@ def _safetensors_functions() -> tuple[tuple[Any, Any], ...] | None:
             with without_functions():
                 if files is not None and not has_values:
                     files.host.unknown.add(tensor)
-                return tensor.to(META) if on_card else tensor
+                return tensor.to(files.devices.meta(device)) if files is not None and on_card else tensor
 
         return _OpenedFile(opened, loaded)
 
@@ -179,8 +179,14 @@ _NOT_WRITTEN = (
 )
 
 
-def follow_files(patches: Patches, host: Host, assumptions: Assumptions, devices: NamedDevices) -> None:
-    files = SavedFiles(host, assumptions, devices)
+CardOf = Callable[[Tensor], int | None]
+"""Number of the card that a tensor is on."""
+
+
+def follow_files(
+    patches: Patches, host: Host, assumptions: Assumptions, devices: NamedDevices, card_of: CardOf
+) -> None:
+    files = SavedFiles(host, assumptions, devices, card_of)
     files.save = patches.replace(torch, "save", files.saved)
     files.load = patches.replace(torch, "load", files.loaded)
     for name in ("save", "load"):
@@ -198,16 +204,17 @@ class SavedFiles:
     save: Callable[..., Any]
     load: Callable[..., Any]
 
-    def __init__(self, host: Host, assumptions: Assumptions, devices: NamedDevices) -> None:
+    def __init__(self, host: Host, assumptions: Assumptions, devices: NamedDevices, card_of: CardOf) -> None:
         self.host = host
+        self._card_of = card_of
         self.devices = devices
         self._assumptions = assumptions
         self._kept: dict[Any, Any] = {}
         """Saved objects by the path of the file."""
         self._numbered: list[Any] = []
         """The same, and objects written to open files, by the number in the placeholder."""
-        self._of_card: set[int] = set()
-        """Storages of saved tensors that were on the card."""
+        self._of_card: dict[int, int] = {}
+        """Cards of the storages of saved tensors that were on one."""
         self._placeholders: set[str] = set()
         self._folders: list[str] = []
         """Folders that the program made."""
@@ -223,20 +230,20 @@ class SavedFiles:
                     # The program has emptied it already, so it is removed whatever it was.
                     self._placeholders.add(os.path.abspath(name))
             return
-        of_card: set[int] = set()
+        of_card: dict[int, int] = {}
 
         def with_values(tensor: Tensor) -> Tensor:
             if not tensor.is_meta:
                 return tensor
             values = tensor.detach().to("cpu")
-            of_card.add(values.untyped_storage()._cdata)
+            of_card[values.untyped_storage()._cdata] = self._card_of(tensor) or 0
             return values
 
         with without_functions():
             obj = _mapped(with_values, obj)
         tag = torch.serialization.location_tag
         with Patches() as patches:
-            changed = lambda storage: str(CUDA_0) if storage._cdata in of_card else tag(storage)  # noqa: E731
+            changed = lambda one: f"cuda:{of_card[one._cdata]}" if one._cdata in of_card else tag(one)  # noqa: E731
             patches.replace(torch.serialization, "location_tag", changed)
             self.save(obj, f, *args, **kwargs)
 
@@ -255,7 +262,7 @@ class SavedFiles:
     def _on_host(self, tensor: Tensor) -> Tensor:
         copied = tensor.detach().to("cpu")
         if tensor.is_meta:
-            self._of_card.add(copied.untyped_storage()._cdata)
+            self._of_card[copied.untyped_storage()._cdata] = self._card_of(tensor) or 0
         return copied
 
     def keep_tensors(self, tensors: Any, f: Any, metadata: Any) -> bool:
@@ -328,11 +335,11 @@ class SavedFiles:
                 kwargs["mmap"] = True
             if not (map_location is None or isinstance(map_location, dict) or self._means_card(map_location)):
                 return self.load(f, map_location, *args, **kwargs)
-            of_card: set[int] = set()
+            of_card: dict[int, int] = {}
 
             def to_host(storage: Any, location: str) -> Any:
                 if location.startswith("cuda"):
-                    of_card.add(getattr(storage, "_untyped_storage", storage)._cdata)
+                    of_card[getattr(storage, "_untyped_storage", storage)._cdata] = torch.device(location).index or 0
                 return storage
 
             return self._moved(self.load(f, to_host, *args, **kwargs), map_location, of_card, copies=False)
@@ -340,15 +347,15 @@ class SavedFiles:
     def _means_card(self, location: Any) -> bool:
         return self.devices.is_own(location, numbers=True)
 
-    def _moved(self, obj: Any, location: Any, of_card: Set[int], *, copies: bool = True) -> Any:
+    def _moved(self, obj: Any, location: Any, of_card: Mapping[int, int], *, copies: bool = True) -> Any:
         """Return what was saved where `torch.load` puts it: without a location, to the device it was saved from."""
-        if isinstance(location, dict):
-            location = location.get(str(CUDA_0))
-        everything = location is not None and self._means_card(location)
 
         def placed(tensor: Tensor) -> Tensor:
-            if everything or location is None and tensor.untyped_storage()._cdata in of_card:
-                return tensor.to(META)
+            card, where = of_card.get(tensor.untyped_storage()._cdata), location
+            if isinstance(location, dict):
+                where = location.get("cpu" if card is None else f"cuda:{card}")
+            if card is not None and where is None or where is not None and self._means_card(where):
+                return tensor.to(self.devices.meta(card if where is None else where))
             return tensor.clone() if copies else tensor
 
         return _mapped(placed, obj)

@@ -103,13 +103,15 @@ class TensorAnswers:
         self._assumptions = recorder.assumptions
         self._pinned = recorder.pinned
         self._named = devices
+        own = devices.own
+        device_of: Callable[[Tensor], torch.device] = self.device_of if devices.several else lambda tensor: own
         self.answers: dict[Any, Answer] = {
             torch.device: _device_itself,
-            _getter("device"): self._if_there(lambda tensor: devices.own),
+            _getter("device"): self._if_there(device_of),
             _getter("is_cuda"): self._if_there(lambda tensor: True),
             _getter("is_meta"): self._if_there(lambda tensor: False),
             Tensor.data.__set__: _set_data,  # type: ignore[attr-defined]
-            Tensor.get_device: self._if_there(lambda tensor: devices.own.index),
+            Tensor.get_device: self._if_there(lambda tensor: device_of(tensor).index),
             Tensor.type: self._type,
             Tensor.data_ptr: self._address,
             Tensor.pin_memory: self._pin,
@@ -125,11 +127,16 @@ class TensorAnswers:
             Tensor.__array__: self._to_numpy("numpy"),
             Tensor.__dlpack__: self._stop_at_dlpack,
             _getter("__cuda_array_interface__"): self._stop_at_array_interface,
-            Tensor.__dlpack_device__: self._if_there(lambda tensor: (_CUDA_IN_DLPACK, devices.own.index)),
+            Tensor.__dlpack_device__: self._if_there(lambda tensor: (_CUDA_IN_DLPACK, device_of(tensor).index)),
             **{function: self._to_number(*conversion) for function, conversion in _CONVERSIONS.items()},
             **{function: self._from_numbers(function) for function in _MADE_OF_NUMBERS},
             **dict.fromkeys(_SIZED_BY_NUMBERS, _sized_by_numbers),
         }
+
+    def device_of(self, tensor: Tensor) -> torch.device:
+        """Return the device of a tensor on a card, as the program knows it."""
+        card = self._recorder.card_of(tensor)
+        return self._named.own if card is None else self._named.device(card)
 
     def _if_there(self, answer: Callable[[Tensor], Any]) -> Answer:
         nowhere = self._host.on_meta
@@ -145,7 +152,7 @@ class TensorAnswers:
             tensor = args[0]
             if tensor.is_meta:
                 raise TypeError(
-                    f"can't convert {self._named.own} device type tensor to numpy. "
+                    f"can't convert {self.device_of(tensor)} device type tensor to numpy. "
                     "Use Tensor.cpu() to copy the tensor to host memory first."
                 )
             if self._host.is_unknown(tensor):
@@ -230,7 +237,7 @@ class TensorAnswers:
         assumed = self._host.even_shares(tensor) is not None
         values = self._host.known.of(tensor) if tensor.is_meta and not assumed else None
         if values is not None and len(args) == 1:
-            return f"{repr(values)[:-1]}, device='{self._named.own}')"
+            return f"{repr(values)[:-1]}, device='{self.device_of(tensor)}')"
         if values is not None and tensor.dim() == 0:
             return format(values.item(), args[1])
         if not (assumed or self._host.is_unknown(tensor)) or tensor.numel() == 0:
@@ -239,7 +246,7 @@ class TensorAnswers:
             return format(UnknownNumber(), args[1])
         if tensor in self._host.on_meta:
             return NotImplemented
-        place = f"device='{self._named.own}', " if tensor.is_meta else ""
+        place = f"device='{self.device_of(tensor)}', " if tensor.is_meta else ""
         return f"tensor(values unknown, {place}size={tuple(tensor.shape)}, dtype={tensor.dtype})"
 
     def _address(self, args: Any, kwargs: Any) -> Any:
@@ -373,13 +380,15 @@ class TensorAnswers:
             return torch.full(value.shape, 1 if stated is NOT_STATED else stated, dtype=value.dtype)
 
     def _create_on_device(self, func: Any, args: Any, kwargs: Any) -> Tensor:
+        card = kwargs.get("device")
         if func is Tensor.new_tensor:
+            card = self.device_of(args[0]) if card is None else card
             kwargs = {"dtype": args[0].dtype, **kwargs}
             func, args = torch.tensor, args[1:]
         asks_gradient = kwargs.get("requires_grad", False)
         chosen = with_dtype_of_numbers(func, args, kwargs)
         creation_kwargs = {key: value for key, value in chosen.items() if key not in ("requires_grad", "pin_memory")}
-        there: Tensor = func(*args, **{**creation_kwargs, "device": "cpu"}).to(META)
+        there: Tensor = func(*args, **{**creation_kwargs, "device": "cpu"}).to(self._named.meta(card))
         if has_unknown_numbers(args, kwargs):
             self._host.known.forget(there)
         return there.requires_grad_() if asks_gradient else there

@@ -113,7 +113,7 @@ def _predict(
         }
         operators, unproven = device.recorder.operators, device.unproven()
     error = expected_error(operators, trains=trains(trace), card=plan.card, unproven=unproven)
-    said, peak = device.allocator_calls, results["peak_reserved_bytes"]
+    said, peak = device.allocator_calls(), results["peak_reserved_bytes"]
     error = replace(error, **reserved_elsewhere(trace, said, platform, peak))
     fit = fit_on(trace, plan.card, device.highest_reserved_bytes, error, platform=platform)
     took = time.perf_counter() - begun

@@ -54,7 +54,7 @@ from memviz.runner.plan import changes_on_host, converts, label_of, optimization
 from memviz.runner.record.recording import free_path
 from memviz.runner.record.script import Script
 from memviz.runner.request import release_of
-from memviz.trace.model import Trace
+from memviz.trace.model import Events
 from memviz.trace.write import replacing, write_pickle
 from memviz.units import bytes_text
 from optimizations import OPTIMIZATIONS, Optimization, apply_all, check_together
@@ -142,6 +142,7 @@ def predicting(
     goes_beyond_card: bool = False,
     holders: bool = False,
     compile: bool = False,
+    gpus: int = 1,
 ) -> Iterator[Predicting]:
     """Run the block with a pretended CUDA device, which counts memory and computes nothing.
 
@@ -162,6 +163,7 @@ def predicting(
         holders: Find which variable, container or autograd graph keeps each allocation, at the begin of each backward,
             after each optimizer step and at the end. Where memory runs out that is found in any case.
         compile: Compile what the block gives to torch.compile, and predict the compiled code.
+        gpus: How many such cards the block has, cuda:0 and so on; `gpus` of the result has the estimate of each.
 
     Raises:
         DataNeeded: The program asks for values that nobody computes, and no natural answer is known.
@@ -172,7 +174,7 @@ def predicting(
     group_rank = None if world_size is None else GroupRank(rank, world_size)
     device = device_for(
         card, torch=torch, platform=platform, settings=settings, assume=assume, rank=group_rank,
-        goes_beyond_card=goes_beyond_card, notes_holders=holders, compiles=compile,
+        goes_beyond_card=goes_beyond_card, notes_holders=holders, compiles=compile, gpus=gpus,
     )  # fmt: skip
     done = Predicting(device)
     with device, OptimizerSteps(steps) as counted:
@@ -196,12 +198,14 @@ def predict(
     assume: Mapping[str, Any] | None = None,
     world_size: int | None = None,
     rank: int = 0,
+    gpus: int = 1,
     **kwargs: Any,
 ) -> Estimate:
-    """Predict the memory of `function(*args, **kwargs)` on a card; its result is discarded."""
+    """Predict the memory of `function(*args, **kwargs)` on a card, or several; its result is discarded."""
     context = predicting(
-        card, torch=torch, platform=platform, settings=settings, assume=assume, world_size=world_size, rank=rank
-    )
+        card, torch=torch, platform=platform, settings=settings, assume=assume, world_size=world_size, rank=rank,
+        gpus=gpus,
+    )  # fmt: skip
     with context as predicted:
         function(*args, **kwargs)
     assert predicted.estimate is not None
@@ -219,6 +223,7 @@ def device_for(
     goes_beyond_card: bool = False,
     notes_holders: bool = False,
     compiles: bool = False,
+    gpus: int = 1,
 ) -> PredictedDevice:
     return PredictedDevice(
         card_named(card or DEFAULT_CARD),
@@ -232,6 +237,7 @@ def device_for(
         goes_beyond_card=goes_beyond_card,
         notes_holders=notes_holders,
         compiles=compiles,
+        gpus=gpus,
     )
 
 
@@ -246,6 +252,7 @@ def device_of(order: ScriptOrder) -> PredictedDevice:
         goes_beyond_card=order.goes_beyond_card,
         notes_holders=order.notes_holders,
         compiles=order.compiles,
+        gpus=order.gpus,
     )
 
 
@@ -566,6 +573,8 @@ class ScriptOrder:
     """Find what holds each allocation."""
     compiles: bool = False
     """Compile what the script gives to torch.compile."""
+    gpus: int = 1
+    """Cards of each process, but of a rank."""
     output: Path | None = None
     overwrite: bool = False
     rank: GroupRank | None = None
@@ -581,14 +590,16 @@ class ScriptOrder:
             knobs[change.name] = {name: str(value) for name, value in asdict(named).items()}
         texts = {"card": self.card, "torch": self.torch, "platform": self.platform, "settings": self.settings_text}
         assume = {place: repr(value) for place, value in self.assume.items()}
-        own = {name: getattr(self, name) for name in ("steps", "goes_beyond_card", "notes_holders", "compiles")}
+        names = ("steps", "goes_beyond_card", "notes_holders", "compiles", "gpus")
+        own = {name: getattr(self, name) for name in names}
         return {**texts, **own, "assume": assume, "optimizations": knobs}
 
     @classmethod
     def of_json(cls, told: dict[str, Any]) -> Self:
         assume = {place: ast.literal_eval(value) for place, value in told["assume"].items()}
         changes = tuple(optimization_of(name, knobs) for name, knobs in told["optimizations"].items())
-        own = {"assume": assume, "optimizations": changes, "rank": rank_of_environment(os.environ)}
+        rank = rank_of_environment(os.environ)
+        own = {"assume": assume, "optimizations": changes, "rank": rank, "gpus": told["gpus"] if rank is None else 1}
         return cls(**{**told, **own})
 
     @property
@@ -606,9 +617,8 @@ class CellPeak(NamedTuple):
     end_requested_bytes: int
 
 
-def cell_peaks(trace: Trace, ends: Sequence[int]) -> tuple[CellPeak, ...]:
+def cell_peaks(events: Events, ends: Sequence[int]) -> tuple[CellPeak, ...]:
     """`ends` are the numbers of events after each cell."""
-    events = trace.devices[0].events
     live = np.append(0, np.cumsum(live_changes(events.action, events.size)))
     begins = (0, *ends[:-1])
     windows = (live[begin : end + 1] for begin, end in zip(begins, ends, strict=True))
@@ -686,8 +696,11 @@ class ScriptPrediction:
 
     def shared_cards(self) -> list[tuple[int, int, int]]:
         """Return each card that several processes use: its number, how many they are, and the sum of their peaks."""
-        processes = [(0, self.estimate.peak_reserved)] if self._used_a_card else []
-        processes += [(child.card, child.figures["peak_reserved_bytes"]) for child in self.children]
+        own = self.estimate.gpus or (self.estimate,)
+        processes = [(one.gpu, one.peak_reserved) for one in own if one.peak_reserved or one.out_of_memory]
+        for child in self.children:
+            gpus = child.figures.get("gpus", [{"gpu": child.card, **child.figures}])
+            processes += [(one["gpu"], one["peak_reserved_bytes"]) for one in gpus if one["peak_reserved_bytes"]]
         reserved: dict[int, list[int]] = {}
         for card, peak in processes:
             reserved.setdefault(card, []).append(peak)
@@ -722,8 +735,8 @@ def predict_script(
         changes.following(),
         OptimizerSteps(order.steps, lambda count: tell(f"{count} steps" if count > 1 else "1 step")) as steps,
     ):
-        ledger, ends = device.recorder.ledger, list[int]()
-        status, stopped = _run(script, at_exit, lambda: ends.append(len(ledger.history)))
+        cards, ends = device.recorder.ledger.cards, list[list[int]]()
+        status, stopped = _run(script, at_exit, lambda: ends.append([len(card.history) for card in cards]))
         if os.getpid() != process:
             # A fork of the program, at its end.
             sys.stdout.flush()
@@ -732,11 +745,13 @@ def predict_script(
         estimate = estimate_of(device, trace, steps=steps.taken)
         children = folder.collect(estimate.commands)
     if children.are_all:
-        estimate = replace(estimate, commands={})
+        gpus = tuple(replace(one, commands={}) for one in estimate.gpus)
+        estimate = replace(estimate, commands={}, gpus=gpus)
     if order.output is not None:
         with replacing(order.output) as file:
             write_pickle(trace, file)
-    cells = cell_peaks(trace, ends) if script.is_notebook else ()
+    own_ends = [end[estimate.gpu] for end in ends]
+    cells = cell_peaks(trace.devices[estimate.gpu].events, own_ends) if script.is_notebook else ()
     answers = _answers_of(device)
     done = ScriptPrediction(status, estimate, stopped, changes.applied, *answers, children, cells, script.skipped)
     if status or not (done.not_known or done.unused_assume):
@@ -814,6 +829,21 @@ def stop_behind(error: BaseException | None) -> Stopped | None:
     return None
 
 
+def _gpu_json(estimate: Estimate) -> dict[str, Any]:
+    """Figures of one card of several."""
+    return {
+        "gpu": estimate.gpu,
+        "peak_requested_bytes": estimate.peak_requested,
+        "peak_allocated_bytes": estimate.peak_allocated,
+        "peak_reserved_bytes": estimate.peak_reserved,
+        "fits": estimate.fits() if estimate.limited else None,
+        "fit": estimate.fit_word() if estimate.limited else None,
+        "out_of_memory": estimate.out_of_memory,
+        "needs": None if estimate.needs is None else estimate.needs._asdict(),
+        "by_category": estimate.by_category(),
+    }
+
+
 def script_json(done: ScriptPrediction, output: Path | None = None) -> dict[str, Any]:
     estimate, stopped, is_complete = done.estimate, done.stopped, not done.not_known
     assume = stopped.assume if isinstance(stopped, DataNeeded) else ""
@@ -840,6 +870,7 @@ def script_json(done: ScriptPrediction, output: Path | None = None) -> dict[str,
         "needs": None if estimate.needs is None or not is_complete else estimate.needs._asdict(),
         "steps": estimate.steps,
         "by_category": estimate.by_category(),
+        **({"gpus": [_gpu_json(one) for one in estimate.gpus]} if estimate.gpus else {}),
         "cells": [cell._asdict() for cell in done.cells],
         "skipped": list(done.skipped),
         "processes": dict(estimate.commands),

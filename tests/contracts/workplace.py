@@ -59,6 +59,11 @@ for step in range(3):
 print("trained")
 """
 ASKS = "import torch\nfor _ in range(torch.randn(3, device='cuda').long().sum()):\n    print('more')\n"
+TWO_CARDS = """import torch
+first = torch.nn.Linear(64, 64).to("cuda:0")
+second = torch.nn.Linear(64, 64).to("cuda:1")
+second(first(torch.zeros(8, 64, device="cuda:0")).to("cuda:1")).sum().backward()
+"""
 
 
 class Workplace:
@@ -74,6 +79,7 @@ class Workplace:
             (self.folder / name).write_bytes(pickle.dumps(root))
         (self.folder / "train.py").write_text(TRAIN)
         (self.folder / "asks.py").write_text(ASKS)
+        (self.folder / "two_cards.py").write_text(TWO_CARDS)
         (self.folder / "broken.pickle").write_bytes(b"hello")
         write_ranks(self.folder / "job", 4, rank2=7 * MiB)
         return self

@@ -34,7 +34,7 @@ _UNSUPPORTED = {
         "it compiles C++ for the card, which nobody runs here",
     ),
 }
-Checked = Callable[[Callable[[], Any]], Callable[..., Any]]
+Checked = Callable[[Callable[[int], Any]], Callable[..., Any]]
 _TUNING = "while it tries kernels it copies what they work on, as often as its measurements have it"
 
 
@@ -43,14 +43,9 @@ def pretended_functions(
 ) -> dict[str, Any]:
     """Return the functions by name; `stream` is the class of `torch.Stream` on the card."""
 
-    def checked(answer: Callable[[], Any]) -> Callable[..., Any]:
+    def checked(answer: Callable[[int], Any]) -> Callable[..., Any]:
         """For functions that are given the number of a device."""
-
-        def answers(device: int = 0) -> Any:
-            machine.named.check(device)
-            return answer()
-
-        return answers
+        return lambda device=None: answer(machine.named.card(device))
 
     table = {
         **_machine_table(machine),
@@ -74,13 +69,13 @@ def _machine_table(machine: FakeMachine) -> dict[str, Any]:
         "_cuda_isInBadFork": machine.is_in_fork,
         "_cuda_getDeviceCount _accelerator_deviceCount _accelerator_hooks_device_count": machine.count,
         "_cuda_getDevice _accelerator_getDeviceIndex _accelerator_hooks_get_current_device": machine.current,
-        "_cuda_setDevice _accelerator_setDeviceIndex _accelerator_hooks_set_current_device": machine.named.check,
-        "_cuda_exchangeDevice _accelerator_exchangeDevice _accelerator_hooks_exchange_device": machine.current_if_valid,
-        "_cuda_maybeExchangeDevice _accelerator_maybeExchangeDevice": machine.current_if_valid,
-        "_accelerator_hooks_maybe_exchange_device": machine.current_if_valid,
+        "_cuda_setDevice _accelerator_setDeviceIndex _accelerator_hooks_set_current_device": machine.named.choose,
+        "_cuda_exchangeDevice _accelerator_exchangeDevice _accelerator_hooks_exchange_device": machine.exchange,
+        "_cuda_maybeExchangeDevice _accelerator_maybeExchangeDevice": machine.exchange,
+        "_accelerator_hooks_maybe_exchange_device": machine.exchange,
         "_get_accelerator _accelerator_getAccelerator": lambda *check_available: torch.device("cuda"),
         "_accelerator_getDeviceCapability": machine.capability,
-        "_cuda_canDeviceAccessPeer": lambda device, peer: False,
+        "_cuda_canDeviceAccessPeer": lambda device, peer: device != peer and machine.has_peers,
         "_cuda_hasPrimaryContext": lambda device: True,
         "_cuda_getArchFlags": lambda: machine.architectures,
         "_cuda_getCompiledVersion": lambda: int(machine.version.replace(".", "0")) * 10,
@@ -95,15 +90,17 @@ def _machine_table(machine: FakeMachine) -> dict[str, Any]:
 
 def _memory_table(memory: MemoryFunctions, history: MemoryHistory, checked: Checked) -> dict[str, Any]:
     device, workspaces = memory.device, memory.workspaces
-    statistics = device.recorder.ledger.allocator.statistics
+    cards = device.recorder.ledger.cards
     return {
         "_cuda_memoryStats _accelerator_getDeviceStats": checked(memory.stats),
         "_cuda_hostMemoryStats": memory.host_stats,
         "_cuda_resetPeakMemoryStats _accelerator_resetPeakStats": checked(device.reset_peak),
-        "_cuda_resetAccumulatedMemoryStats _accelerator_resetAccumulatedStats": checked(statistics.reset_accumulated),
+        "_cuda_resetAccumulatedMemoryStats _accelerator_resetAccumulatedStats": checked(
+            lambda card: cards[card].allocator.statistics.reset_accumulated()
+        ),
         "_cuda_emptyCache _accelerator_emptyCache": device.empty_cache,
         "_cuda_setMemoryFraction": memory.set_fraction,
-        "_cuda_getMemoryFraction": lambda index: device.settings.per_process_memory_fraction,
+        "_cuda_getMemoryFraction": checked(lambda card: cards[card].allocator.settings.per_process_memory_fraction),
         "_cuda_cudaCachingAllocator_raw_alloc": memory.raw_alloc,
         "_cuda_cudaCachingAllocator_raw_delete": memory.raw_delete,
         "_cuda_cudaCachingAllocator_is_enabled": lambda: True,
@@ -113,7 +110,7 @@ def _memory_table(memory: MemoryFunctions, history: MemoryHistory, checked: Chec
         "_cuda_setMemoryMetadata": partial(setattr, memory, "metadata"),
         "_cuda_getMemoryMetadata": lambda: memory.metadata,
         "_cuda_attach_out_of_memory_observer": memory.report.observers.append,
-        "_accelerator_getMemoryInfo": lambda index: memory.get_info(),
+        "_accelerator_getMemoryInfo": checked(memory.get_info),
         "_accelerator_isAllocatorInitialized": torch.cuda.is_initialized,
         "_cuda_getCublasWorkspaceSize": lambda: workspaces.sizes.cublas,
         "_cuda_setCublasWorkspaceSize": lambda size: workspaces.set_size("cublas", size),
@@ -133,16 +130,18 @@ def _memory_table(memory: MemoryFunctions, history: MemoryHistory, checked: Chec
 def _stream_table(pools: GraphPools, stream: type[FakeStream], checked: Checked) -> dict[str, Any]:
     order = pools.order
     return {
-        "_cuda_getCurrentStream": checked(lambda: stream.of(order.current).key),
-        "_cuda_getDefaultStream": checked(lambda: stream.of(order.default).key),
-        "_cuda_getCurrentRawStream": checked(lambda: order.current.handle),
-        "_cuda_getStreamFromExternal": lambda pointer, device: stream.of(order.external(pointer)).key,
-        "_cuda_setStream": lambda stream_id, device_index, device_type: order.set_current(order.numbered(stream_id)),
-        "_cuda_synchronize": order.host_waits_for_all,
+        "_cuda_getCurrentStream": checked(lambda card: stream.of(order.current_on(card)).key),
+        "_cuda_getDefaultStream": checked(lambda card: stream.of(order.defaults[card]).key),
+        "_cuda_getCurrentRawStream": checked(lambda card: order.current_on(card).handle),
+        "_cuda_getStreamFromExternal": lambda pointer, device: stream.of(order.external(pointer, device)).key,
+        "_cuda_setStream": lambda stream_id, device_index, device_type: order.set_current(
+            order.numbered(stream_id, device_index)
+        ),
+        "_cuda_synchronize": checked(order.host_waits_for_all),
         "_cuda_isCurrentStreamCapturing": lambda: order.current.capture is not None,
-        "_accelerator_getStream": checked(lambda: stream.of(order.current)),
+        "_accelerator_getStream": checked(lambda card: stream.of(order.current_on(card))),
         "_accelerator_setStream": lambda stream: order.set_current(stream.lane),
-        "_accelerator_synchronizeDevice": lambda device: order.host_waits_for_all(),
+        "_accelerator_synchronizeDevice": checked(order.host_waits_for_all),
         # Pools of memory
         "_graph_pool_handle": lambda: pools.new(by_user=True),
         "_cuda_beginAllocateToPool _cuda_beginAllocateCurrentThreadToPool": pools.enter,

@@ -1,12 +1,13 @@
-"""A CUDA build of torch on a machine with one card: device names, properties, types, profilers, random generators."""
+"""A CUDA build of torch on a machine with cards: device names, properties, types, profilers, random generators."""
 
 from __future__ import annotations
 
 import importlib
 import os
 import secrets
+import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,14 +29,53 @@ CUDA_0 = torch.device("cuda", 0)
 """Device of these tensors for the program."""
 
 
-class NamedDevices:
-    """Cards of the machine; in a group, each rank has one of them to itself."""
+class _InThread(threading.local):
+    chosen = 0
+    """The current card."""
+    used = 0
+    """That of the last operator."""
 
-    def __init__(self, card: str, rank: GroupRank | None = None) -> None:
+
+class NamedDevices:
+    """Cards of the machine: all of them are the process's own, but in a group each rank has one to itself."""
+
+    def __init__(self, card: str, rank: GroupRank | None = None, cards: int = 1) -> None:
         self._card = card
         self._rank = rank
-        self.count = 1 if rank is None else rank.cards
-        self.own = torch.device("cuda", 0 if rank is None else rank.card)
+        self.count = cards if rank is None else rank.cards
+        self.several = cards > 1
+        self._own = tuple(torch.device("cuda", number) for number in (range(cards) if rank is None else (rank.card,)))
+        self.here = _InThread()
+
+    @property
+    def own(self) -> torch.device:
+        """The current card of this thread."""
+        return self._own[self.here.chosen]
+
+    def device(self, card: int) -> torch.device:
+        """Return the device of one of the process's own cards, as the program knows it."""
+        return self._own[card]
+
+    def own_number(self, index: int) -> int:
+        """Return the number of a machine's card among the process's own; those of other ranks are like its own."""
+        return index if self.several else 0
+
+    def card(self, value: Any = None) -> int:
+        """Return the number of the named card among the process's own; None and 'cuda' are the current one."""
+        self.check(value)
+        if not self.several or value is None or value == "cuda":
+            return self.here.chosen
+        index = torch.device(value).index if type(value) is not int else value
+        return self.here.chosen if index is None or index < 0 else index
+
+    def meta(self, value: Any = None) -> torch.device:
+        """Return the device of tensors on the named card; torch forgets its number when it makes one."""
+        return torch.device("meta", self.card(value)) if self.several else META
+
+    def choose(self, value: Any) -> int:
+        """Let a card be the current one of this thread, and return the one that was."""
+        before, self.here.chosen = self.own.index, self.card(value)
+        return int(before)
 
     def is_own(self, value: Any, *, numbers: bool = False) -> bool:
         """Return whether a value names the card: 'cuda', 'cuda:0' or its number; another card is an error."""
@@ -60,12 +100,12 @@ class NamedDevices:
     def exists(self, index: int) -> bool:
         """Raise unless the machine has so many cards."""
         if index >= self.count:
-            raise no_such_device(index, self._card)
+            raise no_such_device(index, self._card, self.count)
         return True
 
     def _is_there(self, index: int) -> bool:
-        if self.exists(index) and self._rank is not None and index != self.own.index and index > 0:
-            raise wrong_device_for_rank(index, self._rank.number, self.own.index)
+        if self.exists(index) and self._rank is not None and index != self._rank.card and index > 0:
+            raise wrong_device_for_rank(index, self._rank.number, self._rank.card)
         return True
 
 
@@ -87,8 +127,12 @@ class CardGenerator(_RealGenerator):  # type: ignore[misc]
 
     device = CUDA_0
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._seed, self._offset = _FIRST_SEED, 0
+    def __new__(cls, device: torch.device = CUDA_0) -> Self:
+        made: Self = _RealGenerator.__new__(cls)
+        return made
+
+    def __init__(self, device: torch.device = CUDA_0) -> None:
+        self._seed, self._offset, self.device = _FIRST_SEED, 0, device
 
     def manual_seed(self, seed: int) -> Self:
         self._seed, self._offset = int(seed) % (1 << _SEED_BITS), 0
@@ -127,7 +171,7 @@ class CardGenerator(_RealGenerator):  # type: ignore[misc]
         return self
 
     def clone_state(self) -> CardGenerator:
-        twin = type(self)()
+        twin = type(self)(self.device)
         twin._seed, twin._offset = self._seed, self._offset
         return twin
 
@@ -138,11 +182,11 @@ class CardGenerator(_RealGenerator):  # type: ignore[misc]
         return self
 
     def __reduce__(self) -> Any:
-        return _rebuild, (self._seed, self._offset)
+        return _rebuild, (self._seed, self._offset, self.device)
 
 
-def _rebuild(seed: int, offset: int) -> CardGenerator:
-    return CardGenerator().manual_seed(seed).set_offset(offset)
+def _rebuild(seed: int, offset: int, device: torch.device = CUDA_0) -> CardGenerator:
+    return CardGenerator(device).manual_seed(seed).set_offset(offset)
 
 
 class AnyGenerator(metaclass=StandIn):
@@ -152,7 +196,9 @@ class AnyGenerator(metaclass=StandIn):
     named: ClassVar[NamedDevices]
 
     def __new__(cls, device: Any = "cpu") -> Any:
-        return CardGenerator() if cls.named.is_own(device, numbers=True) else _RealGenerator(device)
+        named = cls.named
+        is_own = named.is_own(device, numbers=True)
+        return CardGenerator(named.device(named.card(device))) if is_own else _RealGenerator(device)
 
 
 def follow_generators(patches: Patches, named: NamedDevices) -> Callable[[], None]:
@@ -163,7 +209,7 @@ def follow_generators(patches: Patches, named: NamedDevices) -> Callable[[], Non
 
     def begin() -> None:
         card: Any = torch.cuda
-        card.default_generators = tuple(CardGenerator() for _ in range(named.count))
+        card.default_generators = tuple(CardGenerator(torch.device("cuda", card)) for card in range(named.count))
 
     return begin
 
@@ -254,7 +300,7 @@ _ARCHITECTURES = {"12": "sm_50 sm_60 sm_70 sm_75 sm_80 sm_86 sm_90", "13": "sm_7
 
 
 class FakeMachine:
-    """A machine with one card, unless the program hides it; in a group, with one card per process."""
+    """A machine with one card or several, unless the program hides them; in a group, with one card per process."""
 
     def __init__(self, card: KnownCard, named: NamedDevices) -> None:
         self.named = named
@@ -264,6 +310,11 @@ class FakeMachine:
         self._process = os.getpid()
 
     @property
+    def has_peers(self) -> bool:
+        """True if cards reach the memory of one another; GeForce cards do not."""
+        return self.named.several and "GeForce" not in self.properties.name
+
+    @property
     def architectures(self) -> str:
         return _ARCHITECTURES[self.version.partition(".")[0]]
 
@@ -271,7 +322,8 @@ class FakeMachine:
         # Any other choice among the program's own cards is the pretended one.
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         hidden = visible is not None and (not visible.strip() or visible.strip().startswith("-"))
-        return 0 if hidden else self.named.count
+        shown = len(visible.split(",")) if visible and self.named.several else self.named.count
+        return 0 if hidden else min(shown, self.named.count)
 
     def begin(self) -> None:
         if not self.count():
@@ -284,10 +336,9 @@ class FakeMachine:
         """A child process cannot use the CUDA that its parent began."""
         return os.getpid() != self._process
 
-    def current_if_valid(self, device: int) -> int:
-        if device >= 0:
-            self.named.check(device)
-        return self.current()
+    def exchange(self, device: int) -> int:
+        """Make a card the current one, unless its number is negative, and return the one that was."""
+        return self.named.choose(device) if device >= 0 else self.current()
 
     def current(self) -> int:
         index: int = self.named.own.index
@@ -295,7 +346,13 @@ class FakeMachine:
 
     def get_properties(self, device: int) -> CardProperties:
         self.named.exists(device)
-        return self.properties
+        return (
+            self.properties
+            if device <= 0
+            else replace(
+                self.properties, uuid=uuid5(NAMESPACE_URL, f"{self.properties.name} {device}"), pci_bus_id=1 + device
+            )
+        )
 
     def capability(self, device: int) -> dict[str, Any]:
         self.named.exists(device)
@@ -311,7 +368,7 @@ class _CudaRuntime(SimpleNamespace):
         raise not_predicted(f"cudart.{name}", "memory beside PyTorch's allocator, paged or shared, is not counted")
 
 
-def follow_machine(patches: Patches, machine: FakeMachine, mem_get_info: Callable[[], tuple[int, int]]) -> None:
+def follow_machine(patches: Patches, machine: FakeMachine, mem_get_info: Callable[[int], tuple[int, int]]) -> None:
     # We use it; a build for CUDA would complain of what it misses, and a profile with stacks of its being imported.
     importlib.import_module("torch.utils.flop_counter")
     cuda: Any = torch.cuda
@@ -322,7 +379,7 @@ def follow_machine(patches: Patches, machine: FakeMachine, mem_get_info: Callabl
     runtime = _CudaRuntime(
         cudaError=IntEnum("cudaError", {"success": 0}),
         cudaGetErrorString=lambda code: "no error",
-        cudaMemGetInfo=lambda device: mem_get_info(),
+        cudaMemGetInfo=lambda device: mem_get_info(machine.named.card(device)),
         **dict.fromkeys(without_effect, lambda *args: 0),
     )
     patches.put_all(
@@ -333,8 +390,8 @@ def follow_machine(patches: Patches, machine: FakeMachine, mem_get_info: Callabl
             "_cached_device_count": None,
             "_cudart": runtime,
             "_is_in_bad_fork": machine.is_in_fork,
-            "_exchange_device": machine.current_if_valid,
-            "_maybe_exchange_device": machine.current_if_valid,
+            "_exchange_device": machine.exchange,
+            "_maybe_exchange_device": machine.exchange,
             "_get_device_properties": machine.get_properties,
             "_device_count_nvml": lambda: -1,
             "has_magma": True,
@@ -461,15 +518,15 @@ def _follow_default_device(patches: Patches, named: NamedDevices) -> None:
     """torch keeps the default device below every mode, where the function mode does not see it."""
     set_device: Callable[[Any], None] = torch.set_default_device
     get_device: Callable[[], torch.device] = torch.get_default_device
-    chosen: list[bool] = []
+    chosen: list[torch.device] = []
 
     def set_default_device(device: Any) -> None:
         ours = named.is_own(device, numbers=True)
-        chosen[:] = [True] if ours else []
-        set_device(META if ours else device)
+        chosen[:] = [named.device(named.card(device))] if ours else []
+        set_device(named.meta(device) if ours else device)
 
     def get_default_device() -> torch.device:
-        return named.own if chosen else get_device()
+        return chosen[0] if chosen else get_device()
 
     patches.put(torch, "set_default_device", set_default_device)
     patches.put(torch, "get_default_device", get_default_device)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -18,6 +18,7 @@ import torch
 
 from memviz.allocator.blocks import AllocationFailed
 from memviz.allocator.caching import CachingAllocator
+from memviz.allocator.history import ModelHistory
 from memviz.allocator.replayer import CardMemory
 from memviz.allocator.settings import Settings
 from memviz.predictor.cards import KnownCard
@@ -47,6 +48,7 @@ class PretendedOutOfMemory:
     """Requested bytes after rounding: torch's "tried to allocate"."""
     allocated_bytes: int
     reserved_bytes: int
+    card: int = 0
 
 
 class OutOfMemoryReport:
@@ -61,23 +63,23 @@ class OutOfMemoryReport:
         """Return the free memory as the driver reports it."""
         return max(0, self._card.usable_bytes - allocator.statistics.reserved)
 
-    def note(self, failure: AllocationFailed, event: int) -> None:
-        requested, allocated, reserved = failure.asked_of_device, failure.allocated, failure.reserved
-        self.failures.append(
-            PretendedOutOfMemory(event, quoted_line_of_caller(), failure.requested, requested, allocated, reserved)
-        )
+    def note(self, failure: AllocationFailed, ledger: Ledger) -> None:
+        sizes = failure.requested, failure.asked_of_device, failure.allocated, failure.reserved
+        event = len(ledger.history) - 1
+        self.failures.append(PretendedOutOfMemory(event, quoted_line_of_caller(), *sizes, ledger.card))
 
-    def error_for(self, failure: AllocationFailed, allocator: CachingAllocator, event: int) -> BaseException:
-        card, free, limit = self._card, self.free_bytes(allocator), allocator.limit
+    def error_for(self, failure: AllocationFailed, ledger: Ledger) -> BaseException:
+        number, card, free = ledger.card, self._card, self.free_bytes(ledger.allocator)
+        limit = ledger.allocator.limit
         requested, allocated, reserved = failure.asked_of_device, failure.allocated, failure.reserved
-        self.note(failure, event)
+        self.note(failure, ledger)
         for observer in self.observers:
-            observer(0, requested, card.total_bytes if limit is None else limit, free)
+            observer(number, requested, card.total_bytes if limit is None else limit, free)
         allowed, in_use = "" if limit is None else f"{size_text(limit)} allowed; ", card.overhead_bytes + reserved
         # Programs search for torch's own words.
         return OutOfMemoryError(
             f"CUDA out of memory. Tried to allocate {size_text(requested)}. "
-            f"GPU 0 has a total capacity of {size_text(card.total_bytes)} of which {size_text(free)} is free. "
+            f"GPU {number} has a total capacity of {size_text(card.total_bytes)} of which {size_text(free)} is free. "
             f"Including non-PyTorch memory, this process has {size_text(in_use)} memory in use. "
             f"{allowed}Of the allocated memory {size_text(allocated)} is allocated by PyTorch, "
             f"and {size_text(reserved - allocated)} is reserved by PyTorch but unallocated."
@@ -105,15 +107,15 @@ class MemoryDevice(Protocol):
     recorder: AllocationRecorder
     settings: Settings
 
-    def memory_stats(self) -> dict[str, int]: ...
+    def memory_stats(self, card: int = 0) -> dict[str, int]: ...
 
-    def reset_peak(self) -> None: ...
+    def reset_peak(self, card: int = 0) -> None: ...
 
     def empty_cache(self) -> None: ...
 
     def set_allocator_settings(self, text: str) -> None: ...
 
-    def change_settings(self, settings: Settings) -> None: ...
+    def change_settings(self, settings: Settings, card: int | None = None) -> None: ...
 
 
 class MemoryFunctions:
@@ -128,13 +130,13 @@ class MemoryFunctions:
         self._raw: dict[int, LiveAllocation] = {}
         """Allocations of `caching_allocator_alloc`, by address."""
 
-    def get_info(self) -> tuple[int, int]:
-        return self.report.free_bytes(self._ledger.allocator), self.device.card.memory_bytes
+    def get_info(self, card: int = 0) -> tuple[int, int]:
+        return self.report.free_bytes(self._ledger.cards[card].allocator), self.device.card.memory_bytes
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self, card: int = 0) -> dict[str, Any]:
         """Return the statistics, nested as torch's C++ function returns them."""
         nested: dict[str, Any] = {}
-        for name, figure in self.device.memory_stats().items():
+        for name, figure in self.device.memory_stats(card).items():
             *path, last = name.split(".")
             inner = nested
             for part in path:
@@ -151,17 +153,17 @@ class MemoryFunctions:
         kinds = ("allocations", "active_requests", "segments", "allocated_bytes", "active_bytes", "reserved_bytes")
         return {**dict.fromkeys(kinds, nothing), **counts}
 
-    def set_fraction(self, fraction: float, device: int = 0) -> None:
-        self._named.check(device)
-        memory = self._ledger.allocator.device
+    def set_fraction(self, fraction: float, device: int | None = None) -> None:
+        card = self._named.card(device)
+        memory = self._ledger.cards[card].allocator.device
         if memory.total is None:
             memory.total = self.device.card.memory_bytes
-        self.device.change_settings(replace(self.device.settings, per_process_memory_fraction=fraction))
+        self.device.change_settings(replace(self.device.settings, per_process_memory_fraction=fraction), card)
 
     def raw_alloc(self, size: int, stream: int) -> int:
         if size == 0:
             return 0
-        with self._ledger.lock:
+        with self._ledger.on(self._named.here.chosen):
             taken = self._recorder.allocate(Category.UNKNOWN, size, "caching_allocator_alloc", (stream, None))
         self._raw[taken.block.address] = taken
         return taken.block.address
@@ -188,7 +190,7 @@ _STILL_OPEN = sys.maxsize
 
 @dataclass(frozen=True)
 class HistoryWindow:
-    """One file that the program dumped, and the peaks within what it shows."""
+    """One file that the program dumped, and the peaks within what it shows; for each card that has events there."""
 
     file: str
     events: int
@@ -200,7 +202,7 @@ class HistoryWindow:
 class MemoryHistory:
     """The history that the program records itself, with the ranges of events and stacks that it covers."""
 
-    def __init__(self, ledger: Ledger, trace_of: Callable[[HistoryPart], Trace]) -> None:
+    def __init__(self, ledger: Ledger, trace_of: Callable[[Sequence[HistoryPart]], Trace]) -> None:
         self.windows: list[HistoryWindow] = []
         self._ledger = ledger
         self._trace_of = trace_of
@@ -209,8 +211,8 @@ class MemoryHistory:
         self._only_python = False
         self._most = 1
         self._skipped: frozenset[Action] = frozenset()
-        self._recorded: list[range] = []
-        """Places of events."""
+        self._recorded: tuple[list[range], ...] = tuple([] for _ in ledger.cards)
+        """Places of events, for each card."""
         self._with_stacks: list[range] = []
         """Numbers of allocations."""
 
@@ -224,17 +226,18 @@ class MemoryHistory:
             raise RuntimeError("expected stacks to be 'python', or 'all'")
         skipped = next((names for names in rest if isinstance(names, list)), [])
         self._skipped = frozenset(ACTION_NAMES[name] for name in skipped if name in ACTION_NAMES)
-        event, number = len(self._ledger.history), self._ledger.count
-        for ranges, at in ((self._recorded, event), (self._with_stacks, number)):
+        events, number = [len(card.history) for card in self._ledger.cards], self._ledger.count
+        for ranges, at in zip((*self._recorded, self._with_stacks), (*events, number), strict=True):
             if ranges:
                 ranges[-1] = range(ranges[-1].start, min(at, ranges[-1].stop))
         self.is_on = enabled is not None
-        if (rest and rest[0]) or not self.is_on:
-            self._recorded.clear()
-        if self.is_on:
-            self._recorded.append(range(event, _STILL_OPEN))
-            if context is not None:
-                self._with_stacks.append(range(number, _STILL_OPEN))
+        for ranges, event in zip(self._recorded, events, strict=True):
+            if (rest and rest[0]) or not self.is_on:
+                ranges.clear()
+            if self.is_on:
+                ranges.append(range(event, _STILL_OPEN))
+        if self.is_on and context is not None:
+            self._with_stacks.append(range(number, _STILL_OPEN))
         self._with_stack, self._only_python = _ACTIONS_WITH_STACK[context], stacks == "python"
         self._most = max_entries if enabled == "all" else 1
 
@@ -244,9 +247,12 @@ class MemoryHistory:
         context = "alloc" if of_allocations else "state" if of_live else None
         self.record("all" if enabled else None, context, "all" if native else "python", max_entries, *rest[:1])
 
-    def _part(self) -> HistoryPart:
-        history = self._ledger.history
-        shown = [np.arange(part.start, min(part.stop, len(history))) for part in self._recorded]
+    def _parts(self) -> tuple[HistoryPart, ...]:
+        recorded = zip(self._ledger.cards, self._recorded, strict=True)
+        return tuple(self._part(card.history, ranges) for card, ranges in recorded)
+
+    def _part(self, history: ModelHistory, recorded: Sequence[range]) -> HistoryPart:
+        shown = [np.arange(part.start, min(part.stop, len(history))) for part in recorded]
         places = np.concatenate(shown) if shown else np.zeros(0, dtype=np.int64)
         if self._skipped:
             action = np.array(history.action, dtype=np.uint8)
@@ -265,7 +271,7 @@ class MemoryHistory:
 
     def snapshot(self, pool: Any = None) -> dict[str, Any]:
         """Return a snapshot; late releases append to the two numbers of a pool whether to include the history."""
-        made = {"external_annotations": [], **snapshot_dict(self._trace_of(self._part()))}
+        made = {"external_annotations": [], **snapshot_dict(self._trace_of(self._parts()))}
         self._note_snapshot()
         chosen = _ALL_POOLS if pool is None else tuple(pool)[:2]
         if chosen != _ALL_POOLS:
@@ -273,23 +279,24 @@ class MemoryHistory:
         return made
 
     def dump(self, filename: Any = "dump_snapshot.pickle", augment_with_fx_traces: bool = False) -> None:
-        part = self._part()
+        parts = self._parts()
         with open(filename, "wb") as file:
-            write_pickle(self._trace_of(part), file)
-        self.windows.append(
-            HistoryWindow(os.fspath(filename), len(part.events), *peaks_within(self._ledger, part.events))
-        )
+            write_pickle(self._trace_of(parts), file)
+        for card, part in enumerate(parts):
+            if card == 0 or len(part.events):
+                peaks = peaks_within(self._ledger, card, part.events)
+                self.windows.append(HistoryWindow(os.fspath(filename), len(part.events), *peaks))
         self._note_snapshot()
 
     def _note_snapshot(self) -> None:
         # torch records that a snapshot was taken.
         if self.is_on:
-            self._ledger.note(Action.SNAPSHOT, self._ledger.allocator.statistics.active_bytes.current[0])
+            self._ledger.note(Action.SNAPSHOT, self._ledger.cards[0].allocator.statistics.active_bytes.current[0])
 
 
-def peaks_within(ledger: Ledger, events: Ints8) -> tuple[int, int, int]:
+def peaks_within(ledger: Ledger, card: int, events: Ints8) -> tuple[int, int, int]:
     """Return peaks of requested, allocated and reserved bytes, with what was live before the first of these events."""
-    history = ledger.history
+    history = ledger.cards[card].history
     action, size = np.array(history.action, dtype=np.uint8), np.array(history.size, dtype=np.int64)
     rounded = np.array(ledger.rounded, dtype=np.int64)
     cause = history.causes()

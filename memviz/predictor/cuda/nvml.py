@@ -1,4 +1,4 @@
-"""NVML and `nvidia-smi` of the pretended card: its name, its memory, and the one process on it.
+"""NVML and `nvidia-smi` of the pretended cards: their name, their memory, and the one process on them.
 
 Programs ask them for a heading of their log, or watch the memory that the whole card has in use. What nothing here can
 know (temperature, power, clocks) is refused as a card does that has no such sensor. `nvidia-smi` runs this file by its
@@ -67,11 +67,11 @@ class _NVML(ModuleType):
 
 
 def follow_management(
-    patches: Patches, machine: FakeMachine, memory: Callable[[], tuple[int, int]], children: ChildProcesses | None
+    patches: Patches, machine: FakeMachine, memory: Callable[[int], tuple[int, int]], children: ChildProcesses | None
 ) -> None:
     """Put NVML in place, and `nvidia-smi` for the processes that a program starts.
 
-    `memory` returns the free and the total bytes of the card.
+    `memory` returns the free and the total bytes of a card.
     """
     import torch
 
@@ -91,14 +91,13 @@ def follow_management(
     os.environ["PATH"] = os.pathsep.join(filter(None, (str(folder), os.environ.get("PATH"))))
 
     def write_state() -> None:
-        free, total = memory()
-        properties = machine.properties
+        (_, total), properties, count = memory(0), machine.properties, machine.named.count
         state = {
-            "cards": machine.named.count,
+            "cards": count,
             "name": properties.name,
-            "uuid": f"GPU-{properties.uuid}",
+            "uuid": [f"GPU-{machine.get_properties(card).uuid}" for card in range(count)],
             "total": total,
-            "used": total - free,
+            "used": [total - memory(machine.named.own_number(card))[0] for card in range(count)],
             "capability": f"{properties.major}.{properties.minor}",
             "cuda": machine.version,
             "pid": os.getpid(),
@@ -108,30 +107,36 @@ def follow_management(
     children.before_start = write_state
 
 
-def _module(machine: FakeMachine, memory: Callable[[], tuple[int, int]]) -> ModuleType:
+def _module(machine: FakeMachine, memory: Callable[[int], tuple[int, int]]) -> ModuleType:
     """Return the module `pynvml` of this machine; its handles are the numbers of cards."""
 
     def info(handle: int, *_: Any) -> Any:
-        free, total = memory()
+        free, total = memory(machine.named.own_number(handle))
         return SimpleNamespace(total=total, free=free, used=total - free, reserved=0)
 
     def processes(handle: int) -> list[Any]:
-        free, total = memory()
+        free, total = memory(machine.named.own_number(handle))
         return [SimpleNamespace(pid=os.getpid(), usedGpuMemory=total - free)] if total > free else []
 
     def handle_at(index: int) -> int:
         machine.named.exists(index)
         return index
 
+    def cards() -> range:
+        return range(machine.named.count)
+
+    def uuid_of(handle: int) -> str:
+        return f"GPU-{machine.get_properties(handle).uuid}"
+
     functions: dict[str, Callable[..., Any]] = {
         **dict.fromkeys(("nvmlInit", "nvmlInit_v2", "nvmlInitWithFlags", "nvmlShutdown"), lambda *_: None),
         "nvmlDeviceGetCount": lambda: machine.named.count,
         "nvmlDeviceGetHandleByIndex": handle_at,
-        "nvmlDeviceGetHandleByUUID": lambda uuid: 0,
+        "nvmlDeviceGetHandleByUUID": lambda uuid: next((at for at in cards() if uuid_of(at) == str(uuid)), 0),
         "nvmlDeviceGetHandleByPciBusId": lambda bus: 0,
         "nvmlDeviceGetIndex": lambda handle: handle,
         "nvmlDeviceGetName": lambda handle: machine.properties.name,
-        "nvmlDeviceGetUUID": lambda handle: f"GPU-{machine.properties.uuid}",
+        "nvmlDeviceGetUUID": uuid_of,
         "nvmlDeviceGetMemoryInfo": info,
         "nvmlDeviceGetComputeRunningProcesses": processes,
         "nvmlDeviceGetGraphicsRunningProcesses": lambda handle: [],
@@ -161,10 +166,10 @@ _IN_MIB = ("memory.total", "memory.used", "memory.free", "used_memory", "used_gp
 
 
 def _of_card(state: dict[str, Any], index: int) -> dict[str, Any]:
-    used, total = state["used"] // _MIB, state["total"] // _MIB
+    used, total = state["used"][index] // _MIB, state["total"] // _MIB
     return {
         **dict.fromkeys(("name", "gpu_name"), state["name"]),
-        **dict.fromkeys(("uuid", "gpu_uuid"), state["uuid"]),
+        **dict.fromkeys(("uuid", "gpu_uuid"), state["uuid"][index]),
         "index": index,
         "count": state["cards"],
         "driver_version": DRIVER,
@@ -195,7 +200,7 @@ def _table(state: dict[str, Any]) -> Iterator[str]:
     yield f"| {heading:<75} |"
     yield line
     for index in range(state["cards"]):
-        memory = f"{state['used'] // _MIB}MiB / {state['total'] // _MIB}MiB"
+        memory = f"{state['used'][index] // _MIB}MiB / {state['total'] // _MIB}MiB"
         yield f"| {index:>3}  {state['name']:<40} {memory:>29} |"
     yield line
     yield f"| {'Predicted by memviz: no sensor of this card is there.':<75} |"
@@ -211,7 +216,7 @@ def main(state: dict[str, Any], arguments: list[str], write: Callable[[str], Any
             write(", ".join(row) + "\n")
     elif "L" in options or "list-gpus" in options:
         for index in range(state["cards"]):
-            write(f"GPU {index}: {state['name']} (UUID: {state['uuid']})\n")
+            write(f"GPU {index}: {state['name']} (UUID: {state['uuid'][index]})\n")
     else:
         write("\n".join(_table(state)) + "\n")
 

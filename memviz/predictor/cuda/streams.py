@@ -1,4 +1,4 @@
-"""Streams, events and graphs on a pretended card, the order of their work, and `nn.DataParallel`.
+"""Streams, events and graphs on pretended cards, and the order of their work.
 
 A block that another stream uses is free only when that stream is done with it, which on a card depends on its
 speed. Here work is done when the program has waited for it, or when the stream has taken as many kernels since as
@@ -17,18 +17,15 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
 import torch
-from torch import Tensor
 
 from memviz.allocator.blocks import PendingFrees, PoolId, PoolPair
 from memviz.predictor.assumptions import Assumptions, ReadingLine, UnknownNumber
 from memviz.predictor.compat import Patches, StandIn, without_functions, without_modes
 from memviz.predictor.cuda.machine import CUDA_0, NamedDevices
 from memviz.predictor.known_values import KnownValues
-from memviz.predictor.ledger import Ledger, Place
+from memviz.predictor.ledger import CardRecord, Ledger, Place
 from memviz.predictor.position import NO_TASK, ProgramPosition, quoted_line_of_caller
 
-Moment = dict[int, int]
-"""Number of frees ever queued behind each stream that are done at a moment, by stream handle."""
 _STREAMS_OF_A_PRIORITY = 32
 """torch makes so many, and then hands out the first again."""
 _FIRST_HANDLE, _HANDLE_STEP = 0x5E0000000000, 0x40
@@ -44,64 +41,91 @@ _FREED_ON_WAIT = (
 
 @dataclass(eq=False)
 class Lane:
-    """One stream of the card."""
+    """One stream of a card."""
 
     handle: int
     stream_id: int
+    card: int = 0
     priority: int = 0
-    knows: Moment = field(default_factory=dict)
+    knows: dict[Lane, int] = field(default_factory=dict)
     """Work of other streams that is done before its next kernel starts."""
     capture: PoolId | None = None
     """While its work is captured into a graph: the pool that memory comes from."""
 
 
-class StreamOrder:
-    """Streams of one card."""
+Moment = dict[Lane, int]
+"""Number of frees ever queued behind each stream that are done at a moment."""
 
-    def __init__(self, ledger: Ledger, position: ProgramPosition, assumptions: Assumptions) -> None:
+
+class _InThread(threading.local):
+    def __init__(self) -> None:
+        self.lanes: dict[int, Lane] = {}
+        """Current streams, by card."""
+
+
+class StreamOrder:
+    """Streams of the cards."""
+
+    def __init__(
+        self, ledger: Ledger, position: ProgramPosition, assumptions: Assumptions, named: NamedDevices
+    ) -> None:
         self._ledger = ledger
         self._position = position
         self._assumptions = assumptions
-        self.default = Lane(0, 0)
-        self._lanes = {0: self.default}
-        """Streams by torch's stream id."""
-        self._given: dict[int, int] = {}
-        self._of_thread = threading.local()
+        self._named = named
+        self.defaults = tuple(Lane(0, 0, card) for card in range(len(ledger.cards)))
+        self._lanes = {(lane.card, 0): lane for lane in self.defaults}
+        """Streams by card and torch's stream id."""
+        self._given: dict[tuple[int, int], int] = {}
+        self._of_thread = _InThread()
         self._are_several = False
         self._of_node = 0
-        self._launched: defaultdict[int, deque[int]] = defaultdict(deque)
-        """Number of frees ever queued behind a stream before each of its last operators, by stream handle."""
+        self._launched: defaultdict[tuple[int, int], deque[int]] = defaultdict(deque)
+        """Number of frees ever queued behind a stream before each of its last operators, by card and stream handle."""
         self.pools: list[PoolId] = []
         """Entered by `torch.cuda.use_mem_pool`, innermost last."""
 
     @property
     def current(self) -> Lane:
-        lane: Lane = getattr(self._of_thread, "lane", self.default)
-        return lane
+        return self.current_on(self._named.here.chosen)
+
+    def current_on(self, card: int) -> Lane:
+        return self._of_thread.lanes.get(card) or self.defaults[card]
 
     def set_current(self, lane: Lane) -> None:
-        self._of_thread.lane = lane
-        if lane is not self.default:
+        """Make the lane's card the current one too."""
+        self._of_thread.lanes[lane.card] = lane
+        self._named.here.chosen = lane.card
+        if lane.stream_id:
             self._are_several = self._position.follows_streams = True
         self._position.here.stream = lane.handle
 
-    def new(self, priority: int = 0) -> Lane:
-        level = min(max(-priority, 0), 3)
-        count = self._given.get(level, 0)
-        self._given[level] = count + 1
-        stream_id = (count % _STREAMS_OF_A_PRIORITY) << 5 | (level + 1) << 1 | 1
-        if stream_id not in self._lanes:
-            self._lanes[stream_id] = Lane(_FIRST_HANDLE + _HANDLE_STEP * len(self._lanes), stream_id, -level)
-        return self._lanes[stream_id]
+    def new(self, priority: int = 0, device: Any = None) -> Lane:
+        level, card = min(max(-priority, 0), 3), self._named.card(device)
+        count = self._given.get((card, level), 0)
+        self._given[card, level] = count + 1
+        key = card, (count % _STREAMS_OF_A_PRIORITY) << 5 | (level + 1) << 1 | 1
+        if key not in self._lanes:
+            # One more than there are: the first is the default stream's.
+            handle = _FIRST_HANDLE + _HANDLE_STEP * (len(self._lanes) + 1 - len(self.defaults))
+            self._lanes[key] = Lane(handle, key[1], card, -level)
+        return self._lanes[key]
 
-    def external(self, pointer: int) -> Lane:
-        return self._lanes.setdefault(pointer, Lane(pointer, pointer))
+    def external(self, pointer: int, device: Any = None) -> Lane:
+        card = self._named.card(device)
+        return self._lanes.setdefault((card, pointer), Lane(pointer, pointer, card))
 
-    def numbered(self, stream_id: int) -> Lane:
-        return self._lanes[stream_id]
+    def numbered(self, stream_id: int, device: Any = None) -> Lane:
+        return self._lanes[self._named.card(device), stream_id]
 
     def with_handle(self, handle: int) -> Lane:
-        return next((lane for lane in self._lanes.values() if lane.handle == handle), self.default)
+        """Return a lane of the card that the ledger has turned to."""
+        card = self._ledger.card
+        lanes = (lane for lane in self._lanes.values() if lane.handle == handle and lane.card == card)
+        return next(lanes, self.defaults[card])
+
+    def device_of(self, lane: Lane) -> torch.device:
+        return self._named.device(lane.card)
 
     def place(self) -> Place:
         """Return the stream and the memory pool of an allocation made now."""
@@ -109,40 +133,43 @@ class StreamOrder:
             return 0, None
         pool = self.pools[-1] if self.pools else None
         if self._position.task == NO_TASK:
-            lane = self.current
-            return lane.handle, lane.capture or pool
-        # Backward runs each node on the stream of its forward operator.
-        self._of_node = self._position.stream_of_node(self._of_node)
-        return self._of_node, self.with_handle(self._of_node).capture or pool
+            lane = self.current_on(self._ledger.card)
+        else:
+            # Backward runs each node on the stream of its forward operator.
+            self._of_node = self._position.stream_of_node(self._of_node)
+            lane = self.with_handle(self._of_node)
+        return lane.handle, lane.capture or pool
 
     def launched(self) -> None:
         """Count an operator, which waits if the stream has too many before it."""
-        pending = self._pending
+        pending = self._ledger.allocator.pending
         if pending.blocks:
             stream = self.place()[0]
-            before = self._launched[stream]
+            before = self._launched[self._ledger.card, stream]
             before.append(pending.asked(stream))
             if len(before) > _QUEUED_KERNELS:
                 pending.finish(stream, before.popleft())
 
     def moment(self, lane: Lane) -> Moment:
         """Return the moment when the stream's work so far is done."""
-        return {**lane.knows, lane.handle: self._pending.asked(lane.handle)}
+        return {**lane.knows, lane: self._pending(lane).asked(lane.handle)}
 
     def wait(self, lane: Lane, moment: Moment) -> None:
         """Let the stream's next work begin after a moment."""
-        for handle, count in moment.items():
-            lane.knows[handle] = max(count, lane.knows.get(handle, 0))
+        for other, count in moment.items():
+            lane.knows[other] = max(count, lane.knows.get(other, 0))
 
     def host_waits(self, moment: Moment) -> None:
-        if self._pending.blocks:
-            self._assumptions.say(_FREED_ON_WAIT)
-            for handle, count in moment.items():
-                self._pending.finish(handle, count)
+        for lane, count in moment.items():
+            if self._pending(lane).blocks:
+                self._assumptions.say(_FREED_ON_WAIT)
+                with self._ledger.on(lane.card):
+                    self._pending(lane).finish(lane.handle, count)
 
-    def host_waits_for_all(self) -> None:
+    def host_waits_for_all(self, card: int) -> None:
         for lane in self._lanes.values():
-            self.host_waits(self.moment(lane))
+            if lane.card == card:
+                self.host_waits(self.moment(lane))
 
     def host_asks(self, moment: Moment) -> bool:
         """Report the work as done: a program that polls until then would otherwise never end."""
@@ -150,9 +177,8 @@ class StreamOrder:
         self.host_waits(moment)
         return True
 
-    @property
-    def _pending(self) -> PendingFrees:
-        return self._ledger.allocator.pending
+    def _pending(self, lane: Lane) -> PendingFrees:
+        return self._ledger.cards[lane.card].allocator.pending
 
 
 _HOST, _CUDA = 0, 1
@@ -168,8 +194,6 @@ class FakeStream(_RealStream):  # type: ignore[misc]
     named: ClassVar[NamedDevices]
     new_event: ClassVar[Callable[[], FakeEvent]]
     lane: Lane
-    device = CUDA_0
-    device_index = 0
     device_type = _CUDA
 
     @classmethod
@@ -180,6 +204,15 @@ class FakeStream(_RealStream):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
+
+    @property
+    def device(self) -> torch.device:
+        return self.named.device(self.lane.card)
+
+    @property
+    def device_index(self) -> int:
+        index: int = self.device.index
+        return index
 
     @property
     def key(self) -> tuple[int, int, int]:
@@ -229,12 +262,14 @@ class FakeStream(_RealStream):  # type: ignore[misc]
         return self.lane.capture is not None
 
     def __enter__(self) -> Self:
-        self.__dict__.setdefault("before", []).append(self.order.current)
+        lanes = self.order.current_on(self.lane.card), self.order.current
+        self.__dict__.setdefault("before", []).append(lanes)
         self.order.set_current(self.lane)
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.order.set_current(self.__dict__["before"].pop())
+        for lane in self.__dict__["before"].pop():
+            self.order.set_current(lane)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, FakeStream) and other.lane is self.lane
@@ -246,7 +281,7 @@ class FakeStream(_RealStream):  # type: ignore[misc]
         return f"torch.Stream device_type=cuda, device_index={self.device_index}, stream_id={self.stream_id}"
 
     def __hash__(self) -> int:
-        return hash((self.lane.handle, self.device))
+        return hash((self.lane.handle, self.lane.card))
 
     def __cuda_stream__(self) -> tuple[int, int]:
         return 0, self.lane.handle
@@ -258,10 +293,10 @@ class CudaStream(FakeStream):
     def __new__(cls, device: Any = None, priority: int = 0, **named: Any) -> Self:
         cls.named.check(device)
         if "stream_ptr" in named:
-            return cls.of(cls.order.external(named["stream_ptr"]))
+            return cls.of(cls.order.external(named["stream_ptr"], device))
         if "stream_id" in named:
-            return cls.of(cls.order.numbered(named["stream_id"]))
-        return cls.of(cls.order.new(priority))
+            return cls.of(cls.order.numbered(named["stream_id"], named.get("device_index", device)))
+        return cls.of(cls.order.new(priority, device))
 
     def __repr__(self) -> str:
         return f"<torch.cuda.Stream device={self.device} cuda_stream={self.cuda_stream:#x}>"
@@ -278,9 +313,9 @@ class AnyStream(metaclass=StandIn):
         if named.get("device_type", _CUDA) != _CUDA:
             return _RealStream(device, **named) if device is not None else _RealStream(**named)
         if "stream_id" in named:
-            return cls.kind.of(order.numbered(named["stream_id"]))
+            return cls.kind.of(order.numbered(named["stream_id"], named.get("device_index")))
         if device is None or cls.kind.named.is_own(device, numbers=True):
-            return cls.kind.of(order.new(named.get("priority", 0)))
+            return cls.kind.of(order.new(named.get("priority", 0), device))
         return _RealStream(device, **named)
 
 
@@ -315,7 +350,8 @@ class FakeEvent(_RealEvent):  # type: ignore[misc]
         return ctypes.c_void_p(self.cuda_event)
 
     def record(self, stream: FakeStream | None = None) -> None:
-        self._moment = self.order.moment(self.order.current if stream is None else stream.lane)
+        lane = self.order.current if stream is None else stream.lane
+        self._moment, self.device = self.order.moment(lane), self.order.device_of(lane)
 
     def wait(self, stream: FakeStream | None = None) -> None:
         self.order.wait(self.order.current if stream is None else stream.lane, self._moment or {})
@@ -360,13 +396,12 @@ def follow_streams(
     """Replace the classes of streams and events, and return that of `torch.Stream` on the card."""
     in_cuda = {"device": named.own, "order": order, "__module__": "torch.cuda"}
     event: Any = type("Event", (FakeEvent,), {**in_cuda, "assumptions": assumptions})
-    of_streams = {**in_cuda, "device_index": named.own.index, "named": named, "new_event": event}
+    of_streams = {"order": order, "named": named, "new_event": event, "__module__": "torch.cuda"}
     plain: type[FakeStream] = type("Stream", (FakeStream,), {**of_streams, "__module__": "torch"})
     stream: Any = type("Stream", (CudaStream,), {**of_streams, "__module__": "torch.cuda.streams"})
 
     def new_external(cls: Any, stream_ptr: int, device: Any = None, **kwargs: Any) -> Any:
-        named.check(device)
-        return cls.of(order.external(stream_ptr))
+        return cls.of(order.external(stream_ptr, device))
 
     external: Any = type("ExternalStream", (stream,), {"__new__": new_external})
     for owner in (torch.cuda, torch.cuda.streams):
@@ -375,40 +410,6 @@ def follow_streams(
     patches.put(torch, "Event", type("Event", (AnyEvent,), {"kind": event, "named": named}))
     patches.put(torch.cuda.graphs.graph, "default_capture_stream", None)
     return plain
-
-
-def follow_data_parallel(patches: Patches, order: StreamOrder, named: NamedDevices) -> None:
-    def check(devices: Any) -> None:
-        for device in devices:
-            named.check(device)
-
-    def scatter(tensor: Tensor, devices: Any, sizes: Any = None, dim: int = 0, streams: Any = None) -> list[Tensor]:
-        """Copy a host tensor to the card, on the given stream if any."""
-        check(devices)
-        if tensor.is_cuda:
-            return [tensor]
-        before, stream = order.current, streams[0] if streams else None
-        if stream is not None:
-            order.set_current(stream.lane)
-        try:
-            return [tensor.to("cuda", non_blocking=True)]
-        finally:
-            order.set_current(before)
-
-    def broadcast(tensors: Any, devices: Any, buffer_size: int = 0) -> list[list[Tensor]]:
-        check(devices)
-        return [list(tensors) for _ in devices]
-
-    def gather(tensors: Any, dim: int, destination: Any = None) -> Tensor:
-        joined = torch.cat(list(tensors), dim)
-        return joined.cpu() if destination == -1 else joined
-
-    functions = {"_scatter": scatter, "_broadcast_coalesced": broadcast, "_gather": gather}
-    functions["_broadcast"] = lambda tensor, devices: broadcast([tensor], devices)[0]
-    patches.put_all(torch._C, functions)
-    from torch.nn.parallel import _functions
-
-    patches.put(_functions, "_streams", None)
 
 
 _REPLAYED = (
@@ -431,11 +432,16 @@ class GraphPools:
         return (0, number) if by_user else (number, 0)
 
     def hold(self, pool: PoolId) -> None:
-        pools = self._ledger.allocator.private_pools
+        pools = self._card.allocator.private_pools
         if pool in pools:
             pools[pool].use_count += 1
         else:
             pools[pool] = PoolPair(pool)
+
+    @property
+    def _card(self) -> CardRecord:
+        """Where pools are made: the current card."""
+        return self._ledger.cards[self.order.current.card]
 
     def forget_values(self, pool: PoolId) -> None:
         """Forget the known values of a graph's tensors: each replay computes them anew from its current inputs."""
@@ -454,9 +460,10 @@ class GraphPools:
 
     def release(self, pool: PoolId) -> None:
         """Release the pool; its cached memory is freed when the cache is emptied."""
-        pair = self._ledger.allocator.private_pools.get(pool)
-        if pair is not None and pair.use_count:
-            pair.use_count -= 1
+        for card in self._ledger.cards:
+            pair = card.allocator.private_pools.get(pool)
+            if pair is not None and pair.use_count:
+                pair.use_count -= 1
 
 
 class FakeGraph:
@@ -471,7 +478,7 @@ class FakeGraph:
 
     def capture_begin(self, pool: PoolId | None = None, capture_error_mode: str = "global", **options: Any) -> None:
         lane = self.pools.order.current
-        if lane is self.pools.order.default:
+        if not lane.stream_id:
             raise RuntimeError("CUDA graphs must be captured on a non-default stream.")
         self.assumptions.say(_REPLAYED)
         chosen = self.pools.new() if pool is None else (pool[0], pool[1])

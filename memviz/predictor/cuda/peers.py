@@ -1,0 +1,236 @@
+"""Several cards in one process: the card of each operator, copies between cards, and `nn.DataParallel`.
+
+To torch the tensors of all cards are of one device, `meta`; the ledger knows the card of each storage. An operator
+runs on the card of its arguments, and a function that makes tensors on the card that it names, or the current one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from itertools import repeat
+from typing import Any
+
+import torch
+from torch import Tensor, _utils
+
+from memviz.predictor.assumptions import name_for_users
+from memviz.predictor.compat import Patches, without_functions
+from memviz.predictor.cuda.machine import META, FakeMachine, NamedDevices
+from memviz.predictor.recorder import AllocationRecorder
+from memviz.predictor.rules import Treatment
+from memviz.predictor.shapes import tensors_of
+from memviz.trace.model import Category
+
+aten = torch.ops.aten
+_BETWEEN_CARDS = {aten._to_copy.default, aten.copy_.default, aten._foreach_copy_.default}
+"""Operators whose arguments may be on different cards."""
+_NCCL = ("_nccl_all_reduce", "_nccl_reduce", "_nccl_broadcast", "_nccl_all_gather", "_nccl_reduce_scatter")
+
+
+class _BackToCard(torch.autograd.Function):
+    """Hands a tensor to a copy to another card, and its gradient back: torch's own backward sees one device."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, device: torch.device) -> Tensor:
+        ctx.device = device
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return gradients[0].to(ctx.device), None
+
+
+class Peers:
+    """Differences between a process with several cards and one with a single card."""
+
+    def __init__(self, recorder: AllocationRecorder, named: NamedDevices) -> None:
+        self._recorder = recorder
+        self._named = named
+        self._has_access = FakeMachine(recorder.card, named).has_peers
+        self._group: Callable[..., Any] = torch._C._group_tensors_by_device_and_dtype
+        self.answers: dict[Any, Callable[[Any, Any], Any]] = {
+            Tensor.to: self._to,
+            Tensor.cuda: self._to_card,
+            Tensor.copy_: self._copy,
+        }
+
+    def follow(self, patches: Patches) -> None:
+        patches.replace(torch._C, "_group_tensors_by_device_and_dtype", self._groups)
+        patches.put_all(torch._C, dict.fromkeys(_NCCL, self._collective))
+
+    def turn_to_card(self, func: Any, args: Any, kwargs: Any) -> None:
+        """Turn the ledger to the card that gets an operator's results."""
+        here, device = self._named.here, kwargs.get("device")
+        with without_functions():
+            cards = [card for card in map(self._recorder.card_of, _with_memory(args, kwargs)) if card is not None]
+        if len(set(cards)) > 1 and func not in _BETWEEN_CARDS:
+            other = next(card for card in cards if card != cards[0])
+            raise RuntimeError(
+                "Expected all tensors to be on the same device, but found at least two devices, "
+                f"cuda:{cards[0]} and cuda:{other}! (in {name_for_users(func)})"
+            )
+        if device is not None and (index := torch.device(device).index) is not None:
+            here.used = index
+        elif cards:
+            here.used = cards[0]
+        self._recorder.ledger.turn_to(here.used)
+
+    def by_card(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operator on lists, as of a model on several cards, for each card; NotImplemented for any other."""
+        first = args[0] if args and type(args[0]) is list and func.__name__.startswith("_foreach_") else []
+        cards = [self._recorder.card_of(tensor) for tensor in first if isinstance(tensor, Tensor)]
+        if len(set(cards)) < 2 or len(cards) != len(first) or func in _BETWEEN_CARDS:
+            return NotImplemented
+        out: list[Any] = [None] * len(cards)
+        for card in dict.fromkeys(cards):
+            places = [place for place, one in enumerate(cards) if one == card]
+            named = {name: _taken(value, places) for name, value in kwargs.items()}
+            results = func(*(_taken(value, places) for value in args), **named)
+            for place, result in zip(places, results or (), strict=False):
+                out[place] = result
+        return None if out[0] is None else out
+
+    def copied(self, treatment: Treatment, args: Any, kwargs: Any, out: Any) -> None:
+        """Record the buffers of a copy between cards that do not reach each other's memory (torch's Copy.cu)."""
+        if self._has_access or treatment.name not in ("_to_copy", "copy_"):
+            return
+        source: Tensor = args[1] if treatment.name == "copy_" else args[0]
+        recorder = self._recorder
+        from_card, to_card = recorder.card_of(source), recorder.card_of(out)
+        same_dtype = source.dtype == out.dtype
+        if None in (from_card, to_card) or from_card == to_card or same_dtype and source.stride() == out.stride():
+            return
+        at_source = kwargs.get("non_blocking") or True in args[2:]
+        size = out.numel() * (out if at_source else source).element_size()
+        is_whole = source.is_contiguous() and source.shape == out.shape
+        needs = {
+            to_card: not (out.is_contiguous() and (same_dtype or at_source)),
+            from_card: not (is_whole and (same_dtype or not at_source)),
+        }
+        taken = []
+        for card, is_needed in needs.items():
+            if is_needed and card is not None:
+                with recorder.ledger.on(card):
+                    taken.append(recorder.allocate(Category.TEMPORARY, size, treatment.name))
+        for allocation in reversed(taken):
+            recorder.ledger.free(allocation)
+
+    def _tracked(self, tensor: Tensor, card: int) -> Tensor:
+        follows = torch.is_grad_enabled() and tensor.requires_grad
+        track: Any = _BackToCard
+        moved: Tensor = track.apply(tensor, self._named.device(card)) if follows else tensor
+        return moved
+
+    def _to(self, args: Any, kwargs: Any) -> Any:
+        tensor, *rest = args
+        device = rest[0] if rest else kwargs.get("device", kwargs.get("other"))
+        if isinstance(device, Tensor):
+            if (card := self._recorder.card_of(device)) is None:
+                return NotImplemented
+            rest[:1] = self._named.device(card), device.dtype
+            kwargs = {name: value for name, value in kwargs.items() if name != "other"}
+        elif not self._named.is_own(device, numbers=True):
+            return NotImplemented
+        source, target = self._recorder.card_of(tensor), self._named.card(rest[0] if rest else device)
+        if source is not None and source != target:
+            tensor = self._tracked(tensor, source)
+        place = META if source == target else self._named.meta(target)
+        if not rest:
+            return tensor.to(**{**kwargs, "device": place})
+        return tensor.to(place, *rest[1:], **kwargs)
+
+    def _to_card(self, args: Any, kwargs: Any) -> Any:
+        tensor, *rest = args
+        device = rest.pop(0) if rest else kwargs.get("device")
+        options = {"non_blocking": rest[0]} if rest else {}
+        options |= {name: value for name, value in kwargs.items() if name != "device"}
+        return self._to((tensor, self._named.device(self._named.card(device))), options)
+
+    def _copy(self, args: Any, kwargs: Any) -> Any:
+        target, source, *rest = args if len(args) > 1 else (args[0], kwargs.pop("src"))
+        card_of = self._recorder.card_of
+        if (card := card_of(source)) is not None and card_of(target) not in (None, card):
+            source = self._tracked(source, card)
+        return target.copy_(source, *rest, **kwargs)
+
+    def _groups(self, lists: Sequence[Sequence[Any]], with_indices: bool = False) -> Any:
+        """Group lists of tensors by the card of the first list's, as optimizers and clipping of gradients do."""
+        cards, groups = [self._recorder.card_of(tensor) for tensor in lists[0]], {}
+        for card in dict.fromkeys(cards):
+            places = [place for place, one in enumerate(cards) if one == card]
+            part = [[tensors[place] for place in places] if tensors else [] for tensors in lists]
+            for (device, dtype), (grouped, indices) in self._group(part, with_indices).items():
+                own = device if card is None else self._named.device(card)
+                groups[own, dtype] = grouped, [places[index] for index in indices]
+        return groups
+
+    def _collective(self, inputs: Any, outputs: Any = None, *_: Any) -> None:
+        self._recorder.note_nccl()
+        for tensor in tensors_of(outputs if isinstance(outputs, list | tuple | Tensor) else inputs):
+            self._recorder.host.forget_values(tensor)
+
+
+def _taken(value: Any, places: list[int]) -> Any:
+    return [value[place] for place in places] if type(value) is list else value
+
+
+def _with_memory(args: Any, kwargs: Any) -> list[Tensor]:
+    """Return the arguments on a card; those of zero bytes only where there are no others."""
+    tensors = [tensor for tensor in tensors_of((args, kwargs)) if tensor.is_meta]
+    return [one for one in tensors if one.layout is not torch.strided or one.untyped_storage().nbytes()] or tensors
+
+
+def follow_data_parallel(patches: Patches, named: NamedDevices) -> None:
+    """Answer the functions of C++ under `nn.DataParallel` by what they allocate (torch/csrc/cuda/comm.cpp)."""
+
+    def moved(tensor: Tensor, index: int, stream: Any = None, **options: Any) -> Tensor:
+        with stream or nullcontext():
+            return tensor.to(named.device(named.card(index)), non_blocking=True, **options)
+
+    def scatter(tensor: Any, devices: Any, sizes: Any = None, dim: int = 0, streams: Any = None) -> list[Tensor]:
+        parts = tensor.chunk(len(devices), dim) if sizes is None else tensor.split(sizes, dim)
+        return [moved(*part) for part in zip(parts, devices, streams or repeat(None), strict=False)]
+
+    def broadcast(tensor: Tensor, devices: Any) -> list[Tensor]:
+        first = [tensor] if tensor.is_cuda else [moved(tensor, devices[0])]
+        return [*first, *(moved(tensor, device, copy=True) for device in devices[1:])]
+
+    def broadcast_coalesced(tensors: Any, devices: Any, buffer_size: int) -> list[list[Tensor]]:
+        outputs: list[list[Tensor]] = [list(tensors), *([] for _ in devices[1:])]
+        order: list[Tensor] = []
+        flattening: Any = _utils
+        for group in _groups_of(tensors if devices[1:] else (), buffer_size):
+            order += group
+            flat: list[Tensor] = broadcast(flattening._flatten_dense_tensors(group), devices)
+            for output, whole in zip(outputs[1:], flat[1:], strict=True):
+                output += [part.detach() for part in flattening._unflatten_dense_tensors(whole, group)]
+        places = {id(tensor): place for place, tensor in enumerate(order)}
+        return [outputs[0], *([output[places[id(tensor)]] for tensor in tensors] for output in outputs[1:])]
+
+    def gather(tensors: Any, dim: int, destination: Any = None) -> Tensor:
+        first, sizes = tensors[0], list(tensors[0].shape)
+        sizes[dim] = sum(tensor.size(dim) for tensor in tensors)
+        device = "cpu" if destination == -1 else named.device(named.card(destination))
+        out, begin = torch.empty(sizes, dtype=first.dtype, device=device), 0
+        for tensor in tensors:
+            out.narrow(dim, begin, tensor.size(dim)).copy_(tensor, non_blocking=True)
+            begin += tensor.size(dim)
+        return out
+
+    functions = {"_scatter": scatter, "_broadcast": broadcast, "_gather": gather}
+    patches.put_all(torch._C, {**functions, "_broadcast_coalesced": broadcast_coalesced})
+    from torch.nn.parallel import _functions
+
+    patches.put(_functions, "_streams", None)
+
+
+def _groups_of(tensors: Sequence[Tensor], limit: int) -> Iterator[list[Tensor]]:
+    """Yield tensors of one dtype until they reach the limit, as torch's C++ takes them for one buffer."""
+    groups: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        group = groups.setdefault(tensor.dtype, [])
+        group.append(tensor)
+        if sum(one.nbytes for one in group) >= limit:
+            yield groups.pop(tensor.dtype)
+    yield from groups.values()
