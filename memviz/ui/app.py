@@ -335,7 +335,7 @@ class _Page:
     def _share(self, states: dict[Any, Any], event: gr.EventData, request: gr.Request) -> list[Any]:
         """Return the view of a tab as a file, or where it was kept. `states` are by their components."""
         said, current = clicked(event), states[self.session]
-        trace, asked = self.context.current(current), states[self.what_if.parts["state"]]
+        trace, asked = self.context.named(current.current), states[self.what_if.parts["state"]]
         files_of: dict[str, Callable[[], SharedFiles]] = {
             "explore": lambda: trace_files(*trace) if trace else {},
             compare.ID: lambda: compare.shared_files(self.context, current, states[self.compare.state]),

@@ -116,6 +116,34 @@ def test_a_visitor_finds_their_own_traces_again_when_they_come_back(
     again.locator(".mvt[data-drawn]").first.wait_for()
 
 
+def test_a_trace_is_renamed_in_place_and_keeps_its_name(page: Any, server: str, secret_file: Path) -> None:
+    open_file(page, server, secret_file)
+    page.locator("#traces .mv-trace b").dblclick()
+    field = page.get_by_label("New name of secret-run")
+    field.fill("<b>x</b> fix")
+    field.press("Enter")
+    row = page.locator("#traces [data-act=choose][title='<b>x</b> fix']")
+    row.wait_for()
+    expect(row).to_be_focused()
+    page.keyboard.press("F2")
+    page.keyboard.type("no")
+    page.keyboard.press("Escape")
+    expect(page.get_by_label("New name of")).to_have_count(0)
+    page.locator("#foot").get_by_role("button", name="Samples").click()
+    page.locator("[data-sample=training]").click()
+    page.get_by_role("tab", name="Compare").click()
+    page.locator("#compare-top h1", has_text="<b>x</b> fix").wait_for()
+    reload(page)
+    row.wait_for()
+    page.locator(".mv-scores", has_text="<b>x</b> fix").wait_for()
+    assert "secret-run" not in page.locator("#frame").inner_text()
+    row.focus()
+    page.keyboard.press("F2")
+    page.get_by_label("New name of").fill(" ")
+    page.keyboard.press("Enter")
+    page.locator("#traces .mv-trace", has_text="secret-run").wait_for()
+
+
 def test_a_broken_file_is_explained_and_nothing_open_is_lost(
     page: Any, server: str, secret_file: Path, tmp_path: Path
 ) -> None:

@@ -6,7 +6,7 @@
 //   [data-mv-copy]  a click copies that text;  [data-mv-dark], [data-mv-keys], [data-mv-close]  as they say
 // The timeline hears `memviz:light` and `memviz:go`, and says `memviz:state` (see its README). The address is kept in
 // address.js, what a click on one of many traces shows at once in ahead.js, the back button in steps.js, menus in menus.js,
-// where the keyboard stands after what it pressed is gone in focus.js, and what a narrow screen does otherwise in narrow.js.
+// where the keyboard stands after what it pressed is gone in focus.js, new names of traces in rename.js, and what a narrow screen does otherwise in narrow.js.
 import { all, isTyping, nearest, say } from "../components/base.js";
 import { savePicture } from "../components/picture.js";
 import { followView } from "./address.js";
@@ -14,6 +14,7 @@ import { listenToRows } from "./ahead.js";
 import { listenToFocus } from "./focus.js";
 import { listenToMenus } from "./menus.js";
 import { closeDrawer, listenToSheet, listenToWidth } from "./narrow.js";
+import { listenToNames } from "./rename.js";
 import { listenToSteps } from "./steps.js";
 
 const REST_MS = 60;
@@ -137,6 +138,7 @@ else document.addEventListener("DOMContentLoaded", startDark);
 closeDrawer();
 listenToFocus();
 listenToMenus();
+listenToNames();
 listenToRows();
 listenToSteps();
 listenToWidth();

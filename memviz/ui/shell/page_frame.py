@@ -99,6 +99,7 @@ KEYS = (
     ("T", "events or time"),
     ("Esc", "undo one thing: tooltip, pin, range, filter"),
     ("/", "find"),
+    ("F2", "rename the trace in focus in the list; also a double click on its name"),
     ("Shift + drag", "choose a range"),
     ("Ctrl + drag, or B and drag", "zoom into a box"),
     ("Alt + drag, or M and drag", "measure bytes, events and time with a ruler"),

@@ -298,3 +298,18 @@ def test_names_that_differ_stay_different_however_long_they_are() -> None:
         shown = distinct_labels(names, 18)
         assert len(set(shown)) == len(set(names)) and all(len(text) <= 18 for text in shown)
     assert distinct_labels(["run", "run", "walk"], 18) == ["run", "run", "walk"]
+
+
+def test_a_new_name_is_kept_by_the_browser_bounded_and_can_be_taken_back() -> None:
+    context = Context(TraceStore())
+    opened = open_trace(context.store, trace_of([alloc(1, 512)]))
+    session = Session().with_opened(opened)
+    renamed = session_after(context, session, {"act": "rename", "key": opened.key, "name": f" {EVIL}\n {'x' * 200}"})
+    assert renamed.opened[0].name == f"{EVIL} {'x' * 200}"[:80]
+    assert EVIL not in traces_html(renamed, context.of)
+    again = reopen_traces(context.store, [[opened.key, "", renamed.opened[0].name], ["gone", "", "y"]])
+    assert again.opened == renamed.opened
+    found = context.named(again.opened[0])
+    assert found is not None and found[0].about.source == renamed.opened[0].name
+    assert session_after(context, renamed, {"act": "rename", "key": opened.key, "name": " "}) == session
+    assert session_after(context, session, {"act": "rename", "key": "gone", "name": "y"}) == session
