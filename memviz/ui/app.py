@@ -367,6 +367,8 @@ class _Page:
     def _first(self, kept: list[list[str]] | None, request: gr.Request) -> list[Any]:
         """Return the values of a new page: the traces this browser had open, and the view that the link names."""
         session = reopen_traces(self.context.store, kept or [], self.given)
+        keys = (str(stored[0]) for stored in kept or [] if stored)
+        session = replace(session, table=next((key for key in keys if self.context.tables.get(key)), ""))
         query = dict(request.query_params)
         if query.get("tab") == TAB:
             compared = compare_session(session, query, self._sample)

@@ -145,6 +145,10 @@ def test_a_table_that_is_dropped_opens_its_tab_and_closes(page: Any, server: str
     heading(page, 4).wait_for()
     assert page.get_by_role("tab", name="Ranks").get_attribute("aria-selected") == "true"
     assert page.get_by_role("button", name="Open in Explore").count() == 0
+    page.wait_for_url("**tab=ranks**")
+    reload(page)
+    page.locator("#ranks-map .mvn[data-drawn]").wait_for()
+    heading(page, 4).wait_for()
     page.get_by_role("button", name="Close ranks.parquet").click()
     page.get_by_role("tab", name="Ranks").wait_for(state="detached")
 
