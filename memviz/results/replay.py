@@ -136,6 +136,10 @@ def replay_result(
             overhead_bytes=question.overhead,
             progress=rest_of(progress, 1, parts),
         )
+    return replay_of(trace, device, outcome, searched)
+
+
+def replay_of(trace: Trace, device: DeviceTrace, outcome: WhatIf, searched: Search | None) -> Replay:
     named: list[tuple[str, Figures]] = [("recorded", outcome.compared_with)]
     if outcome.replayed is not outcome.compared_with:
         named.append(("replayed", outcome.replayed))

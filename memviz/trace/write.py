@@ -18,6 +18,7 @@ import os
 import pickle
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from io import StringIO
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO, cast
 
@@ -277,6 +278,12 @@ def write_tables(file: TextIO, tables: Iterable[Table]) -> None:
         if number == 0:
             writer.writerow(table)
         writer.writerows(zip(*table.values(), strict=True))
+
+
+def csv_text(table: Table) -> str:
+    file = StringIO(newline="")
+    write_tables(file, [table])
+    return file.getvalue()
 
 
 def slices(columns: Columns) -> Iterator[slice]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import gradio as gr
+from gradio.route_utils import get_root_url
 from starlette.middleware import Middleware
 
 from memviz.ranks.summary import RankSummary
@@ -36,7 +37,7 @@ from memviz.ui.components.tables import EventList, HighlightPanel, WaterfallTabl
 from memviz.ui.explore import programs as explore_programs
 from memviz.ui.explore import tab as explore
 from memviz.ui.explore.findings import with_estimate
-from memviz.ui.explore.tab import EXPORTS, export_file
+from memviz.ui.explore.tab import trace_files
 from memviz.ui.ranks import tab as ranks
 from memviz.ui.ranks.answer import has_ranks
 from memviz.ui.run import programs as run_programs
@@ -50,17 +51,18 @@ from memviz.ui.shell.page_frame import (
     actions_html,
     brand_html,
     foot_html,
+    kept_link_html,
     missing_trace_html,
     refused_html,
     theme,
     traces_html,
 )
-from memviz.ui.shell.programs import ExplainingBlocks, serve_agents
+from memviz.ui.shell.programs import QUEUE, ExplainingBlocks, serve_agents, with_worded_errors
 from memviz.ui.shell.request_guard import RequestGuard
 from memviz.ui.shell.session import SAMPLE, Context, Session, find_by_link, open_trace, parts_of_sample, view_state
 from memviz.ui.shell.static_cache import SharedPage, StaticCache, without_hidden
 from memviz.ui.shell.store import TraceStore
-from memviz.ui.shell.temporary_files import Exports, write_failure
+from memviz.ui.shell.temporary_files import Exports, SharedFiles, drop_page, file_with, keep_page, link_hours
 from memviz.ui.shell.visitors import OpenPages, Windows, presence
 from memviz.ui.upload import routes
 from memviz.ui.upload.opening import on_upload, open_files, open_sample, reopen_traces, session_after, tab_after
@@ -179,7 +181,7 @@ class _Page:
 
     def _tabs(self) -> None:
         with gr.Column(elem_id="frame"):
-            self.actions = Panel(elem_id="actions")
+            self.actions, self.kept_link = Panel(elem_id="actions"), Panel(elem_id="kept-link")
             self.turn = TabTurn(elem_id="turn", visible="hidden")
             with gr.Tabs(elem_id="tabs") as self.tabs:
                 with gr.Tab("Explore", id="explore"):
@@ -237,7 +239,10 @@ class _Page:
         # The badges of what is compared stand in the sidebar too.
         self.compare.traces.change(self._traces, [self.session], [self.traces], **PRIVATE)
         saving: dict[str, Any] = {"api_visibility": "private", "trigger_mode": "always_last", **IN_TURN}
-        self.actions.click(in_turn(self._export), [self.session], self.saved, **saving).then(None, js=_SAVE)
+        states = {self.session, self.compare.state, self.ranks.job, self.run.state, what_if_state}
+        shared = self.actions.click(in_turn(self._share), states, [self.saved, self.kept_link], **saving)
+        shared.then(None, js=_SAVE)
+        self.kept_link.click(self._end_link, None, self.kept_link, **PRIVATE)
         begun = [*outputs, self.compare.state, what_if_state, self.run.state, self.browser_name]
         begins = page.load(self._begin, [self.browser, self.browser_name], begun, **PRIVATE)
         begins.then(None, js=PAGE_READY)
@@ -252,7 +257,7 @@ class _Page:
             refused_html(current),
             gr.update(visible=not is_open),
             gr.update(visible=True if is_open else "hidden"),
-            actions_html(current, EXPORTS),
+            actions_html(current),
             turn_to(tab) if tab else gr.skip(),
             *explore.show(self.context, current, state),
             *compare.show(current),
@@ -327,15 +332,31 @@ class _Page:
     def _traces(self, current: Session) -> str:
         return traces_html(current, self.context.of, self.context.tables.get(current.table))
 
-    def _export(self, current: Session, event: gr.EventData) -> str | None:
-        trace = self.context.current(current)
-        kind = clicked(event).get("kind", "")
-        if trace is None or kind not in EXPORTS:
-            return None
-        try:
-            return export_file(*trace, kind)
-        except OSError as error:
-            raise gr.Error(write_failure(error), print_exception=False) from None
+    def _share(self, states: dict[Any, Any], event: gr.EventData, request: gr.Request) -> list[Any]:
+        """Return the view of a tab as a file, or where it was kept. `states` are by their components."""
+        said, current = clicked(event), states[self.session]
+        trace, asked = self.context.named(current.current), states[self.what_if.parts["state"]]
+        files_of: dict[str, Callable[[], SharedFiles]] = {
+            "explore": lambda: trace_files(*trace) if trace else {},
+            compare.ID: lambda: compare.shared_files(self.context, current, states[self.compare.state]),
+            ranks.ID: lambda: ranks.shared_files(self.context, current, states[self.ranks.job]),
+            run.ID: lambda: run.shared_files(self.run.answers, states[self.run.state]),
+            what_if.ID: lambda: self.what_if.answers.shared_files(asked),
+        }
+        kind = said.get("kind", "")
+        with with_worded_errors():
+            files = files_of.get(said.get("tab", ""), dict)()
+            if kind == "link" and "page" in files:
+                name = keep_page(files["page"][1])
+                root = get_root_url(request=request.request, route_path=QUEUE, root_path=None)
+                return [None, kept_link_html(f"{root}{routes.KEPT_PATH}/{name}", link_hours())]
+            return [file_with(*files[kind]) if kind in files else None, ""]
+
+    def _end_link(self, event: gr.EventData) -> str:
+        said = clicked(event)
+        if said.get("act") == "unshare":
+            drop_page(said.get("name", ""))
+        return ""
 
     def _begin(self, kept: list[list[str]] | None, browser: str, request: gr.Request) -> list[Any]:
         browser = browser or secrets.token_urlsafe(18)
@@ -346,6 +367,8 @@ class _Page:
     def _first(self, kept: list[list[str]] | None, request: gr.Request) -> list[Any]:
         """Return the values of a new page: the traces this browser had open, and the view that the link names."""
         session = reopen_traces(self.context.store, kept or [], self.given)
+        keys = (str(stored[0]) for stored in kept or [] if stored)
+        session = replace(session, table=next((key for key in keys if self.context.tables.get(key)), ""))
         query = dict(request.query_params)
         if query.get("tab") == TAB:
             compared = compare_session(session, query, self._sample)

@@ -200,19 +200,19 @@ def test_on_a_narrow_screen_the_pinned_allocation_is_a_sheet_with_a_handle(page,
 
 
 def test_a_menu_closes_with_escape_with_a_click_elsewhere_and_with_a_choice(run):
-    export = run.get_by_text("Export", exact=True)
+    share = run.get_by_text("Share", exact=True)
     opened = run.locator("details.mv-menu[open]")
-    export.click()
-    playwright.expect(opened).to_have_text(re.compile("^Export"))
+    share.click()
+    playwright.expect(opened).to_have_text(re.compile("^Share"))
     run.keyboard.press("Escape")
     playwright.expect(opened).to_have_count(0)
-    playwright.expect(export).to_be_focused()
-    export.press("Enter")
+    playwright.expect(share).to_be_focused()
+    share.press("Enter")
     playwright.expect(opened).to_have_count(1)
-    playwright.expect(opened).to_have_text(re.compile("^Export"))
+    playwright.expect(opened).to_have_text(re.compile("^Share"))
     run.get_by_role("heading", name="Event").first.click()
     playwright.expect(opened).to_have_count(0)
-    export.click()
+    share.click()
     with run.expect_download():
-        run.get_by_role("button", name="Timeline as SVG").click()
+        run.get_by_role("button", name="Picture (SVG)").click()
     playwright.expect(opened).to_have_count(0)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from memviz.ranks.gather import Gathering, gather_ranks
-from tests.browser.conftest import at_home, reload
+from tests.browser.conftest import at_home, reload, watch
 from tests.browser.test_axe import expect_nothing_serious
 from tests.ranks.files import write_ranks
 from tests.server import started
@@ -91,6 +91,24 @@ def test_a_rank_is_compared_with_the_median_rank_and_opened(drawn: Any) -> None:
     assert "136 MiB" in drawn.locator("#verdict .mv-verdict").inner_text()
 
 
+def test_the_map_is_sent_as_a_page_in_which_a_rank_is_chosen(drawn: Any, context: Any, tmp_path: Path) -> None:
+    drawn.get_by_text("Share", exact=True).click()
+    with drawn.expect_download() as download:
+        drawn.get_by_role("button", name="One-file page").click()
+    download.value.save_as(tmp_path / "ranks.html")
+    sent = context.new_page()
+    faults = watch(sent)
+    sent.goto((tmp_path / "ranks.html").as_uri())
+    sent.locator("#ranks-map .mvn[data-drawn]").wait_for()
+    heading(sent, 4).wait_for()
+    sent.mouse.click(**sent.evaluate(ROW, 2))
+    heading(sent, 2).wait_for()
+    sent.locator("#ranks-lists").get_by_role("button", name="rank 4", exact=True).click()
+    heading(sent, 4).wait_for()
+    assert sent.evaluate("document.querySelector('#ranks-map').memviz.value.chosen") == 4
+    assert not faults
+
+
 def test_axe_finds_nothing_serious(drawn: Any) -> None:
     expect_nothing_serious(drawn)
 
@@ -127,6 +145,10 @@ def test_a_table_that_is_dropped_opens_its_tab_and_closes(page: Any, server: str
     heading(page, 4).wait_for()
     assert page.get_by_role("tab", name="Ranks").get_attribute("aria-selected") == "true"
     assert page.get_by_role("button", name="Open in Explore").count() == 0
+    page.wait_for_url("**tab=ranks**")
+    reload(page)
+    page.locator("#ranks-map .mvn[data-drawn]").wait_for()
+    heading(page, 4).wait_for()
     page.get_by_role("button", name="Close ranks.parquet").click()
     page.get_by_role("tab", name="Ranks").wait_for(state="detached")
 

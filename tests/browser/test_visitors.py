@@ -3,6 +3,7 @@
 import pickle
 import re
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.browser.conftest import at_home, new_visitor, program, reload
+from tests.server import started
 from tests.traces import alloc, frame, free, snapshot
 
 
@@ -57,8 +59,9 @@ def test_a_link_to_an_estimate_of_a_sample_makes_it_again_for_another_visitor(
     page.locator("#findings [data-act=estimate]").first.click()
     page.locator("#compare-B .mvt[data-drawn]").wait_for()
     page.wait_for_url(re.compile("traces=.*checkpoint"))
-    page.get_by_role("button", name="Share link").click()
-    page.get_by_role("button", name="Copied").wait_for()
+    page.get_by_text("Share", exact=True).click()
+    page.get_by_role("button", name="Copy link on this machine only").click()
+    page.get_by_text("Copied", exact=True).wait_for()
     said = page.locator("#compare-top h1").inner_text()
     visitor = new_visitor(browser)
     other = watched(visitor)
@@ -69,14 +72,37 @@ def test_a_link_to_an_estimate_of_a_sample_makes_it_again_for_another_visitor(
     # An uploaded trace restricts the link to this browser, even next to a sample.
     page.set_input_files("#files input[type=file]", secret_file)
     page.locator("#traces .mv-trace").nth(2).wait_for()
-    page.get_by_role("button", name="Share link").wait_for()
+    whom = page.locator("[data-mv-whom]")
+    expect(whom).to_have_text("on this machine only")
     page.get_by_role("tab", name="Explore").click()
-    page.get_by_role("button", name="Link for this browser alone").wait_for()
+    expect(whom).to_have_text("in this browser only")
     page.locator("#traces [title='training']").click()
-    page.get_by_role("button", name="Share link").wait_for()
+    expect(whom).to_have_text("on this machine only")
     page.get_by_role("tab", name="Compare").click()
     page.locator("#compare-top").get_by_role("checkbox", name="secret-run").click()
-    page.get_by_role("button", name="Link for this browser alone").wait_for()
+    expect(whom).to_have_text("in this browser only")
+
+
+def test_a_copy_is_kept_for_others_where_the_owner_allows_it(
+    page: Any, browser: Any, watched: Callable[[Any], Any], secret_file: Path
+) -> None:
+    with started({"MEMVIZ_LINK_HOURS": "72"}, quickly=True) as server:
+        open_file(page, server.address, secret_file)
+        page.get_by_text("Share", exact=True).click()
+        page.get_by_role("button", name="Link for others to a copy, kept here for 3 days").click()
+        address = page.get_by_label("Address of the copy").input_value()
+        visitor = new_visitor(browser)
+        other = watched(visitor)
+        other.goto(address)
+        other.locator("[data-saved=ready]").wait_for()
+        other.locator("#timeline .mvt[data-drawn]").wait_for()
+        assert "secret_function" in other.content()
+        assert other.evaluate("origin") == "null", "it may not act as the page"
+        page.get_by_role("button", name="Delete now").click()
+        page.get_by_label("Address of the copy").wait_for(state="detached")
+        visitor.close()
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(address, timeout=120)
 
 
 def test_a_visitor_finds_their_own_traces_again_when_they_come_back(
@@ -88,6 +114,34 @@ def test_a_visitor_finds_their_own_traces_again_when_they_come_back(
     again.goto(server)
     again.get_by_role("button", name=re.compile("secret-run")).first.wait_for()
     again.locator(".mvt[data-drawn]").first.wait_for()
+
+
+def test_a_trace_is_renamed_in_place_and_keeps_its_name(page: Any, server: str, secret_file: Path) -> None:
+    open_file(page, server, secret_file)
+    page.locator("#traces .mv-trace b").dblclick()
+    field = page.get_by_label("New name of secret-run")
+    field.fill("<b>x</b> fix")
+    field.press("Enter")
+    row = page.locator("#traces [data-act=choose][title='<b>x</b> fix']")
+    row.wait_for()
+    expect(row).to_be_focused()
+    page.keyboard.press("F2")
+    page.keyboard.type("no")
+    page.keyboard.press("Escape")
+    expect(page.get_by_label("New name of")).to_have_count(0)
+    page.locator("#foot").get_by_role("button", name="Samples").click()
+    page.locator("[data-sample=training]").click()
+    page.get_by_role("tab", name="Compare").click()
+    page.locator("#compare-top h1", has_text="<b>x</b> fix").wait_for()
+    reload(page)
+    row.wait_for()
+    page.locator(".mv-scores", has_text="<b>x</b> fix").wait_for()
+    assert "secret-run" not in page.locator("#frame").inner_text()
+    row.focus()
+    page.keyboard.press("F2")
+    page.get_by_label("New name of").fill(" ")
+    page.keyboard.press("Enter")
+    page.locator("#traces .mv-trace", has_text="secret-run").wait_for()
 
 
 def test_a_broken_file_is_explained_and_nothing_open_is_lost(

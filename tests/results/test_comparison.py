@@ -2,10 +2,12 @@
 
 import csv
 import io
+import json
 import re
 from dataclasses import replace
 from functools import cache
 from html import unescape
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from memviz.analysis.comparing.changes import changes, summarize_comparison
 from memviz.results.comparison import comparison_headline, comparison_result
 from memviz.trace.model import Trace
 from memviz.ui.compare import programs
-from memviz.ui.compare.tab import comparison_file
+from memviz.ui.compare.tab import comparison_files
 from memviz.ui.compare.waterfall import change_text, waterfall
 from memviz.ui.saved.report import report_page
 from memviz.ui.shell.session import Opened
@@ -50,11 +52,16 @@ def test_diff_and_programs_have_the_rows_of_the_page(by: str) -> None:
 
 
 @pytest.mark.parametrize("by", ["site", "category"])
-def test_saved_tables_and_pages_have_the_rows_of_the_page(by: str) -> None:
-    table = list(csv.DictReader(io.StringIO(comparison_file(sides(), "csv", by)["text"])))
+def test_shared_files_have_the_rows_of_the_page(by: str, tmp_path: Path) -> None:
+    files = comparison_files(sides(), by)
+    written = {kind: tmp_path / name for kind, (name, _) in files.items()}
+    for kind, path in written.items():
+        files[kind][1](path)
+    assert json.loads(written["json"].read_text()) == comparison_result(sides(), by).as_json()
+    table = list(csv.DictReader(io.StringIO(written["csv"].read_text())))
     figures = [(row["A_bytes"], row["B_bytes"]) for row in table]
     assert sorted(figures[:-1]) == sorted((str(before), str(after)) for _, before, after in told(by))
-    page = comparison_file(sides(), "html", by)["text"]
+    page = written["page"].read_text(encoding="utf-8")
     shown = {tuple(row[:4]) for row in rows_of(page)}
     changed = [row for row in told(by) if row[1] != row[2]]
     assert changed
@@ -84,7 +91,7 @@ def test_notes_and_names_of_a_saved_comparison_say_whose_they_are() -> None:
     assert "B, late-start.pickle.gz: The history starts late" in page
     assert page.count("A snapshot holds what PyTorch's allocator manages.") == 1
     late = trace_of([alloc(1 << 21, 7)], [segment(0, 1 << 22, [block(0, 512, 500), block(1 << 21, 512, 7)])])
-    page = comparison_file([sides()[0], (late, late.devices[0])], "html", "category")["text"]
+    page = report_page([sides()[0], (late, late.devices[0])], "category")
     assert ["before recording", "–", "500 B", "+500 B"] in [row[:4] for row in rows_of(page)]
     named = [
         replace(trace, about=replace(trace.about, source=f"{name}.pickle.gz"))

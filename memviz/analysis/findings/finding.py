@@ -21,22 +21,31 @@ from memviz.trace.model import Action, Bools, Category, DeviceTrace, Ints8, Trac
 
 
 class FindingKind(StrEnum):
-    OUT_OF_MEMORY = "out_of_memory"
-    ACTIVATIONS = "activations"
-    KEPT_TOO_LONG = "kept_too_long"
-    GROWING = "growing"
-    SPIKE = "spike"
-    PINNED_SEGMENTS = "pinned_segments"
-    DUPLICATED_WEIGHTS = "duplicated_weights"
-    GRADIENTS_IN_FORWARD = "gradients_in_forward"
-    WIDER_COPIES = "wider_copies"
-    LARGE_TEMPORARY = "large_temporary"
-    PRIVATE_POOLS = "private_pools"
-    WAITING_FREES = "waiting_frees"
-    KEPT_BY_LIST = "kept_by_growing_list"
-    KEPT_BY_GRAPH = "kept_by_autograd_graph"
-    KEPT_BY_EXCEPTION = "kept_by_exception"
-    WAITS_FOR_COLLECTION = "waits_for_collection"
+    """Each with a few words for its bytes; a finding's sentence says more."""
+
+    title_text: str
+
+    def __new__(cls, value: str, title: str) -> FindingKind:
+        kind = str.__new__(cls, value)
+        kind._value_, kind.title_text = value, title
+        return kind
+
+    OUT_OF_MEMORY = "out_of_memory", "requested when memory ran out"
+    ACTIVATIONS = "activations", "activations saved for backward"
+    KEPT_TOO_LONG = "kept_too_long", "kept into the next step"
+    GROWING = "growing", "growth from step to step"
+    SPIKE = "spike", "reserved by a short spike"
+    PINNED_SEGMENTS = "pinned_segments", "stuck in partly used segments"
+    DUPLICATED_WEIGHTS = "duplicated_weights", "probable second copy of weights"
+    GRADIENTS_IN_FORWARD = "gradients_in_forward", "gradients live during forward"
+    WIDER_COPIES = "wider_copies", "probable copies to wider dtypes"
+    LARGE_TEMPORARY = "large_temporary", "temporary at the peak"
+    PRIVATE_POOLS = "private_pools", "in private pools"
+    WAITING_FREES = "waiting_frees", "freed late, for other streams"
+    KEPT_BY_LIST = "kept_by_growing_list", "kept by a growing container"
+    KEPT_BY_GRAPH = "kept_by_autograd_graph", "kept by an autograd graph"
+    KEPT_BY_EXCEPTION = "kept_by_exception", "kept by an exception"
+    WAITS_FOR_COLLECTION = "waits_for_collection", "waiting for garbage collection"
 
 
 @dataclass(frozen=True, eq=False)

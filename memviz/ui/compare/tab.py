@@ -4,32 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from io import StringIO
 from typing import Any
 
 import gradio as gr
 
-from memviz.analysis.comparing.changes import Changes, changes
+from memviz.analysis.comparing.changes import Changes, best_grouping, changes
 from memviz.analysis.comparing.matching import Pair
-from memviz.errors import UsageError
-from memviz.trace.write import safe, write_tables
+from memviz.results.comparison import comparison_result
+from memviz.trace.write import csv_text, safe
 from memviz.ui.compare.answer import comparison_parts
-from memviz.ui.compare.state import LETTERS, CompareState, changed
+from memviz.ui.compare.state import LETTERS, CompareState, changed, sides_of
 from memviz.ui.components.component import Panel, clicked
 from memviz.ui.components.plots import MemoryTimeline, Overlay
 from memviz.ui.components.tables import WaterfallTable
 from memviz.ui.saved.report import report_page
 from memviz.ui.shell.gradio_events import PRIVATE, while_seen
 from memviz.ui.shell.session import Context, Session
+from memviz.ui.shell.temporary_files import SharedFiles, json_writer, text_writer
 
 
-def comparison_file(sides: Sequence[Pair], kind: str, by: str) -> dict[str, Any]:
-    if kind == "html":
-        return {"name": "comparison.html", "type": "text/html;charset=utf-8", "text": report_page(sides, by)}
-    if kind == "csv":
-        text = changes_csv(changes(sides, by))
-        return {"name": f"comparison-by-{by}.csv", "type": "text/csv;charset=utf-8", "text": text}
-    raise UsageError(f"A comparison cannot be saved as {kind!r}.")
+def comparison_files(sides: Sequence[Pair], by: str) -> SharedFiles:
+    return {
+        "page": ("comparison.html", text_writer(lambda: report_page(sides, by))),
+        "csv": (f"comparison-by-{by}.csv", text_writer(lambda: changes_csv(changes(sides, by)))),
+        "json": (f"comparison-by-{by}.json", json_writer(lambda: comparison_result(sides, by).as_json())),
+    }
+
+
+def shared_files(context: Context, session: Session, state: CompareState) -> SharedFiles:
+    sides = sides_of(context, session)
+    pairs = [side.pair for side in sides]
+    if len(pairs) < 2:
+        return {}
+    named = [pair for side in sides if (pair := context.named(side.opened)) is not None]
+    return comparison_files(named, state.by or best_grouping(pairs, state.number_of_other(sides)))
 
 
 def changes_csv(comparison: Changes) -> str:
@@ -48,9 +56,7 @@ def changes_csv(comparison: Changes) -> str:
         columns[f"{LETTERS[number]}_allocations"] = [*counts, sum(counts)]
     for other in range(1, len(peaks)):
         columns[f"{LETTERS[other]}_minus_A_bytes"] = [*(row.delta(other) for row in rows), comparison.delta(other)]
-    file = StringIO(newline="")
-    write_tables(file, [columns])
-    return file.getvalue()
+    return csv_text(columns)
 
 
 ID, LABEL = "compare", "Compare"
@@ -82,7 +88,7 @@ class CompareTab:
             with gr.Row(elem_classes="mv-linked"):
                 timelines = [MemoryTimeline(context.find, elem_id=f"compare-{letter}") for letter in LETTERS]
             overlay = Overlay(elem_id="compare-overlay")
-            self.differences = WaterfallTable(context.find, comparison_file, elem_id="differences")
+            self.differences = WaterfallTable(context.find, elem_id="differences")
             place = Panel(elem_id="compare-place")
             """The tab's part of the address; address.js reads it."""
         self.traces = gr.State(())

@@ -130,13 +130,11 @@ def waterfall_html(fall: Waterfall, around: Surroundings) -> Html:
     )
     shown = f"Only the first {FEW_ROWS}" if fall.every_row else f"{count_text(fall.more)} more rows"
     more = button(shown, "rows", None) if fall.more else ""
-    csv = button("Table as CSV", None, None, data_take="csv")
-    page = button("Comparison as one HTML page", None, None, data_take="html")
     return tag(
         "section",
         _title(fall, letter, around),
         table,
-        tag("p", more, csv, page, class_="mv-take"),
+        tag("p", more, class_="mv-take") if more else "",
         class_="mv-differences",
         aria_label=f"From peak A to peak {letter}",
         data_linked=around.linked,

@@ -90,8 +90,6 @@ class HighlightPanel(Panel):
         super().__init__(server_functions=[table_csv], **options)
 
 
-MakeFile = Callable[[Sequence[Pair], str, str], dict[str, Any]]
-"""From the compared traces, the kind of file and the grouping to its name, type and text."""
 _MOST_SIDES = 8
 
 
@@ -100,19 +98,14 @@ class WaterfallTable(Panel):
 
     source = "waterfall/waterfall"
 
-    def __init__(self, find: Find, make_file: MakeFile, **options: Any) -> None:
+    def __init__(self, find: Find, **options: Any) -> None:
         @served
         def compared_rows(request: Request) -> dict[str, Any]:
             """{sides, by, row} -> per side which of its allocations belong to that row, one bit each."""
             masks = highlighted_rows(_sides(find, request), str(request.get("by")), str(request.get("row")))
             return {"lit": [as_sent(mask) for mask in masks]}
 
-        @served
-        def compared_file(request: Request) -> dict[str, Any]:
-            """{kind, sides, by} -> a file's name, type and text."""
-            return make_file(_sides(find, request), str(request.get("kind")), str(request.get("by")))
-
-        super().__init__(server_functions=[compared_rows, compared_file], **options)
+        super().__init__(server_functions=[compared_rows], **options)
 
 
 def highlighted_rows(sides: Sequence[Pair], by: str, row: str) -> list[PackedTimeline]:

@@ -96,25 +96,6 @@ def with_estimate(context: Context, session: Session, data: Mapping[str, str]) -
 FEW = 2
 """Findings that are seen before the others are asked for."""
 _LONGEST = 400
-_TITLES = {
-    FindingKind.OUT_OF_MEMORY: "requested when memory ran out",
-    FindingKind.ACTIVATIONS: "activations saved for backward",
-    FindingKind.KEPT_TOO_LONG: "kept into the next step",
-    FindingKind.GROWING: "growth from step to step",
-    FindingKind.SPIKE: "reserved by a short spike",
-    FindingKind.PINNED_SEGMENTS: "stuck in partly used segments",
-    FindingKind.DUPLICATED_WEIGHTS: "probable second copy of weights",
-    FindingKind.GRADIENTS_IN_FORWARD: "gradients live during forward",
-    FindingKind.WIDER_COPIES: "probable copies to wider dtypes",
-    FindingKind.LARGE_TEMPORARY: "temporary at the peak",
-    FindingKind.PRIVATE_POOLS: "in private pools",
-    FindingKind.WAITING_FREES: "freed late, for other streams",
-    FindingKind.KEPT_BY_LIST: "kept by a growing container",
-    FindingKind.KEPT_BY_GRAPH: "kept by an autograd graph",
-    FindingKind.KEPT_BY_EXCEPTION: "kept by an exception",
-    FindingKind.WAITS_FOR_COLLECTION: "waiting for garbage collection",
-}
-"""A few words for the bytes of a finding. Its sentence says more."""
 _WHAT_IF, _RUN = ("what-if", "What if"), ("run", "Run")
 _TABS = {
     FindingKind.OUT_OF_MEMORY: _WHAT_IF,
@@ -157,7 +138,7 @@ def _item(finding: Finding, key: str, offers: Sequence[Offer], limit: str) -> Ht
     text = tag("p", cut(finding.sentence, _LONGEST), " ", tag("span", finding.remedy, class_="mv-soft"))
     if not key:
         return tag("li", text)
-    words = joined(tag("b", rounded(finding.bytes)), " ", _TITLES[finding.kind])
+    words = joined(tag("b", rounded(finding.bytes)), " ", finding.kind.title_text)
     chip = button(words, None, "mv-finding", data_keep="")
     tab, name = _TABS.get(finding.kind, ("", ""))
     turn = button(name, "turn", data_tab=tab, data_finding=finding.key) if tab else ""

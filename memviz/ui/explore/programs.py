@@ -17,6 +17,7 @@ from memviz.results.summary import summary_result
 from memviz.ui.saved.report import check_count, report_page
 from memviz.ui.shell.gradio_events import IN_TURN, in_turn
 from memviz.ui.shell.programs import (
+    QUEUE,
     address_of,
     grouping_of,
     json_safe_answer,
@@ -28,8 +29,6 @@ from memviz.ui.shell.programs import (
 )
 from memviz.ui.shell.temporary_files import page_file
 
-_QUEUE = "/gradio_api/queue/join"
-"""The route that receives every call of an API client."""
 _LONGEST_QUERY = 400
 _MOST_DEVICES = 64
 
@@ -63,7 +62,7 @@ def open_snapshot(file: str, request: gr.Request) -> dict[str, Any]:
     """
     with with_worded_errors():
         trace, device = open_upload(file)
-        root = get_root_url(request=request.request, route_path=_QUEUE, root_path=None)
+        root = get_root_url(request=request.request, route_path=QUEUE, root_path=None)
         return json_safe_answer(
             {
                 "file": address_of(file, root),

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from functools import partial
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,10 @@ from memviz.analysis.allocations import write_allocations
 from memviz.analysis.breakdown import Breakdown
 from memviz.figures.colouring import MEANINGS, telling_meaning
 from memviz.results.headline import trace_name
+from memviz.results.summary import summary_result
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.trace.strip import strip_paths
-from memviz.trace.write import safe, write_pickle, write_tables
+from memviz.trace.write import csv_text, safe
 from memviz.ui.components.component import FindField, Panel, clicked, requested_trace, typed
 from memviz.ui.components.plots import MemoryTimeline, SegmentMap
 from memviz.ui.components.tables import EventList, HighlightPanel
@@ -33,49 +33,36 @@ from memviz.ui.saved.report import report_page
 from memviz.ui.shell.gradio_events import NO_PROGRESS
 from memviz.ui.shell.housekeeping import wait_until_idle
 from memviz.ui.shell.session import Context, Session, timeline_key
-from memviz.ui.shell.temporary_files import file_stem, file_with, page_file
-
-EXPORTS = {
-    "report": "Report as one HTML page",
-    "allocations": "All allocations as CSV",
-    "snapshot": "Snapshot without paths",
-}
+from memviz.ui.shell.temporary_files import SharedFiles, file_stem, json_writer, snapshot_writer, text_writer
 
 
-def export_file(trace: Trace, device: DeviceTrace, kind: str) -> str:
+def trace_files(trace: Trace, device: DeviceTrace) -> SharedFiles:
+    def write_table(path: Path) -> None:
+        with path.open("w", encoding="utf-8", errors="backslashreplace", newline="") as table:
+            write_allocations(trace, table)
+
     stem = file_stem(trace_name(trace.about.source))
-    if kind == "report":
-        return page_file(f"{stem}.html", report_page([(trace, device)]))
-
-    def write(path: Path) -> None:
-        if kind == "allocations":
-            with path.open("w", encoding="utf-8", errors="backslashreplace", newline="") as table:
-                write_allocations(trace, table)
-        else:
-            with path.open("wb") as file:
-                write_pickle(strip_paths(trace), file)
-
-    return file_with(stem + ("-allocations.csv" if kind == "allocations" else "-stripped.pickle"), write)
+    return {
+        "page": (f"{stem}.html", text_writer(lambda: report_page([(trace, device)]))),
+        "csv": (f"{stem}-allocations.csv", write_table),
+        "json": (f"{stem}.json", json_writer(lambda: summary_result(trace, device.name).as_json())),
+        "snapshot": (f"{stem}-stripped.pickle", snapshot_writer(lambda: strip_paths(trace))),
+    }
 
 
 def groups_csv(breakdown: Breakdown, unit: str = "bytes") -> str:
     """All of a table of groups, to the byte; or to the byte times event, where those were counted."""
     groups = breakdown.groups.groups
     mostly = [breakdown.dominant[group.key] for group in groups]
-    file = StringIO(newline="")
-    write_tables(
-        file,
-        [
-            {
-                breakdown.groups.by: [safe(group.label) for group in groups],
-                "kind": [group.kind for group in mostly],
-                f"kind_{unit}": [group.bytes for group in mostly],
-                "blocks": [group.count for group in groups],
-                unit: [group.bytes for group in groups],
-            }
-        ],
+    return csv_text(
+        {
+            breakdown.groups.by: [safe(group.label) for group in groups],
+            "kind": [group.kind for group in mostly],
+            f"kind_{unit}": [group.bytes for group in mostly],
+            "blocks": [group.count for group in groups],
+            unit: [group.bytes for group in groups],
+        }
     )
-    return file.getvalue()
 
 
 _PRIVATE: dict[str, Any] = {"queue": False, "api_visibility": "private", **NO_PROGRESS}

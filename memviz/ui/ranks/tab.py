@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,6 +12,9 @@ import gradio as gr
 from memviz.errors import MemvizError
 from memviz.ranks.places import Place
 from memviz.ranks.reduce_rank import trace_at
+from memviz.ranks.summary import RankSummary
+from memviz.results.ranks import ranks_headline, ranks_json
+from memviz.text import Html, joined, tag
 from memviz.ui.components.component import Panel, clicked
 from memviz.ui.components.plots import RankMap
 from memviz.ui.ranks.answer import ShownRanks, compared_jobs, has_ranks, rank_map_value, shown_ranks
@@ -22,8 +26,10 @@ from memviz.ui.ranks.views import (
     outliers_html,
     ranks_verdict_html,
 )
+from memviz.ui.saved.document import Document, SavedLinks, SavedPanel, html_text
 from memviz.ui.shell.gradio_events import PRIVATE, while_seen
 from memviz.ui.shell.session import Context, Session, open_trace
+from memviz.ui.shell.temporary_files import SharedFiles, json_writer, table_writer, text_writer
 
 ID, LABEL = "ranks", "Ranks"
 
@@ -41,7 +47,8 @@ class RanksTab:
             """Its buttons open traces, which the page does."""
             picture = RankMap(elem_id="ranks-map")
             lists, failed = Panel(elem_id="ranks-lists"), Panel(elem_id="ranks-failed")
-            chosen, job, looked_at = gr.State(None), gr.State(0), gr.State(False)
+            chosen, self.job, looked_at = gr.State(None), gr.State(0), gr.State(False)
+            job = self.job
         self.outputs = [tab, shown]
         drawing = [verdict, picture, self.one, lists, failed, chosen]
         while_seen(tabs, tab, shown, looked_at, partial(draw, context), inputs=[session, chosen, job], outputs=drawing)
@@ -96,6 +103,42 @@ def one_rank(context: Context, session: Session, rank: int | None, job: int = 0)
 def _one(shown: ShownRanks, rank: int | None) -> str:
     can_open = shown.is_given or (rank in shown.keys)
     return one_rank_html(shown.job, rank, can_open=can_open, job_number=shown.number)
+
+
+_MOST_SAVED = 512
+"""Ranks whose figures a page has; of others it has the map."""
+
+
+def shared_files(context: Context, session: Session, job: int) -> SharedFiles:
+    shown = shown_ranks(context, session, job)
+    if shown is None:
+        return {}
+    found = shown.job
+    return {
+        "page": ("ranks.html", text_writer(lambda: ranks_page(found))),
+        "csv": ("ranks.csv", table_writer(lambda: ranks_json(found)["ranks"])),
+        "json": ("ranks.json", json_writer(lambda: ranks_json(found))),
+    }
+
+
+def ranks_page(job: RankSummary) -> str:
+    """The tab as one page: the map, in which a rank can be chosen, and its lists."""
+    numbers = [*(one.rank for one in job.outliers), job.highest.number, *(rank.number for rank in job.ranks)]
+    saved = {str(number) for number in numbers[:_MOST_SAVED]}
+
+    def follow(data: Mapping[str, str]) -> dict[str, str] | None:
+        return {"rank": data["rank"]} if data.get("rank") in saved else None
+
+    with SavedLinks(follow):
+        views: dict[tuple[str, ...], Html] = {(rank,): one_rank_html(job, int(rank), can_open=False) for rank in saved}
+        lists = joined(outliers_html(job), groups_html(job))
+        texts = [ranks_verdict_html(job), missing_html(job, is_open=False), failed_html(job)]
+    parts = ("ranks-one", views[str(numbers[0]),]), ("ranks-map", ""), ("ranks-lists", lists)
+    places = [tag("div", html, id=name) for name, html in parts]
+    body = tag("div", texts[0], *places, *texts[1:], class_="mv-ranks")
+    panel = SavedPanel("ranks-one", ("rank",), views)
+    data = {"ranks": rank_map_value(job, numbers[0])}
+    return html_text(Document(ranks_headline(job).answer, body, [panel], {"rank": str(numbers[0])}, data=data))
 
 
 def _rank(data: dict[str, str], name: str = "rank") -> int | None:

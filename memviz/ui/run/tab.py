@@ -16,7 +16,9 @@ from typing import Any
 import gradio as gr
 
 from memviz.errors import MemvizError
+from memviz.results.run import variants_headline
 from memviz.runner.jobs.service import OrderStatus, SearchStatus
+from memviz.runner.request import run_json
 from memviz.text import Html, tag
 from memviz.ui.components.component import Panel, PlainForm, clicked, form_fields, turn_of
 from memviz.ui.components.plots import MemoryTimeline
@@ -34,8 +36,11 @@ from memviz.ui.run.published_examples import (
     story_fields,
 )
 from memviz.ui.run.results import head_html, kept_runs_value, legend_html, progress_text, results_html
+from memviz.ui.saved.document import GENEROUS, Document, SavedLinks, html_text
+from memviz.ui.saved.timeline import saved_pieces, site_labels
 from memviz.ui.shell.gradio_events import IN_PARTS, in_parts
 from memviz.ui.shell.session import Context, Session
+from memviz.ui.shell.temporary_files import SharedFiles, json_writer, table_writer, text_writer
 from memviz.ui.shell.visitors import presence
 
 ID = "run"
@@ -430,6 +435,50 @@ class RunTab:
 
 def _values(**values: Any) -> list[Any]:
     return [values.get(name, gr.skip()) for name in _PARTS]
+
+
+def shared_files(answers: RunAnswers, state: RunState) -> SharedFiles:
+    status = answers.status(answers.shown_order(state))
+    if status is None or not any(variant.run for variant in status.variants):
+        return {}
+    shown = answers.checked(status, state.pinned)
+
+    def rows() -> list[dict[str, Any]]:
+        return [{"variant": one.label, **run_json(one.run)} for one in shown.variants if one.run is not None]
+
+    return {
+        "page": ("runs.html", text_writer(lambda: _page(answers, state, shown))),
+        "csv": ("runs.csv", table_writer(rows)),
+        "json": ("runs.json", json_writer(lambda: {"variants": rows()})),
+    }
+
+
+def _page(answers: RunAnswers, state: RunState, status: OrderStatus) -> str:
+    """The tab's answer as one page, without its form."""
+    search = answers.searches.status(state.search) if state.search else None
+    traces = [replace(trace, key=trace.letter) for trace in answers.shown_pair(status)]
+    with SavedLinks():
+        head = head_html(status)
+        found: Html | str = ""
+        if search is not None:
+            usable = answers.usable_bytes(search.order.request.card)
+            head, found = fit_head_html(search, usable), fit_html(search, usable, state.way)
+        results = results_html(status, answers.shown(status))
+    places = [tag("div", id=f"run-{trace.letter}") for trace in traces]
+    legend = tag("div", legend_html(traces), id="run-legend") if traces else ""
+    linked = tag("div", *places, legend, class_="mv-linked mv-run-timelines")
+    body = tag("div", head, linked, found, results, class_="mv-what-if mv-run")
+    columns = GENEROUS.columns // max(len(traces), 1)
+    saved = {
+        trace.key: {
+            "pieces": saved_pieces(*trace.pair, columns).pieces,
+            "sites": site_labels(*trace.pair),
+            "lights": {},
+        }
+        for trace in traces
+    }
+    data = {"run": timeline_values(traces, status)[: len(traces)], "traces": saved}
+    return html_text(Document(variants_headline(status.variants).headline.answer, body, data=data))
 
 
 def state_from_link(query: Mapping[str, str]) -> RunState | None:

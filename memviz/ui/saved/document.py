@@ -46,8 +46,7 @@ State = dict[str, str]
 Follow = Callable[[Mapping[str, str]], State | None]
 """From the data of a control to what a click on it changes; None where that leads nowhere here."""
 
-_NEEDS_THE_SERVER = ("csv", "take")
-_DROPPED_ACTS = frozenset({"toggle", "home", "export", "close", "sample", "weight", "colour"})
+_DROPPED_ACTS = frozenset({"toggle", "home", "close", "sample", "weight", "colour", "open", "pin", "unpin", "compare"})
 """Actions on the page's other traces, or without an equivalent in a saved page; their labels are dropped too."""
 _DROPPED_TABS = frozenset({"segments", "events"})
 _BUTTONS_ONLY = frozenset({"type", "data_act", "data_letter", "draggable", "role", "tabindex"})
@@ -108,7 +107,7 @@ class SavedLinks:
             if name.startswith("data_") and value is not None and value is not False
         }
         act = data.get("act")
-        if act in _DROPPED_ACTS or any(name in data for name in _NEEDS_THE_SERVER):
+        if act in _DROPPED_ACTS or "csv" in data:
             return None
         if act == "tab" and data.get("value") in _DROPPED_TABS:
             return None
@@ -143,7 +142,11 @@ _STYLES = (
     "shell/page_frame.css",
     "explore/explore.css",
     "compare/compare.css",
+    "ranks/ranks.css",
     "what_if/what_if.css",
+    "run/run.css",
+    "run/fit.css",
+    "components/rank_map/rank_map.css",
     "components/memory_timeline/timeline.css",
     "components/segment_map/segment_map.css",
     "components/reserved_plot/reserved_plot.css",

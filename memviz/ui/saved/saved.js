@@ -4,6 +4,7 @@ import { all, onModeChange } from "../components/base.js";
 import { mount as mountLitPanel } from "../components/lit_panel/lit_panel.js";
 import { mount as mountTimeline } from "../components/memory_timeline/timeline.js";
 import { mount as mountOverlay } from "../components/overlay/overlay.js";
+import { mount as mountRanks } from "../components/rank_map/rank_map.js";
 import { mount as mountPlot } from "../components/reserved_plot/reserved_plot.js";
 import { mount as mountPair } from "../components/segment_pair/segment_pair.js";
 import { mount as mountWaterfall } from "../components/waterfall/waterfall.js";
@@ -82,7 +83,7 @@ function hear(said) {
 }
 
 function startExplore() {
-  if (!saved.traces) return;
+  if (!state.trace) return;
   const isShown = state.shown !== "compare";
   giveTimeline = mounted(mountTimeline, "timeline", isShown ? traces[state.trace].data.value : {}, hear);
   offerWhatIsKept(state.trace);
@@ -130,6 +131,21 @@ function startWhatIf() {
   mounted(mountPair, "what-if-maps", { maps: saved.shown_maps });
 }
 
+// -- Ranks and Run
+
+function startRanks() {
+  if (!saved.ranks) return;
+  const give = mounted(mountRanks, "ranks-map", saved.ranks, ({ rank }) => {
+    Object.assign(state, { rank: String(rank) });
+    draw();
+  });
+  onDrawn("ranks-one", () => give({ ...saved.ranks, chosen: Number(state.rank) }));
+}
+
+function startRun() {
+  for (const value of saved.run || []) mounted(mountTimeline, `run-${value.badge}`, value);
+}
+
 // -- light or dark: as somebody chose, else as the system has it
 
 function followMode() {
@@ -154,6 +170,8 @@ async function start() {
   startExplore();
   startComparison();
   startWhatIf();
+  startRanks();
+  startRun();
   listenToButtons((before) => {
     turnExplore(before);
     turnComparison(before);

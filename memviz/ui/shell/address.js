@@ -25,11 +25,18 @@ let explored = { key: "", said: null };
 /** The address is that of a run. */
 let wasRun = false;
 
-/** A link is for everybody where everybody has what it names: the samples, and what is made of them again.
- * @param {string[]} names */
-function sayForWhom(names) {
-  const whom = names.every((name) => name.startsWith(SAMPLE)) ? "all" : "own";
-  for (const button of all("[data-mv-share]")) button.hidden = button.dataset.mvShare !== whom;
+/** The Share menu has what the visible tab can be sent as. A link is for everybody where everybody has what it names:
+ * the samples, and what is made of them again.
+ * @param {string} tab @param {string[]} names */
+function showMenu(tab, names) {
+  const isOwn = !names.every((name) => name.startsWith(SAMPLE));
+  const isHere = /^(localhost|127\.|\[::1\])/.test(location.hostname);
+  const whom = isOwn ? "in this browser only" : isHere ? "on this machine only" : `for all who can open ${location.hostname}`;
+  for (const menu of all(".mv-actions > details")) menu.hidden = !tab;
+  // What is written there again would be heard as a change.
+  for (const node of all("[data-mv-whom]")) if (node.textContent !== whom) node.textContent = whom;
+  for (const node of all(".mv-actions [data-mv-tabs]")) node.hidden = !node.dataset.mvTabs?.split(" ").includes(tab);
+  for (const button of all(".mv-actions [data-act]")) button.dataset.tab = tab;
 }
 
 /** @param {boolean} [isAsked] by somebody who wants to share what is seen */
@@ -42,7 +49,8 @@ export function followView(isAsked = false) {
   const said = new URLSearchParams(seen ? seen.dataset.mvQuery : saidOfIt || {});
   // A link to a run has no traces: the form that it describes is predicted again.
   const isRun = said.has("run");
-  sayForWhom(isRun ? [SAMPLE] : (said.get("traces") || link || "").split(","));
+  const isExplore = link && document.getElementById("verdict")?.offsetParent;
+  showMenu((seen && said.get("tab")) || (isExplore ? "explore" : ""), isRun ? [SAMPLE] : (said.get("traces") || link || "").split(","));
   // Untouched, the address stays as it was typed; but it never speaks of another tab or trace than what is seen.
   const isLeft = (!link && explored.key !== "") || wasRun;
   if (!seen && !isLeft && !(link && (isAsked || saidOfIt || query.has("tab") || (named && named !== link)))) return;

@@ -2,17 +2,19 @@
 // What connects the parts of the page in the browser, without asking the server:
 //   [data-light-by][data-light-group]  hovering or focusing lights those allocations in every timeline
 //   [data-mv-at], [data-mv-pin], [data-mv-from][data-mv-to]  a click moves the timeline's moment, pin or view
-//   [data-mv-picture]  a click saves the timeline as "png" or "svg"
+//   [data-mv-picture]  a click saves the plots that are seen as "png" or "svg";  [data-mv-share]  copies the address
 //   [data-mv-copy]  a click copies that text;  [data-mv-dark], [data-mv-keys], [data-mv-close]  as they say
 // The timeline hears `memviz:light` and `memviz:go`, and says `memviz:state` (see its README). The address is kept in
 // address.js, what a click on one of many traces shows at once in ahead.js, the back button in steps.js, menus in menus.js,
-// where the keyboard stands after what it pressed is gone in focus.js, and what a narrow screen does otherwise in narrow.js.
+// where the keyboard stands after what it pressed is gone in focus.js, new names of traces in rename.js, and what a narrow screen does otherwise in narrow.js.
 import { all, isTyping, nearest, say } from "../components/base.js";
+import { savePicture } from "../components/picture.js";
 import { followView } from "./address.js";
 import { listenToRows } from "./ahead.js";
 import { listenToFocus } from "./focus.js";
 import { listenToMenus } from "./menus.js";
 import { closeDrawer, listenToSheet, listenToWidth } from "./narrow.js";
+import { listenToNames } from "./rename.js";
 import { listenToSteps } from "./steps.js";
 
 const REST_MS = 60;
@@ -79,11 +81,12 @@ async function copy(button, text) {
 /** @param {HTMLElement} button */
 function press(button) {
   const { mvPicture, mvCopy, mvShare, mvDark, mvKeys } = button.dataset;
-  if (mvPicture !== undefined) say("memviz:export", { kind: mvPicture });
+  if (mvPicture !== undefined) savePicture(/** @type {"png" | "svg"} */ (mvPicture));
   else if (mvCopy !== undefined) copy(button, mvCopy);
   else if (mvShare !== undefined) {
     followView(true);
-    copy(button, location.href);
+    // The menu has closed by then.
+    copy(button.closest("details")?.querySelector("summary") || button, location.href);
   } else if (mvDark !== undefined) setDark(!document.body.classList.contains("dark"));
   else if (mvKeys !== undefined) keys()?.showModal();
   else button.closest("dialog")?.close();
@@ -135,6 +138,7 @@ else document.addEventListener("DOMContentLoaded", startDark);
 closeDrawer();
 listenToFocus();
 listenToMenus();
+listenToNames();
 listenToRows();
 listenToSteps();
 listenToWidth();

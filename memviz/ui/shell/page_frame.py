@@ -1,4 +1,4 @@
-"""The frame around every tab: brand, open traces, refused files, what can be saved, and the theme.
+"""The frame around every tab: brand, open traces, refused files, the Share menu, and the theme.
 
 A new page asks what its visitor had open. Clicks before the answer wait, because an empty session would answer
 them.
@@ -19,6 +19,7 @@ from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.html.elements import button
 from memviz.ui.shell.session import Opened, Session, link_name, timeline_key
 from memviz.ui.shell.store import NamedRanks
+from memviz.ui.shell.temporary_files import link_hours
 from memviz.units import bytes_text, count_text
 
 PAGE_STARTS = Html('<script>document.documentElement.dataset.mvBegins = "";</script>')
@@ -98,6 +99,7 @@ KEYS = (
     ("T", "events or time"),
     ("Esc", "undo one thing: tooltip, pin, range, filter"),
     ("/", "find"),
+    ("F2", "rename the trace in focus in the list; also a double click on its name"),
     ("Shift + drag", "choose a range"),
     ("Ctrl + drag, or B and drag", "zoom into a box"),
     ("Alt + drag, or M and drag", "measure bytes, events and time with a ruler"),
@@ -132,28 +134,59 @@ def foot_html() -> Html:
     )
 
 
-def actions_html(session: Session, exports: Mapping[str, str]) -> Html:
-    """Return the Export menu; `exports` are its labels, by kind.
+_TABLES = {
+    "explore": "every allocation",
+    "compare": "every changed row",
+    "ranks": "one row per rank",
+    "run": "one row per variant",
+    "what-if": "one row per replay",
+}
+_JSON = {"explore": "summary", "compare": "diff", "ranks": "ranks", "run": "run", "what-if": "replay"}
+_SNAPSHOTS = {"explore": "without paths", "what-if": "the replay"}
+
+
+def actions_html(session: Session) -> Html:
+    """Return the Share menu of all tabs; address.js shows what the visible tab has.
 
     The first element tells the page's script which trace the address names, and by which name its timeline goes.
     """
-    current = session.current
-    if current is None or session.home:
-        return Html("")
-    pictures = [button(f"Timeline as {kind.upper()}", None, None, data_mv_picture=kind) for kind in ("png", "svg")]
-    files = [button(label, "export", None, data_kind=kind) for kind, label in exports.items()]
-    menu = tag("details", tag("summary", "Export"), tag("div", *pictures, *files), class_="mv-menu")
-    link, explored = link_name(current), timeline_key(current)
-    # For whom the link of what is seen works; the page's script shows one of them (address.js).
-    links = (
-        ("all", "Share link", "A link that works for everybody"),
-        ("own", "Link for this browser alone", "Others cannot open it: send them the report, under Export"),
-    )
-    shares = [
-        button(words, None, None, title=title, data_mv_share=whose, hidden=(whose == "all") != bool(current.sample))
-        for whose, words, title in links
+    current = session.current if not session.home else None
+    link = explored = None
+    if current is not None:
+        link, explored = link_name(current), timeline_key(current)
+    hours = link_hours()
+    items = [
+        tag("button", "Copy link", tag("small", data_mv_whom=True), type="button", data_mv_share=True),
+        _share("Link for others", "link", f"to a copy, kept here for {_hours_text(hours)}") if hours else "",
+        _share("One-file page", "page", "HTML, opens anywhere"),
+        *(tag("button", f"Picture ({kind.upper()})", type="button", data_mv_picture=kind) for kind in ("png", "svg")),
+        _share("Table (CSV)", "csv", _TABLES),
+        _share("Data (JSON)", "json", {tab: f"as memviz {command} --json" for tab, command in _JSON.items()}),
+        _share("Snapshot", "snapshot", _SNAPSHOTS, data_mv_tabs=" ".join(_SNAPSHOTS)),
     ]
-    return tag("div", *shares, menu, class_="mv-actions", data_mv_link=link, data_mv_explored=explored)
+    menu = tag("details", tag("summary", "Share"), tag("div", *items), class_="mv-menu", hidden=True)
+    return tag("div", menu, class_="mv-actions", data_mv_link=link, data_mv_explored=explored)
+
+
+def _share(words: str, kind: str, notes: str | Mapping[str, str], **data: str) -> Html:
+    """`notes` are one for all tabs, or one for each."""
+    by_tab = {None: notes} if isinstance(notes, str) else notes
+    texts = [tag("small", text, data_mv_tabs=tab) for tab, text in by_tab.items()]
+    return button(joined(words, *texts), "share", None, data_kind=kind, **data)
+
+
+def _hours_text(hours: float) -> str:
+    return f"{hours / 24:g} days" if hours >= 48 else f"{hours:g} h"
+
+
+def kept_link_html(address: str, hours: float) -> Html:
+    """Where a page was kept on this server, to copy or to delete."""
+    end = f"A copy of this view. Anyone who can open this server sees it for {_hours_text(hours)}; then it is deleted."
+    field = tag("input", type="text", readonly=True, value=address, aria_label="Address of the copy")
+    name = address.rpartition("/")[2]
+    copy = button("Copy", None, None, data_mv_copy=address)
+    buttons = joined(copy, button("Delete now", "unshare", None, data_name=name), button("Close", "close-link", None))
+    return tag("div", tag("p", end), field, tag("p", buttons), class_="mv-kept-link", role="status")
 
 
 def traces_html(session: Session, find: Find, table: NamedRanks | None = None) -> Html:

@@ -27,6 +27,8 @@ from memviz.ui.shell.request_guard import json_safe, json_safe_text
 from memviz.ui.shell.temporary_files import write_failure
 from memviz.ui.shell.visitors import presence
 
+QUEUE = "/gradio_api/queue/join"
+"""The route that receives every call of an API client."""
 _OURS = "/gradio_api/file="
 _FILE_META = {"_type": "gradio.FileData"}
 

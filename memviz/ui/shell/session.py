@@ -20,6 +20,7 @@ from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.shell.store import RankTables, TraceStore
 
 MOST_OPEN = 64
+_LONGEST_NAME = 80
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Opened:
     devices: tuple[str, ...]
     sample: str = ""
     """The name of a sample in links, because everybody has them; of an estimate of one, with its action behind it."""
+    is_renamed: bool = False
 
     @staticmethod
     def of(key: str, trace: Trace) -> Opened:
@@ -40,6 +42,11 @@ class Opened:
             choose_device(trace).name,
             tuple(device.name for device in trace.devices),
         )
+
+    def named(self, name: str) -> Opened:
+        """Return it under a visitor's own name, which comes from a browser; an empty one changes nothing."""
+        name = " ".join(name.split())[:_LONGEST_NAME]
+        return replace(self, name=name, is_renamed=True) if name else self
 
 
 @dataclass(frozen=True)
@@ -90,6 +97,12 @@ class Session:
 
     def closing(self, key: str) -> Session:
         return replace(self, opened=tuple(opened for opened in self.opened if opened.key != key))._valid()
+
+    def renaming(self, key: str, name: str, file_name: str) -> Session:
+        """Give a trace a visitor's own name, or the name of its file again."""
+        before = [replace(opened, name=file_name, is_renamed=False) for opened in self.opened if opened.key == key]
+        changed = {opened.key: opened.named(name) for opened in before}
+        return replace(self, opened=tuple(changed.get(opened.key, opened) for opened in self.opened))
 
     def on_device(self, key: str, device: str) -> Session:
         opened = tuple(
@@ -142,6 +155,13 @@ class Context:
 
     def current(self, session: Session) -> tuple[Trace, DeviceTrace] | None:
         return self.of(session.current)
+
+    def named(self, opened: Opened | None) -> tuple[Trace, DeviceTrace] | None:
+        """Return the trace with a visitor's own name for it, for files."""
+        pair = self.of(opened)
+        if pair is None or opened is None or not opened.is_renamed:
+            return pair
+        return replace(pair[0], about=replace(pair[0].about, source=opened.name)), pair[1]
 
 
 def open_trace(store: TraceStore, trace: Trace, *, pinned: bool = False) -> Opened:

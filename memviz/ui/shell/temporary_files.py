@@ -1,14 +1,20 @@
-"""Temporary files: exports in folders that cannot be guessed, deleted once fetched, and leftovers of broken uploads."""
+"""Temporary files: what the Share menu makes of a view, in folders that cannot be guessed, and broken uploads.
+
+A file is deleted once it was fetched. A page that its owner allows visitors to keep here is deleted when its link ends.
+"""
 
 from __future__ import annotations
 
 import errno
+import json
+import os
+import re
 import secrets
 import shutil
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +22,10 @@ from typing import Any
 
 from gradio.route_utils import GradioMultiPartParser
 from gradio.utils import get_upload_folder
+
+from memviz.errors import UsageError
+from memviz.trace.model import Trace
+from memviz.trace.write import csv_text, safe, write_pickle
 
 _FOLDER = "memviz-exports"
 _UNFETCHED_SECONDS = 600
@@ -53,7 +63,40 @@ def file_with(name: str, write: Callable[[Path], object]) -> str:
 
 
 def page_file(name: str, html: str) -> str:
-    return file_with(name, lambda path: path.write_text(html, encoding="utf-8", errors="replace"))
+    return file_with(name, text_writer(lambda: html))
+
+
+Write = Callable[[Path], object]
+SharedFiles = Mapping[str, tuple[str, Write]]
+"""The view of a tab, as files: by their kind (page, csv, json, snapshot) a name, and what writes it."""
+
+
+def text_writer(make: Callable[[], str]) -> Write:
+    return lambda path: path.write_text(make(), encoding="utf-8", errors="replace", newline="")
+
+
+def json_writer(make: Callable[[], object]) -> Write:
+    return text_writer(lambda: json.dumps(make(), indent=2))
+
+
+def snapshot_writer(make: Callable[[], Trace]) -> Write:
+    def write(path: Path) -> None:
+        with path.open("wb") as file:
+            write_pickle(make(), file)
+
+    return write
+
+
+def table_writer(make_rows: Callable[[], list[dict[str, Any]]]) -> Write:
+    """Write rows of JSON as CSV, without what is an object or a list in any of them."""
+
+    def text() -> str:
+        rows = make_rows()
+        names = [name for name in rows[0] if not any(isinstance(row[name], dict | list) for row in rows)]
+        cells = {name: [safe(row[name]) if isinstance(row[name], str) else row[name] for row in rows] for name in names}
+        return csv_text(cells)
+
+    return text_writer(text)
 
 
 def delete_export(path: str | Path) -> None:
@@ -122,13 +165,78 @@ class Exports:
                     self._fetched.discard(folder)
 
     def forget(self) -> None:
-        """Delete exports that were not fetched for a while."""
+        """Delete exports that were not fetched for a while, and kept pages whose links have ended."""
+        forget_expired()
         old = time.time() - _UNFETCHED_SECONDS
         with suppress(OSError):
             for folder in _root().iterdir():
                 with suppress(OSError), self._lock:
                     if folder not in self._readers and folder.stat().st_mtime < old:
                         shutil.rmtree(folder, ignore_errors=True)
+
+
+LINKS_SETTING = "MEMVIZ_LINK_HOURS"
+"""Set by the owner of a server, it lets visitors keep pages here, for so many hours."""
+_KEPT_FOLDER = "memviz-shared"
+_MOST_HOURS = 24.0 * 365
+MOST_KEPT = 200
+MOST_KEPT_BYTES = 256 << 20
+_KEPT_NAME = re.compile(r"[A-Za-z0-9_-]{32}")
+_keeping = threading.Lock()
+
+
+def link_hours(environment: Mapping[str, str] = os.environ) -> float:
+    """Return for how long a page may be kept here; 0 where the owner has not allowed it."""
+    text = environment.get(LINKS_SETTING, "0")
+    with suppress(ValueError):
+        if 0 <= float(text) <= _MOST_HOURS:
+            return float(text)
+    raise UsageError(f"{LINKS_SETTING}={text!r} is not a number of hours from 0 to {_MOST_HOURS:,.0f}.")
+
+
+def _kept_pages() -> Path:
+    return Path(get_upload_folder()).resolve() / _KEPT_FOLDER
+
+
+def keep_page(write: Write) -> str:
+    """Write a page that stays under a name that cannot be guessed; return it.
+
+    The file's time of change is when the link ends, which a restart leaves as it is.
+    """
+    if not (hours := link_hours()):
+        raise UsageError("The owner of this server does not keep pages.")
+    forget_expired()
+    folder, name = _kept_pages(), secrets.token_urlsafe(24)
+    path, end = folder / name, time.time() + 3600 * hours
+    with _keeping:
+        folder.mkdir(parents=True, mode=0o700, exist_ok=True)
+        write(path)
+        os.utime(path, (end, end))
+        sizes = [kept.stat().st_size for kept in folder.iterdir()]
+        if len(sizes) > MOST_KEPT or sum(sizes) > MOST_KEPT_BYTES:
+            path.unlink()
+            raise UsageError("This server keeps as many pages as it may. Save the page as a file, or try again later.")
+    return name
+
+
+def kept_page(name: str) -> Path | None:
+    path = _kept_pages() / name
+    with suppress(OSError):
+        if _KEPT_NAME.fullmatch(name) and path.stat().st_mtime > time.time():
+            return path
+    return None
+
+
+def drop_page(name: str) -> None:
+    if (path := kept_page(name)) is not None:
+        path.unlink(missing_ok=True)
+
+
+def forget_expired() -> None:
+    with _keeping, suppress(OSError):
+        for path in _kept_pages().iterdir():
+            if kept_page(path.name) is None:
+                path.unlink(missing_ok=True)
 
 
 def write_failure(error: OSError) -> str:

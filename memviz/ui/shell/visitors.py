@@ -110,15 +110,21 @@ class Windows:
             yield from ((name, value) for value in list(state.state_data.values()) if isinstance(value, Session))
 
     def opened_in_browser(self, current: Session) -> list[list[str]]:
-        """Return the traces open in this window and in the browser's other windows."""
+        """Return what is open in this window and in the browser's other windows: key, sample, and a new name."""
         asking = current_session()
         browser = self._browsers.get(asking)
         opened = {trace.key: trace for trace in current.opened}
+        tables = {current.table}
         for name, session in self._others(asking):
             if browser and self._browsers.get(name) == browser:
                 for trace in session.opened:
                     opened.setdefault(trace.key, trace)
-        return [[trace.key, trace.sample] for trace in opened.values()]
+                tables.add(session.table)
+        names = {trace.key: [trace.name] if trace.is_renamed else [] for trace in opened.values()}
+        return [
+            *([trace.key, trace.sample, *names[trace.key]] for trace in opened.values()),
+            *([table, ""] for table in tables if table),
+        ]
 
     def is_open_in_other_window(self, key: str) -> bool:
         return any(session.of(key) is not None for _, session in self._others(current_session()))

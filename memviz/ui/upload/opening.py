@@ -8,6 +8,7 @@ from pathlib import Path
 
 from memviz.errors import TraceError
 from memviz.ranks.table import is_table, ranks_of_table
+from memviz.results.headline import trace_name
 from memviz.trace.load import load_trace
 from memviz.ui.shell.session import MOST_OPEN, Context, Opened, Refused, Session, open_trace
 from memviz.ui.shell.store import TraceStore
@@ -97,10 +98,11 @@ def open_sample(store: TraceStore, session: Session, sample: OfferedSample) -> S
 def reopen_traces(store: TraceStore, stored_keys: Sequence[Sequence[str]], startup: Session | None = None) -> Session:
     """Return a session with the traces given at startup and those that both the browser and the store still have."""
     session = startup or Session()
-    for key, sample in (pair for pair in stored_keys if len(pair) == 2):
+    for key, sample, *name in (stored for stored in stored_keys if 2 <= len(stored) <= 3):
         trace = store.get(key)
         if trace is not None and session.of(key) is None:
-            session = session.with_opened(replace(Opened.of(key, trace), sample=sample))
+            opened = replace(Opened.of(key, trace), sample=sample)
+            session = session.with_opened(opened.named(str(name[0])) if name else opened)
     return session
 
 
@@ -111,6 +113,9 @@ def session_after(context: Context, session: Session, data: Mapping[str, str]) -
             return session.choosing(key)
         case "device":
             return session.choosing(key).on_device(key, data.get("device", ""))
+        case "rename":
+            trace = context.store.get(key)
+            return session.renaming(key, data.get("name", ""), trace_name(trace.about.source)) if trace else session
         case "close":
             if key == session.table:
                 return replace(session, table="")

@@ -1,8 +1,8 @@
-"""Upload routes beside Gradio's: files arrive in parts, and messages about them are streamed back.
+"""Routes beside Gradio's: files arrive in parts, messages about them are streamed back, and kept pages are shown.
 
 Gradio's own upload takes a file whole before anything is done with it, and stays for programs and for browsers that
 cannot do this. Here it comes in parts that are read as they arrive (`reading`). Every route asks Gradio who may
-use the page, and answers only the page itself, never another site in the same browser.
+use the page, and those of files answer only the page itself, never another site in the same browser.
 """
 
 from __future__ import annotations
@@ -13,19 +13,28 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from urllib.parse import urlsplit
 
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Message
 
 from memviz.errors import UsageError
 from memviz.ui.shell.request_guard import json_safe_text, read_body
-from memviz.ui.shell.temporary_files import write_failure
+from memviz.ui.shell.temporary_files import kept_page, write_failure
 from memviz.ui.shell.visitors import visitor_of
 from memviz.ui.upload.arriving import Arriving, TooMuch
 from memviz.ui.upload.reading import OPENED, Busy, FileTooLarge, Reading, Readings
 
 PATH = "/gradio_api/memviz/readings"
 """Below Gradio's own: what stands elsewhere, a proxy in front of it may answer with the page."""
+KEPT_PATH = "/gradio_api/memviz/kept"
+_KEPT_HEADERS = {
+    # It has text of a file: whatever it were to run has no rights of this page.
+    "Content-Security-Policy": "sandbox allow-scripts allow-downloads",
+    "Cache-Control": "no-store",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Robots-Tag": "noindex",
+}
 MOST_BYTES_ON_A_SPACE = 200 << 20
 _LOGIN_CHECK = "/gradio_api/login_check"
 _OF_THE_VISITOR = ("type", "asgi", "http_version", "scheme", "headers", "client", "server", "root_path", "state")
@@ -48,7 +57,18 @@ def routes() -> list[Route]:
         Route(one, _guarded(_part), methods=["POST"]),
         Route(one, _guarded(_listen), methods=["GET"]),
         Route(one, _guarded(_drop), methods=["DELETE"]),
+        Route(KEPT_PATH + "/{name}", _kept, methods=["GET"]),
     ]
+
+
+async def _kept(request: Request) -> Response:
+    """A page that a visitor keeps here: shown to all who may use this server, from wherever they follow its link."""
+    if not await _is_authorized(request):
+        return _refusal("Log in first.", 401)
+    path = kept_page(request.path_params["name"])
+    if path is None:
+        return PlainTextResponse("This link has ended. Ask its sender for the page.", 404, _KEPT_HEADERS)
+    return FileResponse(path, media_type="text/html", headers=_KEPT_HEADERS)
 
 
 def _guarded(handler: Handler) -> Handler:

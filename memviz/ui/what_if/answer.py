@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -12,14 +11,21 @@ from memviz.allocator.event_replay import Progress, part_of, rest_of
 from memviz.allocator.replayer import WhatIf
 from memviz.allocator.settings import settings_of
 from memviz.results.headline import trace_name
+from memviz.results.replay import replay_of
 from memviz.results.replay_headline import replay_headline
 from memviz.text import Html, joined, tag
 from memviz.trace.model import Action, DeviceTrace, Trace
-from memviz.trace.write import write_pickle
 from memviz.ui.payloads.segment_view import map_value
 from memviz.ui.payloads.timelines import LinkedTrace, linked_values
 from memviz.ui.shell.session import Context, Session, open_derived_trace
-from memviz.ui.shell.temporary_files import file_stem, file_with, page_file
+from memviz.ui.shell.temporary_files import (
+    SharedFiles,
+    file_stem,
+    json_writer,
+    snapshot_writer,
+    table_writer,
+    text_writer,
+)
 from memviz.ui.what_if.plots import map_sides, moment_that_matters, plot_label, plot_value
 from memviz.ui.what_if.question import ParsedQuestion, Question, WhatIfState, parse_question
 from memviz.ui.what_if.replays import UNASKED_SECONDS, Replays, Terms, TooLong, most_seconds, within
@@ -29,7 +35,6 @@ from memviz.ui.what_if.verdict import (
     Answer,
     blocks_html,
     keep_html,
-    save_html,
     search_html,
     segments_head_html,
     what_if_html,
@@ -41,7 +46,7 @@ _SEARCH_PARTS = 6
 """How many times as long as an answer a search takes, about."""
 
 
-_TEXTS = ("waiting", "verdict", "offer", "head", "table", "blocks", "save", "keep")
+_TEXTS = ("waiting", "verdict", "offer", "head", "table", "blocks", "keep")
 _VALUES = ("plot", "maps", "recorded", "replayed")
 PARTS = ("state", "form", *_TEXTS, *_VALUES)
 """Names of what an answer sets: panels of text, and components with a value."""
@@ -89,7 +94,6 @@ class WhatIfAnswers:
             "maps": self._maps(state.key, answer),
             "table": search_html(answer, answer.searched),
             "blocks": blocks_html(state.with_blocks),
-            "save": save_html(),
             "keep": keep_html(),
             **self._timelines(state, outcome),
         }
@@ -124,22 +128,21 @@ class WhatIfAnswers:
         except TooLong:
             return None
 
-    def file(self, state: WhatIfState, kind: str) -> str | None:
-        """Return the path of the saved answer: the replay as a snapshot, or all of it as a page."""
+    def shared_files(self, state: WhatIfState) -> SharedFiles:
+        """Return the displayed answer as files."""
         displayed = self.displayed_answer(state)
         if displayed is None:
-            return None
+            return {}
         trace, device, outcome = displayed
-        if kind == "snapshot":
-
-            def write(path: Path) -> None:
-                with path.open("wb") as file:
-                    write_pickle(outcome.replayed.trace, file)
-
-            name = file_stem(trace_name(outcome.replayed.trace.about.source))
-            return file_with(f"{name}-replayed.pickle", write)
         searched = self.replays.known_search(state.key, terms_of(parse_question(state.question)))
-        return page_file("what-if.html", what_if_page(trace, device, outcome, searched))
+        name = f"{file_stem(trace_name(outcome.replayed.trace.about.source))}-replayed"
+        result = replay_of(trace, device, outcome, searched)
+        return {
+            "page": ("what-if.html", text_writer(lambda: what_if_page(trace, device, outcome, searched))),
+            "csv": (f"{name}.csv", table_writer(lambda: [asdict(row) for row in result.rows])),
+            "json": (f"{name}.json", json_writer(result.as_json)),
+            "snapshot": (f"{name}.pickle", snapshot_writer(lambda: outcome.replayed.trace)),
+        }
 
     def with_replay(self, state: WhatIfState, session: Session, *, compared: bool) -> Session:
         """Return the session with the replay as one more open trace, whose name differs from its recording's."""

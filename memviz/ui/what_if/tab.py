@@ -36,7 +36,6 @@ _LONG = 2_000_000
 _SEARCHED_UNASKED = 20_000
 """Up to so many events the search runs by itself: it takes less than a second."""
 _SHOWN_AFTER_SECONDS = 0.25
-_SAVE = "() => document.querySelector('#what-if-saved a, a#what-if-saved, #what-if-saved')?.click()"
 
 
 @dataclass(frozen=True)
@@ -70,10 +69,9 @@ class WhatIfTab:
                 parts["maps"] = SegmentPair(replays.find, elem_id="what-if-maps")
                 add_panels(table="table")
                 with gr.Row(elem_classes="mv-what-if-leave"):
-                    add_panels(keep="keep", save="save")
+                    add_panels(keep="keep")
         self.parts = parts
         """Components by the names of `PARTS`. The page hears clicks of `offer` (samples) and `keep` (a trace)."""
-        self.saved = gr.DownloadButton("Save", visible="hidden", elem_id="what-if-saved")
         self.trace = gr.State(FollowedTrace())
         """A change of it answers anew, if the tab is being looked at."""
         self.looked_at = gr.State(False)
@@ -136,7 +134,6 @@ class _WhatIfEvents:
         parts["waiting"].click(self._cancel, None, parts["waiting"], **IN_PARTS)
         parts["plot"].select(self._moved, state, [parts["head"], parts["maps"]], **IN_PARTS)
         parts["blocks"].click(self._blocks, state, answer, **IN_PARTS)
-        parts["save"].click(self._save, state, tab.saved, **IN_PARTS).then(None, js=_SAVE)
 
     @in_parts
     def _follow(
@@ -210,9 +207,6 @@ class _WhatIfEvents:
     def _cancel(self, request: gr.Request) -> str:
         with self.jobs.answering(_visitor(request)):
             return ""
-
-    def _save(self, state: WhatIfState, event: gr.EventData) -> str | None:
-        return self.answers.file(state, clicked(event).get("act", ""))
 
     @in_parts
     def _blocks(self, state: WhatIfState, request: gr.Request) -> Iterator[list[Any]]:

@@ -237,10 +237,6 @@ def keep_html() -> Html:
     return joined(button("Open the replay in Explore", "explore"), button("Compare with the recording", "compare"))
 
 
-def save_html() -> Html:
-    return joined(button("Save the replay as a snapshot", "snapshot"), button("Save as one HTML page", "page"))
-
-
 def segments_head_html(at: int, *, matters: bool) -> Html:
     why = tag("small", "the moment that matters" if matters else "chosen on the plot above")
     return tag("h2", f"Segments {'at ' if at >= 0 else ''}{when(at)}", " ", why, class_="mv-h2")

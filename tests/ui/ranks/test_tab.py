@@ -1,5 +1,8 @@
 """The Ranks tab: its visibility, contents, and the targets of its buttons."""
 
+import csv
+import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +14,7 @@ from memviz.ranks.gather import Gathering, gather_ranks
 from memviz.ranks.summary import RankSummary
 from memviz.trace.load import load_trace
 from memviz.ui.ranks.answer import has_ranks, open_ranks
-from memviz.ui.ranks.tab import draw, one_rank, pressed, show
+from memviz.ui.ranks.tab import draw, one_rank, pressed, shared_files, show
 from memviz.ui.shell.page_frame import traces_html
 from memviz.ui.shell.session import Context, Session, open_trace
 from memviz.ui.shell.store import TraceStore
@@ -47,6 +50,21 @@ def test_the_tab_is_there_where_ranks_are(context: Context, folder: Path, tmp_pa
     for name in ("step100.pickle", "step200.pickle"):
         written(tmp_path, name)
     assert not has_ranks(context, open_all(context, tmp_path))
+
+
+def test_the_ranks_are_shared_as_a_page_a_table_and_json(context: Context, folder: Path, tmp_path: Path) -> None:
+    files = shared_files(context, open_all(context, folder), 0)
+    for name, write in files.values():
+        write(tmp_path / name)
+    page = (tmp_path / "ranks.html").read_text()
+    text = words(page.partition("<script")[0])
+    assert "Of 5 ranks the highest peak is 128 MiB, on rank 3." in text and "Ranks that stand out 1" in text
+    assert page.count("data-set=") == len(re.findall("data-act=.rank", page)) > 0
+    rows = list(csv.DictReader((tmp_path / "ranks.csv").read_text().splitlines()))
+    assert [row["rank"] for row in rows] == ["0", "1", "2", "3", "4"]
+    found = json.loads((tmp_path / "ranks.json").read_text())
+    assert [str(row["peak_bytes"]) for row in found["ranks"]] == [row["peak_bytes"] for row in rows]
+    assert shared_files(context, Session(), 0) == {}
 
 
 def test_what_is_open_is_drawn(context: Context, folder: Path) -> None:

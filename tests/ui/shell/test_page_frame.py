@@ -209,12 +209,10 @@ def timelines_named(html: str) -> dict[str | None, str | None]:
     return {row["data-key"]: row.get("data-mv-timeline") for row in elements(html, "button", data_act="choose")}
 
 
-def test_actions_belong_to_a_trace_and_a_refusal_is_text() -> None:
-    exports = {"report": "As one page"}
-    assert actions_html(Session(), exports) == ""
-    html = actions_html(Session().with_opened(replace(A, sample="x")), exports)
+def test_the_menu_names_the_open_trace_and_a_refusal_is_text() -> None:
+    assert "data-mv-link" not in actions_html(Session())
+    html = actions_html(Session().with_opened(replace(A, sample="x")))
     assert 'data-mv-link="sample:x"' in html
-    assert "As one page" in html
     html = refused_html(Session().with_refused(Refused(EVIL, EVIL)))
     assert "<img" not in html
 
@@ -300,3 +298,18 @@ def test_names_that_differ_stay_different_however_long_they_are() -> None:
         shown = distinct_labels(names, 18)
         assert len(set(shown)) == len(set(names)) and all(len(text) <= 18 for text in shown)
     assert distinct_labels(["run", "run", "walk"], 18) == ["run", "run", "walk"]
+
+
+def test_a_new_name_is_kept_by_the_browser_bounded_and_can_be_taken_back() -> None:
+    context = Context(TraceStore())
+    opened = open_trace(context.store, trace_of([alloc(1, 512)]))
+    session = Session().with_opened(opened)
+    renamed = session_after(context, session, {"act": "rename", "key": opened.key, "name": f" {EVIL}\n {'x' * 200}"})
+    assert renamed.opened[0].name == f"{EVIL} {'x' * 200}"[:80]
+    assert EVIL not in traces_html(renamed, context.of)
+    again = reopen_traces(context.store, [[opened.key, "", renamed.opened[0].name], ["gone", "", "y"]])
+    assert again.opened == renamed.opened
+    found = context.named(again.opened[0])
+    assert found is not None and found[0].about.source == renamed.opened[0].name
+    assert session_after(context, renamed, {"act": "rename", "key": opened.key, "name": " "}) == session
+    assert session_after(context, session, {"act": "rename", "key": "gone", "name": "y"}) == session

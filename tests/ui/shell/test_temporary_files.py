@@ -1,10 +1,23 @@
-"""Tests of files made for a visitor: their names, and failed writes."""
+"""Tests of files made for a visitor: their names, failed writes, and pages that are kept for a while."""
 
+import time
 from pathlib import Path
 
 import pytest
 
-from memviz.ui.shell.temporary_files import file_stem, file_with, page_file
+from memviz.errors import UsageError
+from memviz.ui.shell import temporary_files
+from memviz.ui.shell.temporary_files import (
+    Exports,
+    drop_page,
+    file_stem,
+    file_with,
+    keep_page,
+    kept_page,
+    page_file,
+    table_writer,
+    text_writer,
+)
 
 
 @pytest.mark.parametrize(
@@ -36,3 +49,52 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(OSError, match="No space left"):
         file_with("part.html", fails)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_a_page_is_kept_where_the_owner_allows_it_until_its_link_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
+    monkeypatch.delenv(temporary_files.LINKS_SETTING, raising=False)
+    write = text_writer(lambda: "a page")
+    with pytest.raises(UsageError, match="does not keep"):
+        keep_page(write)
+    monkeypatch.setenv(temporary_files.LINKS_SETTING, "2")
+    name, other = keep_page(write), keep_page(write)
+    assert name != other and len(name) == 32
+    path = kept_page(name)
+    assert path is not None and path.read_text() == "a page"
+    # A name from an address leads nowhere else.
+    for wrong in ("", ".", "..", f"../{path.parent.name}/{name}", name[:-1], name.swapcase()):
+        assert kept_page(wrong) is None
+    drop_page(other)
+    assert kept_page(other) is None
+    Exports().forget()
+    assert kept_page(name) == path
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 2 * 3600 + 1)
+    assert kept_page(name) is None
+    Exports().forget()
+    assert not path.exists()
+
+
+def test_kept_pages_are_bounded_in_number_and_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
+    monkeypatch.setenv(temporary_files.LINKS_SETTING, "1")
+    monkeypatch.setattr(temporary_files, "MOST_KEPT", 2)
+    first = keep_page(text_writer(lambda: "x"))
+    keep_page(text_writer(lambda: "x"))
+    with pytest.raises(UsageError, match="as many pages as it may"):
+        keep_page(text_writer(lambda: "x"))
+    drop_page(first)
+    monkeypatch.setattr(temporary_files, "MOST_KEPT_BYTES", 5)
+    with pytest.raises(UsageError, match="as many pages as it may"):
+        keep_page(text_writer(lambda: "12345"))
+    assert len(list((tmp_path / "memviz-shared").iterdir())) == 1
+
+
+def test_the_table_of_rows_leaves_out_what_is_no_cell_and_writes_no_formula(tmp_path: Path) -> None:
+    table_writer(lambda: [{"a": "=1+1", "b": 2, "c": [1]}, {"a": "x", "b": None, "c": None}])(
+        path := tmp_path / "t.csv"
+    )
+    assert path.read_text() == "a,b\n'=1+1,2\nx,\n"

@@ -1,6 +1,7 @@
 """Tests of what is saved or opened from the What if tab."""
 
 from dataclasses import replace
+from pathlib import Path
 
 from memviz.analysis.timeline import timeline
 from memviz.trace.load import load_trace
@@ -36,14 +37,16 @@ def test_without_an_answer_nothing_is_opened_or_saved(context: Context, replays:
     answers, shown = answers_and_shown(context, replays, key)
     refused = replace(shown, question=Question(max_split="2"))
     assert answers.with_replay(refused, Session(), compared=True) == Session()
-    assert answers.file(refused, "snapshot") is None
-    assert answers.file(WhatIfState("gone/0"), "page") is None
+    assert answers.shared_files(refused) == answers.shared_files(WhatIfState("gone/0")) == {}
 
 
-def test_the_saved_replay_is_a_snapshot_that_says_what_it_is(context: Context, replays: Replays, key: str) -> None:
+def test_the_saved_replay_is_a_snapshot_that_says_what_it_is(
+    context: Context, replays: Replays, key: str, tmp_path: Path
+) -> None:
     answers, shown = answers_and_shown(context, replays, key)
-    path = answers.file(shown, "snapshot")
-    assert path is not None and path.endswith("/hand-made-replayed.pickle")
+    name, write = answers.shared_files(shown)["snapshot"]
+    assert name == "hand-made-replayed.pickle"
+    write(path := tmp_path / name)
     again = load_trace(path)
     assert again.about.label == "replayed with expandable_segments:True"
     assert again.devices[0].events == replays.what_if(key, EXPANDABLE, SMALL).replayed.trace.devices[0].events

@@ -57,6 +57,14 @@ export class Legend extends Part {
     if (focused !== undefined) nodes.find((node) => node.dataset.group === focused)?.focus();
   }
 
+  /** For a picture, which has room for all of them. @param {TimelineData} data @returns {[colour: string, words: string][]} */
+  keys(data) {
+    const colours = data.colours[isDark() ? "dark" : "light"];
+    const items = legendItems(data.labels, [], this.timeline.canvas.seen);
+    const marks = data.spans.reservedPeak().bytes ? [/** @type {[string, string]} */ ([this.timeline.colour("--mv-hatch"), "cached (reserved, not in use)"])] : [];
+    return [...items.map(({ group, label }) => /** @type {[string, string]} */ ([colours[group], label])), ...marks];
+  }
+
   /** @param {Item} item @param {string} colour @param {TimelineData} data */
   entry({ group, label, bytes }, colour, data) {
     const { filters } = this.timeline;

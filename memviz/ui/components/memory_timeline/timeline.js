@@ -17,7 +17,6 @@ import { Legend } from "./legend.js";
 import { Moves } from "./moves.js";
 import { Overview } from "./overview.js";
 import { Phases } from "./phases.js";
-import { savePicture } from "./picture.js";
 import { Reading } from "./reading.js";
 import { Ruler } from "./ruler.js";
 import { Telling } from "./telling.js";
@@ -28,6 +27,7 @@ import { Viewport } from "./viewport.js";
 const SETTLE_MS = 120;
 const NARROW = 640;
 const NAME_LETTER = 7;
+const ROOM = { left: 60, right: 110, upper: 12, lower: 30 };
 
 /** @typedef {import("./viewport.js").Axis} Axis */
 /** @typedef {import("./telling.js").State} State */
@@ -122,7 +122,7 @@ export class MemoryTimeline extends Component {
     this.filters.listen();
     const isLinkedAs = (/** @type {string} */ name) => Boolean(this.value?.linked) && this.value?.linked === name;
     const isAlone = () => this.value !== null && !this.value.linked;
-    onSaid("memviz:export", ({ kind }) => this.value && this.host.offsetParent && this.save(kind));
+    onSaid("memviz:picture", (parts) => this.value && this.data && !this.isAway && this.host.offsetParent && parts.push(this.part(this.data)));
     onSaid("memviz:light", (light) => isAlone() && this.root.isConnected && this.filters.lightUp(light));
     onSaid("memviz:lit", ({ linked, masks }) => {
       const bits = masks && this.value && masks[this.value.key];
@@ -351,10 +351,13 @@ export class MemoryTimeline extends Component {
     return (this.tokens[`${isDark()}${name}`] ??= token(this.root, name));
   }
 
-  /** @param {"png" | "svg"} kind */
-  save(kind) {
-    if (this.data) this.canvas.draw(true, this.data);
-    return savePicture(this, kind);
+  /** For a picture of the page. @param {TimelineData} data @returns {import("../picture.js").Part} */
+  part(data) {
+    this.canvas.draw(true, data);
+    const { canvas, labels, value } = this;
+    const { width, height } = this.viewport;
+    const title = value?.badge ? `${value.badge} ${value.name || ""}` : "";
+    return { nodes: [labels.node], canvas: { node: canvas.node, left: canvas.left, width: canvas.wide }, width, height, room: ROOM, title, keys: this.legend.keys(data) };
   }
 
   momentWords() {

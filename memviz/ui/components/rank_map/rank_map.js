@@ -1,7 +1,7 @@
 // @ts-check
 // A row a rank, a column a moment of a step. The picture has one pixel a cell and is scaled by the browser; bars, names
 // and the marked row are drawn over it. A click or Enter chooses a rank, which Python is told.
-import { clamp, Component, countPicture, el, inTurn, isDark, mounting, newTip, onModeChange, pointIn, showTip, tipLines, token } from "../base.js";
+import { all, clamp, Component, countPicture, el, inTurn, isDark, mounting, newTip, onModeChange, onSaid, pointIn, shape, showTip, tipLines, token } from "../base.js";
 import { bytesText } from "../words.js";
 import { bytesOfShade, rowHeight, shadesOf } from "./shades.js";
 
@@ -43,6 +43,7 @@ class RankMap extends Component {
     this.plot.addEventListener("keydown", (event) => this.press(event));
     for (const change of ["focus", "blur"]) this.plot.addEventListener(change, () => this.showMark());
     onModeChange(() => this.draw());
+    onSaid("memviz:picture", (parts) => this.value && this.host.offsetParent && parts.push(this.part(this.value)));
     new ResizeObserver(() => this.draw()).observe(this.plot);
   }
 
@@ -60,6 +61,19 @@ class RankMap extends Component {
     this.plot.setAttribute("aria-valuemax", String(this.value.ranks.length));
     this.most.textContent = bytesText(this.value.highest);
     this.draw();
+  }
+
+  /** @param {Value} value @returns {import("../picture.js").Part} */
+  part(value) {
+    const { width } = this.plot.getBoundingClientRect();
+    const [ink, soft] = ["--mv-ink-2", "--mv-ink-3"].map((name) => token(this.root, name));
+    const write = (/** @type {HTMLElement} */ node, /** @type {Record<string, any>} */ place) => shape("text", { ...place, style: `fill:${ink};font-size:11px` }, node.innerText);
+    const steps = all("span", this.steps).map((node) => write(node, { x: node.offsetLeft, y: -6 }));
+    const names = all("span", this.names).map((node) => write(node, { x: -8, y: parseFloat(node.style.top) + 4, style: `fill:${ink};font-size:11px;text-anchor:end` }));
+    const bars = value.peaks.map((peak, row) => shape("rect", { x: width + 8, y: row * this.height, width: (peak / value.highest) * 90, height: Math.max(this.height - 1, 1), style: `fill:${soft}` }));
+    const shades = shadesOf(isDark(), 0);
+    const keys = [0, 0.5, 1].map((share) => /** @type {[string, string]} */ ([colourOf(shades[1 + Math.round(share * 254)]), `${bytesText(share * value.highest)} live`]));
+    return { nodes: [...steps, ...names, ...bars], canvas: { node: this.picture, left: 0, width }, width, height: value.ranks.length * this.height, room: { left: 90, right: 110, upper: 24, lower: 12 }, keys };
   }
 
   get height() {
@@ -172,6 +186,9 @@ class RankMap extends Component {
     this.showMark();
   }
 }
+
+/** Of a little-endian pixel. @param {number} pixel */
+const colourOf = (pixel) => `rgb(${pixel & 255} ${(pixel >> 8) & 255} ${(pixel >> 16) & 255})`;
 
 /** Where there is no room for the place on the mesh, the number stays.
  * @param {string} words @param {number} top */

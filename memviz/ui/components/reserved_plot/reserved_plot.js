@@ -2,7 +2,7 @@
 // Live bytes as an area, reserved bytes as lines over the same events: as recorded dashed, as replayed thick, the limit
 // red, and a mark where memory runs out. The value is made by memviz/ui/what_if/plots.py.
 import { byteRules, failureMark, groundLine, sideLabels, steppedPath, tickAt } from "../axes.js";
-import { actOnKey, clamp, Component, countPicture, el, mounting, newTip, pointIn, shape, showTip, switchOf } from "../base.js";
+import { actOnKey, clamp, Component, countPicture, el, mounting, newTip, onSaid, pointIn, shape, showTip, switchOf } from "../base.js";
 import { lastNotAfter } from "../memory_timeline/spans.js";
 import { bytesText, eventText, grouped, roundStep, timeTick } from "../words.js";
 
@@ -54,6 +54,17 @@ class ReservedPlot extends Component {
     this.plot.addEventListener("pointerleave", () => this.point(NOWHERE));
     this.plot.addEventListener("click", (event) => this.choose(this.columnAt(event)));
     this.plot.addEventListener("keydown", (event) => this.key(event));
+    onSaid("memviz:picture", (parts) => this.value && this.host.offsetParent && parts.push(this.part()));
+  }
+
+  /** @returns {import("../picture.js").Part} */
+  part() {
+    const swatches = [...this.legend.children].map((key) => {
+      const { backgroundColor, borderTopColor, borderTopStyle } = getComputedStyle(key.firstElementChild || key);
+      const isLine = borderTopStyle !== "none";
+      return /** @type {[string, string]} */ ([isLine ? borderTopColor : backgroundColor, `${key.textContent}${isLine && borderTopStyle !== "solid" ? " (dashed)" : ""}`]);
+    });
+    return { nodes: [this.svg, this.over], width: this.width, height: this.height, room: { left: 60, right: 110, upper: 12, lower: 30 }, keys: swatches };
   }
 
   /** @override @param {any} value */

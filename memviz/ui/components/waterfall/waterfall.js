@@ -2,10 +2,9 @@
 // What people do in a comparison, apart from its timelines:
 //   [data-compare-by][data-compare-row]  hovering or focusing lights those allocations in all its timelines at once;
 //                                        a click on it keeps them lit, Esc or another click ends that
-//   [data-take]                          a click saves the table or the whole comparison as a file
 //   [data-letter]                        a trace's badge: dragging it onto A, or Shift and the letter, makes it A
 // Which allocations a row has in each trace is asked of the server once for all of them.
-import { all, isTyping, nearest, saveFile, say } from "../base.js";
+import { all, isTyping, nearest, say } from "../base.js";
 import { bytesOf, unpack } from "../memory_timeline/packed.js";
 import { mount as mountPanel } from "../panel.js";
 
@@ -86,8 +85,6 @@ class Rows {
 
   /** @param {MouseEvent} event */
   click(event) {
-    const button = nearest(event, "[data-take]");
-    if (button instanceof HTMLButtonElement && this.element.contains(button)) return void this.take(button);
     const node = nearest(event, ROW);
     // A heading or badge in a row does its own thing.
     if (!node || nearest(event, "[data-act]")) return;
@@ -141,21 +138,6 @@ class Rows {
     if (!this.dragged || onto?.dataset.letter !== "A") return;
     event.preventDefault();
     if (event.type === "drop") this.dragged.click();
-  }
-
-  /** @param {HTMLButtonElement} button */
-  async take(button) {
-    const { sides = "[]", by } = this.table()?.dataset || {};
-    const words = button.textContent;
-    button.disabled = true;
-    button.textContent = "Writing…";
-    try {
-      const { name, type, text } = await this.server.compared_file({ kind: button.dataset.take, sides: JSON.parse(sides), by });
-      saveFile(new Blob([text], { type }), name);
-    } finally {
-      button.disabled = false;
-      button.textContent = words;
-    }
   }
 }
 
