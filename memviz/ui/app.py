@@ -63,7 +63,7 @@ from memviz.ui.shell.session import SAMPLE, Context, Session, find_by_link, open
 from memviz.ui.shell.static_cache import SharedPage, StaticCache, without_hidden
 from memviz.ui.shell.store import TraceStore
 from memviz.ui.shell.temporary_files import Exports, SharedFiles, drop_page, file_with, keep_page, link_hours
-from memviz.ui.shell.visitors import OpenPages, Windows, presence
+from memviz.ui.shell.visitors import OpenPages, Windows, presence, visitor_of
 from memviz.ui.upload import routes
 from memviz.ui.upload.opening import on_upload, open_files, open_sample, reopen_traces, session_after, tab_after
 from memviz.ui.upload.reading import Readings
@@ -347,7 +347,7 @@ class _Page:
         with with_worded_errors():
             files = files_of.get(said.get("tab", ""), dict)()
             if kind == "link" and "page" in files:
-                name = keep_page(files["page"][1])
+                name = keep_page(files["page"][1], visitor_of(getattr(request.request, "scope", {})))
                 root = get_root_url(request=request.request, route_path=QUEUE, root_path=None)
                 return [None, kept_link_html(f"{root}{routes.KEPT_PATH}/{name}", link_hours())]
             return [file_with(*files[kind]) if kind in files else None, ""]

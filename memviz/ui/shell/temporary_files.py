@@ -6,11 +6,13 @@ A file is deleted once it was fetched. A page that its owner allows visitors to 
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import re
 import secrets
 import shutil
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -179,9 +181,10 @@ LINKS_SETTING = "MEMVIZ_LINK_HOURS"
 """Set by the owner of a server, it lets visitors keep pages here, for so many hours."""
 _KEPT_FOLDER = "memviz-shared"
 _MOST_HOURS = 24.0 * 365
-MOST_KEPT = 200
-MOST_KEPT_BYTES = 256 << 20
-_KEPT_NAME = re.compile(r"[A-Za-z0-9_-]{32}")
+MOST_KEPT, MOST_KEPT_BYTES = 400, 512 << 20
+MOST_OF_VISITOR, MOST_BYTES_OF_VISITOR = 20, 64 << 20
+_KEPT_NAME = re.compile(r"[0-9a-f]{8}[A-Za-z0-9_-]{32}")
+"""What tells its visitor's pages from others', and what cannot be guessed."""
 _keeping = threading.Lock()
 
 
@@ -198,7 +201,7 @@ def _kept_pages() -> Path:
     return Path(get_upload_folder()).resolve() / _KEPT_FOLDER
 
 
-def keep_page(write: Write) -> str:
+def keep_page(write: Write, visitor: str) -> str:
     """Write a page that stays under a name that cannot be guessed; return it.
 
     The file's time of change is when the link ends, which a restart leaves as it is.
@@ -206,16 +209,21 @@ def keep_page(write: Write) -> str:
     if not (hours := link_hours()):
         raise UsageError("The owner of this server does not keep pages.")
     forget_expired()
-    folder, name = _kept_pages(), secrets.token_urlsafe(24)
-    path, end = folder / name, time.time() + 3600 * hours
-    with _keeping:
-        folder.mkdir(parents=True, mode=0o700, exist_ok=True)
+    theirs = hashlib.sha256(visitor.encode()).hexdigest()[:8]
+    folder, name = _kept_pages(), theirs + secrets.token_urlsafe(24)
+    folder.mkdir(parents=True, mode=0o700, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as apart:
+        path, end = Path(apart, name), time.time() + 3600 * hours
         write(path)
         os.utime(path, (end, end))
-        sizes = [kept.stat().st_size for kept in folder.iterdir()]
-        if len(sizes) > MOST_KEPT or sum(sizes) > MOST_KEPT_BYTES:
-            path.unlink()
-            raise UsageError("This server keeps as many pages as it may. Save the page as a file, or try again later.")
+        with _keeping:
+            sizes = {kept.name: kept.stat().st_size for kept in (*folder.iterdir(), path)}
+            own = [size for kept, size in sizes.items() if kept.startswith(theirs)]
+            if len(own) > MOST_OF_VISITOR or sum(own) > MOST_BYTES_OF_VISITOR:
+                raise UsageError("You keep as many pages here as you may. Delete one, or save this one as a file.")
+            if len(sizes) > MOST_KEPT or sum(sizes.values()) > MOST_KEPT_BYTES:
+                raise UsageError("This server keeps as many pages as it may. Try again later, or save it as a file.")
+            path.rename(folder / name)
     return name
 
 

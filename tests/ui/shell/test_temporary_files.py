@@ -58,10 +58,10 @@ def test_a_page_is_kept_where_the_owner_allows_it_until_its_link_ends(
     monkeypatch.delenv(temporary_files.LINKS_SETTING, raising=False)
     write = text_writer(lambda: "a page")
     with pytest.raises(UsageError, match="does not keep"):
-        keep_page(write)
+        keep_page(write, "a")
     monkeypatch.setenv(temporary_files.LINKS_SETTING, "2")
-    name, other = keep_page(write), keep_page(write)
-    assert name != other and len(name) == 32
+    name, other = keep_page(write, "a"), keep_page(write, "a")
+    assert name != other and len(name) == 40
     path = kept_page(name)
     assert path is not None and path.read_text() == "a page"
     # A name from an address leads nowhere else.
@@ -78,19 +78,23 @@ def test_a_page_is_kept_where_the_owner_allows_it_until_its_link_ends(
     assert not path.exists()
 
 
-def test_kept_pages_are_bounded_in_number_and_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kept_pages_are_bounded_for_all_and_for_each_visitor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
     monkeypatch.setenv(temporary_files.LINKS_SETTING, "1")
-    monkeypatch.setattr(temporary_files, "MOST_KEPT", 2)
-    first = keep_page(text_writer(lambda: "x"))
-    keep_page(text_writer(lambda: "x"))
-    with pytest.raises(UsageError, match="as many pages as it may"):
-        keep_page(text_writer(lambda: "x"))
+    monkeypatch.setattr(temporary_files, "MOST_OF_VISITOR", 2)
+    first = keep_page(text_writer(lambda: "x"), "a")
+    keep_page(text_writer(lambda: "x"), "a")
+    with pytest.raises(UsageError, match="You keep as many"):
+        keep_page(text_writer(lambda: "x"), "a")
+    keep_page(text_writer(lambda: "x"), "b")
+    monkeypatch.setattr(temporary_files, "MOST_KEPT", 3)
+    with pytest.raises(UsageError, match="This server keeps as many"):
+        keep_page(text_writer(lambda: "x"), "c")
     drop_page(first)
-    monkeypatch.setattr(temporary_files, "MOST_KEPT_BYTES", 5)
-    with pytest.raises(UsageError, match="as many pages as it may"):
-        keep_page(text_writer(lambda: "12345"))
-    assert len(list((tmp_path / "memviz-shared").iterdir())) == 1
+    monkeypatch.setattr(temporary_files, "MOST_BYTES_OF_VISITOR", 5)
+    with pytest.raises(UsageError, match="You keep as many"):
+        keep_page(text_writer(lambda: "12345"), "a")
+    assert len(list((tmp_path / "memviz-shared").iterdir())) == 2
 
 
 def test_the_table_of_rows_leaves_out_what_is_no_cell_and_writes_no_formula(tmp_path: Path) -> None:
