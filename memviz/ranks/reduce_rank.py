@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import io
 import os
+import pickle
 import re
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -120,6 +122,26 @@ def reduce_rank(place: Place, device: str | None = None) -> Reduced:
         return FailedFile(place.address, str(error).removeprefix(f"{place.name}: "), place.etag, place.size)
     except MemoryError:
         return FailedFile(place.address, "Reading it needs more memory than this machine has free.")
+
+
+def answer_reads() -> None:
+    """Run a helper process: answer each path with a Trace and its row, or with the error, until the input ends."""
+    asks, answers = sys.stdin.buffer, sys.stdout.buffer
+    while True:
+        try:
+            path, name, size = pickle.load(asks)
+        except EOFError:
+            return
+        try:
+            with open(path, "rb") as file:
+                trace = read_trace(file, name, size)
+            # Packed before its row is computed: what was cached for that would travel with it.
+            packed = pickle.dumps(trace, pickle.HIGHEST_PROTOCOL)
+            answer: object = packed, row_of(trace, Place(name))
+        except MemvizError as error:
+            answer = error
+        pickle.dump(answer, answers, pickle.HIGHEST_PROTOCOL)
+        answers.flush()
 
 
 def trace_at(place: Place) -> Trace:

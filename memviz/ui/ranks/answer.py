@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -139,7 +139,11 @@ def compared_jobs(context: Context, session: Session, shown: ShownRanks) -> Head
 
 
 def _row(trace: Trace, device: DeviceTrace) -> RankRow:
-    return cached_on(trace, ("rank's row", device.name), lambda: row_of(trace, Place(trace.about.source), device.name))
+    return keep_row(trace, device.name, lambda: row_of(trace, Place(trace.about.source), device.name))
+
+
+def keep_row(trace: Trace, device: str, make: Callable[[], RankRow]) -> RankRow:
+    return cached_on(trace, ("rank's row", device), make)
 
 
 _SHADES = 254
