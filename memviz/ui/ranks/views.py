@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 from memviz.predictor.cards import common_cards, short_name
@@ -41,11 +42,11 @@ def ranks_verdict_html(
 CARD_CHOICES = {short_name(card.name): f"{short_name(card.name)} ({card.memory_gib:g} GiB)" for card in common_cards()}
 
 
-def card_form() -> dict[str, object]:
+def card_form() -> str:
     """The value of the form that asks for a card."""
     cards = menu("card", "", [("", "choose a card"), *CARD_CHOICES.items()])
     choice = labelled("Would it fit on", cards, class_="mv-rankcard")
-    return {"html": choice, "version": "1", "faults": {}, "parts": {}}
+    return json.dumps({"html": choice, "version": "1", "faults": {}, "parts": {}})
 
 
 def jobs_html(changes: JobChanges, names: Sequence[str]) -> Html:

@@ -31,14 +31,15 @@ from memviz.errors import TraceError
 from memviz.fair_lock import Turn
 from memviz.figures.raster import View, column_instants
 from memviz.memory import large_blocks_kept
+from memviz.ranks.places import places_of
 from memviz.ranks.row import RankRow
 from memviz.ranks.table import FIRST_BYTES, ranks_of_table
 from memviz.trace.limits import Unwanted
-from memviz.trace.load import read_trace
+from memviz.trace.load import ZIP, read_trace
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.payloads.timelines import piece
 from memviz.ui.ranks.answer import keep_row
-from memviz.ui.shell.session import Context, open_trace, timeline_key
+from memviz.ui.shell.session import MOST_OPEN, Context, Opened, open_trace, timeline_key
 from memviz.ui.shell.store import RankTables, TraceStore
 from memviz.ui.upload.arriving import Arriving
 from memviz.units import bytes_text
@@ -137,12 +138,14 @@ class Helpers:
         self._idle: list[subprocess.Popen[bytes]] = []
         self._used = 0.0
 
-    def take(self) -> subprocess.Popen[bytes] | None:
-        """Return an idle process or a new one; None where the system allows none."""
+    def take(self) -> subprocess.Popen[bytes]:
+        """Return an idle process or a new one."""
         with self._lock:
             if self._idle:
                 return self._idle.pop()
-        return next(start_helpers(1, _HELPER), None)
+        for helper in start_helpers(1, _HELPER):
+            return helper
+        raise TraceError("This machine allows no process to read it.", remedy="Open it by itself.")
 
     def put_back(self, helper: subprocess.Popen[bytes]) -> None:
         with self._lock:
@@ -174,9 +177,12 @@ class Reading:
         name: str,
         arriving: Arriving,
         turn: Turn,
-        helpers: Helpers | None = None,
+        helpers: Helpers,
+        *,
+        is_beside: bool = False,
     ) -> None:
         """`helpers` read it where it comes beside the file that is looked at, whose timeline is not sent then."""
+        self.is_beside = is_beside
         self.name = name
         self._helpers = helpers
         self._helper: subprocess.Popen[bytes] | None = None
@@ -194,7 +200,8 @@ class Reading:
         self._turn = turn
         self._total = RunningTotal()
         self._said = 0.0
-        self._stored = self._table = ""
+        self._stored: list[str] = []
+        self._table = ""
         self._cancelled = threading.Event()
         self._ended = 0.0
         self._thread: threading.Thread | None = None
@@ -235,8 +242,8 @@ class Reading:
         self.outbox.close()
         if self._thread is None:
             self.arriving.close()
-        if self._stored:
-            self._store.drop(self._stored)
+        for key in self._stored:
+            self._store.drop(key)
         self._tables.drop(self._table)
 
     def _run(self) -> None:
@@ -261,26 +268,55 @@ class Reading:
     def _read(self) -> None:
         self._check_cancelled()
         source = cast(BinaryIO, self.arriving)
-        if source.read(len(FIRST_BYTES)) == FIRST_BYTES:
+        first_bytes = source.read(len(FIRST_BYTES))
+        if first_bytes == FIRST_BYTES:
             self._read_table(source)
             return
-        helpers = self._helpers
-        trace = self._read_here(source) if helpers is None else self._read_aside(source, helpers)
-        self._check_cancelled()
-        opened = open_trace(self._store, trace)
-        self._stored = opened.key
-        # `cancel` may have run between the two, when nothing was stored yet.
-        if self._cancelled.is_set():
-            self._store.drop(opened.key)
-        self._check_cancelled()
+        if first_bytes == ZIP and self._read_archive(source):
+            return
+        trace = self._read_aside(source) if self.is_beside else self._read_here(source)
+        opened = self._open(trace)
         key = timeline_key(opened)
         device = next(device for device in trace.devices if device.name == opened.device)
-        if self._helpers is None:
+        if not self.is_beside:
             self.outbox.put("curve", key=key, **_curve(device))
             for question in ({"piece": "timeline"}, {"piece": "groups", "meaning": "category"}):
                 self._send(trace, device, key, question)
                 self._check_cancelled()
         self.outbox.put(OPENED, key=key, stored=opened.key, name=self.name, has_times=has_times(device))
+
+    def _open(self, trace: Trace) -> Opened:
+        self._check_cancelled()
+        opened = open_trace(self._store, trace)
+        self._stored.append(opened.key)
+        # `cancel` may have run between the two, when it was not stored yet.
+        if self._cancelled.is_set():
+            self._store.drop(opened.key)
+        self._check_cancelled()
+        return opened
+
+    def _read_archive(self, source: BinaryIO) -> bool:
+        """Open all snapshots of a zip archive, as of many ranks; return False where it holds a single one."""
+        with tempfile.NamedTemporaryFile(suffix=".zip") as file:
+            self._copy(source, file)
+            try:
+                places = places_of((file.name,))
+            except TraceError as error:
+                raise TraceError(error.reason, remedy=error.remedy, source=self.name) from None
+            if len(places) == 1:
+                return False
+            if len(places) > MOST_OPEN:
+                reason = f"It holds {len(places):,} snapshots, and {MOST_OPEN} can be open here."
+                raise TraceError(reason, remedy="Read them with `memviz ranks`.")
+            try:
+                for place in places:
+                    self._open(self._helped(place.address, place.address.partition("!/")[2]))
+            except BaseException:
+                for key in self._stored:
+                    self._store.drop(key)
+                raise
+        self.outbox.put(OPENED, key="", stored=" ".join(self._stored), name=self.name, has_times=False)
+        return True
 
     def _read_here(self, source: BinaryIO) -> Trace:
         source.seek(0)
@@ -293,28 +329,30 @@ class Reading:
             is_wanted=lambda: not self._cancelled.is_set(),
         )
 
-    def _read_aside(self, source: BinaryIO, helpers: Helpers) -> Trace:
+    def _read_aside(self, source: BinaryIO) -> Trace:
         """Have a helper read it, once it is complete."""
         with tempfile.NamedTemporaryFile() as file:
             self._copy(source, file)
-            helper = helpers.take()
-            if helper is None:
-                return self._read_here(source)
-            answer = self._ask(helper, file.name)
-        helpers.put_back(helper)
-        if isinstance(answer, Exception):
-            raise answer
+            return self._helped(file.name, self.name)
+
+    def _helped(self, path: str, name: str) -> Trace:
+        helper = self._helpers.take()
+        answer = self._ask(helper, path, name)
+        self._helpers.put_back(helper)
+        if isinstance(answer, TraceError):
+            inside = "" if name == self.name else f"{name}: "
+            raise TraceError(f"{inside}{answer.reason}", remedy=answer.remedy)
         trace: Trace = pickle.loads(answer[0])
         keep_row(trace, answer[1].device, lambda: answer[1])
         return trace
 
-    def _ask(self, helper: subprocess.Popen[bytes], path: str) -> TraceError | tuple[bytes, RankRow]:
+    def _ask(self, helper: subprocess.Popen[bytes], path: str, name: str) -> TraceError | tuple[bytes, RankRow]:
         """Return the answer of `answer_reads`. `cancel` ends the helper, and so does a file that takes its memory."""
         asks, answers = cast(IO[bytes], helper.stdin), cast(IO[bytes], helper.stdout)
         self._helper = helper
         try:
             self._check_cancelled()
-            pickle.dump((path, self.name, self.arriving.size), asks)
+            pickle.dump((path, name, self.arriving.size), asks)
             asks.flush()
             answer: TraceError | tuple[bytes, RankRow] = pickle.load(answers)
         except (OSError, EOFError, pickle.UnpicklingError, Unwanted):
@@ -386,8 +424,7 @@ class Readings:
             out = self._make_room(visitor)
             turn = self._lines.of(visitor)
             arriving = Arriving(size, packed=packed, gate=turn)
-            helpers = self._helpers if beside else None
-            reading = Reading(self._store, self._tables, name, arriving, turn, helpers)
+            reading = Reading(self._store, self._tables, name, arriving, turn, self._helpers, is_beside=beside)
             self._under_way[ticket] = reading
         for reading in out:
             reading.cancel()

@@ -7,6 +7,7 @@ import os
 import pickle
 import threading
 import time
+import zipfile
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,10 @@ from memviz.analysis.timeline import timeline
 from memviz.figures.packed_timeline import PackedTimeline, pack_allocations, unpack
 from memviz.ranks.gather import Gathering, gather_ranks
 from memviz.trace.load import read_trace
-from memviz.ui.shell.session import Context, open_trace
+from memviz.ui.ranks.answer import has_ranks
+from memviz.ui.shell.session import Context, Session, open_trace
 from memviz.ui.shell.store import RankTables, TraceStore
+from memviz.ui.upload.opening import on_upload
 from memviz.ui.upload.reading import Busy, FileTooLarge, Outbox, Reading, Readings
 from tests.ranks.files import write_ranks
 from tests.runner.processes import PATIENCE_SECONDS, wait_until
@@ -119,6 +122,41 @@ def test_a_process_that_ends_while_it_reads_refuses_its_file_alone():
     readings._helpers.end_idle(0)
     assert said[0]["reason"].startswith("Reading it ended its process")
     assert said[1]["kind"] == "opened"
+
+
+def archive_of(**files: bytes) -> bytes:
+    raw = io.BytesIO()
+    with zipfile.ZipFile(raw, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            archive.writestr(f"job/{name}/snapshot.pickle", content)
+    return raw.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        (archive_of(rank_0=RAW, rank_10=RAW, rank_9=RAW), ["job/rank_0", "job/rank_9", "job/rank_10"]),
+        (archive_of(rank_0=RAW, rank_1=RAW[:-100]), "job/rank_1/snapshot.pickle: The file ends in the middle"),
+        (archive_of(**{f"rank_{number}": RAW for number in range(65)}), "It holds 65 snapshots, and 64 can be open"),
+        (archive_of(rank_0=RAW, rank_1=RAW)[:-60], "It is a zip archive that is damaged"),
+    ],
+)
+def test_an_archive_of_ranks_opens_them_all_or_is_refused(raw: bytes, expected: list[str] | str):
+    context = Context(TraceStore())
+    readings = Readings(context)
+    reading = begun(readings, raw, name="job.zip")
+    reading.arriving.add(raw)
+    reading.arriving.end()
+    header = [header for header, _ in messages_of(reading) if header["kind"] != "reading"][-1]
+    readings._helpers.end_idle(0)
+    if isinstance(expected, str):
+        assert header["kind"] == "refused" and header["reason"].startswith(expected)
+        assert not context.store._kept
+        return
+    after = on_upload(context, Session(), {"stored": header["stored"], "begins": "1"})
+    traces = [context.store.get(opened.key) for opened in after.opened]
+    assert [trace and trace.about.source for trace in traces] == [f"{name}/snapshot.pickle" for name in expected]
+    assert after.chosen == after.opened[0].key and has_ranks(context, after)
 
 
 def test_a_broken_file_is_refused_in_words_and_nothing_is_kept():
