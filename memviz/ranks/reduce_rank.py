@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -23,6 +24,7 @@ import numpy as np
 
 from memviz.analysis.annotations import steps
 from memviz.analysis.breakdown import purpose_totals
+from memviz.analysis.cache import cached_on
 from memviz.analysis.devices import choose_device
 from memviz.analysis.health import history
 from memviz.analysis.lifetimes import live_rows
@@ -233,6 +235,10 @@ def row_of(trace: Trace, place: Place, device: str | None = None) -> RankRow:
         ran_out_count=int((chosen.events.action == Action.OOM).sum()),
         curve=curve(trace, chosen),
     )
+
+
+def keep_row(trace: Trace, device: str, make: Callable[[], RankRow]) -> RankRow:
+    return cached_on(trace, ("rank's row", device), make)
 
 
 def _categories(trace: Trace, device: DeviceTrace) -> tuple[KindBytes, ...]:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from memviz.analysis.cache import cached_on
 from memviz.errors import UsageError
 from memviz.ranks.numbers import Rank, by_mesh, mesh_of, mesh_text, once_more, rank_in_name
 from memviz.ranks.places import Place
-from memviz.ranks.reduce_rank import row_of
+from memviz.ranks.reduce_rank import keep_row, row_of
 from memviz.ranks.row import FailedFile, RankRow
 from memviz.ranks.summary import NOTHING, JobChanges, RankSummary, aligned, job_changes, summary_of
 from memviz.results.headline import differing_names, distinct_names, trace_name
@@ -139,10 +138,6 @@ def compared_jobs(context: Context, session: Session, shown: ShownRanks) -> tupl
 
 def _row(trace: Trace, device: DeviceTrace) -> RankRow:
     return keep_row(trace, device.name, lambda: row_of(trace, Place(trace.about.source), device.name))
-
-
-def keep_row(trace: Trace, device: str, make: Callable[[], RankRow]) -> RankRow:
-    return cached_on(trace, ("rank's row", device), make)
 
 
 _SHADES = 254

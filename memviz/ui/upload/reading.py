@@ -32,15 +32,14 @@ from memviz.fair_lock import Turn
 from memviz.figures.raster import View, column_instants
 from memviz.memory import large_blocks_kept
 from memviz.ranks.places import places_of
+from memviz.ranks.reduce_rank import keep_row
 from memviz.ranks.row import RankRow
 from memviz.ranks.table import FIRST_BYTES, ranks_of_table
 from memviz.trace.limits import Unwanted
 from memviz.trace.load import ZIP, read_trace
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.payloads.timelines import piece
-from memviz.ui.ranks.answer import keep_row
 from memviz.ui.shell.session import MOST_OPEN, Context, Opened, open_trace, timeline_key
-from memviz.ui.shell.store import RankTables, TraceStore
 from memviz.ui.upload.arriving import Arriving
 from memviz.units import bytes_text
 
@@ -171,15 +170,7 @@ def end_helper(helper: subprocess.Popen[bytes]) -> None:
 
 class Reading:
     def __init__(
-        self,
-        store: TraceStore,
-        tables: RankTables,
-        name: str,
-        arriving: Arriving,
-        turn: Turn,
-        helpers: Helpers,
-        *,
-        is_beside: bool = False,
+        self, context: Context, name: str, arriving: Arriving, turn: Turn, helpers: Helpers, *, is_beside: bool = False
     ) -> None:
         """`helpers` read it where it comes beside the file that is looked at, whose timeline is not sent then."""
         self.is_beside = is_beside
@@ -195,8 +186,8 @@ class Reading:
         self.has_listener = False
         """Its visitor listens."""
         self._used = time.monotonic()
-        self._store = store
-        self._tables = tables
+        self._store = context.store
+        self._tables = context.tables
         self._turn = turn
         self._total = RunningTotal()
         self._said = 0.0
@@ -405,8 +396,7 @@ class Readings:
 
     def __init__(self, context: Context, most_bytes: int | None = None) -> None:
         self.most_bytes = most_bytes
-        self._store = context.store
-        self._tables = context.tables
+        self._context = context
         self._lines = context.reading
         self._helpers = Helpers()
         self._lock = threading.Lock()
@@ -424,7 +414,7 @@ class Readings:
             out = self._make_room(visitor)
             turn = self._lines.of(visitor)
             arriving = Arriving(size, packed=packed, gate=turn)
-            reading = Reading(self._store, self._tables, name, arriving, turn, self._helpers, is_beside=beside)
+            reading = Reading(self._context, name, arriving, turn, self._helpers, is_beside=beside)
             self._under_way[ticket] = reading
         for reading in out:
             reading.cancel()

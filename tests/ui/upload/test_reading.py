@@ -323,7 +323,7 @@ def test_a_reading_stops_in_the_middle_when_its_visitor_goes(monkeypatch: pytest
     reading.begin()
     wait_for_the_end(reading)
     assert 0 <= max(said) < len(raw) / 2
-    assert not readings._store._kept
+    assert not readings._context.store._kept
 
 
 def test_a_table_of_ranks_is_open_without_a_timeline_and_a_damaged_one_refused(tmp_path: Path) -> None:
