@@ -39,11 +39,12 @@ def esc(text: object) -> Html:
     """Escape for HTML. Marks that turn the writing direction and other control characters are made visible."""
     if isinstance(text, Html):
         return text
-    return Html(escape(_visible(str(text), keep="\n"), quote=True))
+    shown = _visible(str(text), keep="\n")
+    return Html(shown if shown.isalnum() else escape(shown, quote=True))
 
 
 def _visible(text: str, keep: str = "") -> str:
-    if text.isprintable():
+    if text.isprintable() or (keep and text.replace(keep, "").isprintable()):
         return text
     return "".join(letter if letter.isprintable() or letter in keep else "\N{REPLACEMENT CHARACTER}" for letter in text)
 

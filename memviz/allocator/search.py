@@ -153,7 +153,7 @@ class _Work:
 @contextmanager
 def _helped(work: _Work, count: int) -> Iterator[None]:
     """Run helpers: wait for their work, or end them at once where this process gives up."""
-    processes = list(_started(count))
+    processes = list(start_helpers(count, _HELPER))
     threads: list[threading.Thread] = []
     try:
         # Whether the model is exact for this recording decides what is said of its own settings: known once, for all.
@@ -184,14 +184,14 @@ def _helped(work: _Work, count: int) -> Iterator[None]:
             process.wait()
 
 
-def _started(count: int) -> Iterator[subprocess.Popen[bytes]]:
-    """Start as many helpers as the system allows, up to `count`."""
+def start_helpers(count: int, code: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Start as many processes that run `code` as the system allows, up to `count`."""
     package = str(Path(__file__).parents[2])
     path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
     with suppress(OSError):
         for _ in range(count):
             yield subprocess.Popen(
-                [sys.executable, "-c", _HELPER],
+                [sys.executable, "-c", code],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env={**os.environ, "PYTHONPATH": path},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -35,16 +36,16 @@ class Timeline(Columns):
     def end_bytes(self) -> int:
         return int(self.live[-1])
 
-    @property
+    @cached_property
     def peak_bytes(self) -> int:
         return int(self.live.max())
 
-    @property
+    @cached_property
     def peak_event(self) -> int:
         """First event after which live bytes are at their peak; -1 where that is before the first event."""
         return int(self.live.argmax()) - 1
 
-    @property
+    @cached_property
     def reserved_peak_bytes(self) -> int:
         return int(self.reserved.max())
 

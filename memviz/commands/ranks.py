@@ -8,8 +8,6 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from memviz.allocator.context import OVERHEAD_BYTES, overhead_on
-from memviz.allocator.replayer import CardMemory, check_room
 from memviz.commands.command import (
     Command,
     add_device,
@@ -22,13 +20,12 @@ from memviz.commands.command import (
     printable,
 )
 from memviz.commands.terminal import progress
-from memviz.predictor.cards import card_named
 from memviz.ranks.card import OnCard, fit_on_card, replay_close_ranks
 from memviz.ranks.gather import Gathering, gather_ranks
 from memviz.ranks.numbers import Rank
 from memviz.ranks.summary import NamedDelta, RankSummary
 from memviz.results.headline import consecutive_spans, reserved_text
-from memviz.results.ranks import missing_ranks, ranks_headline, ranks_json, spans_text
+from memviz.results.ranks import card_memory, missing_ranks, ranks_headline, ranks_json, spans_text
 from memviz.units import bytes_text, count_text, counted, delta_text, percent_text
 
 _MORE = """\
@@ -106,16 +103,6 @@ def _print_differences(rows: Sequence[NamedDelta]) -> None:
         print(f"  {delta_text(row.delta_bytes):>12}  {printable(row.words)}")
 
 
-def _card(text: str, overhead: int | None) -> CardMemory:
-    """Return a card by name, or of any size; raise before a file is read if the overhead leaves no room on it."""
-    known = card_named(text)
-    if overhead is None:
-        overhead = OVERHEAD_BYTES if known.is_only_memory else overhead_on(known.name)
-    card = CardMemory(known.memory_bytes, overhead, known.name)
-    check_room(card)
-    return card
-
-
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _MORE
@@ -146,7 +133,7 @@ def read_job(wanted: Gathering) -> RankSummary:
 
 
 def _run(args: argparse.Namespace) -> int:
-    card = None if args.card is None else _card(args.card, args.overhead)
+    card = None if args.card is None else card_memory(args.card, args.overhead)
     job = read_job(Gathering(tuple(args.places), args.device, args.output, args.processes, args.scheduler, args.mesh))
     answer = None if card is None else replay_close_ranks(job.ranks, fit_on_card(job.ranks, card))
     print_json(ranks_json(job, answer)) if args.json else _print(job, answer, args.top)

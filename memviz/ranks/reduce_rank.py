@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import io
 import os
+import pickle
 import re
+import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import IO
@@ -20,6 +24,7 @@ import numpy as np
 
 from memviz.analysis.annotations import steps
 from memviz.analysis.breakdown import purpose_totals
+from memviz.analysis.cache import cached_on
 from memviz.analysis.devices import choose_device
 from memviz.analysis.health import history
 from memviz.analysis.lifetimes import live_rows
@@ -122,6 +127,31 @@ def reduce_rank(place: Place, device: str | None = None) -> Reduced:
         return FailedFile(place.address, "Reading it needs more memory than this machine has free.")
 
 
+def answer_reads() -> None:
+    """Run a helper process: answer each path with a Trace and its row, or with the error, until the input ends."""
+    asks, answers = sys.stdin.buffer, sys.stdout.buffer
+    while True:
+        try:
+            path, name, size = pickle.load(asks)
+        except EOFError:
+            return
+        try:
+            if (inside := zip_member(path)) is not None:
+                trace = load_zip_member(*inside)
+                # Its folder may be all that tells one rank from another.
+                trace = replace(trace, about=replace(trace.about, source=name))
+            else:
+                with open(path, "rb") as file:
+                    trace = read_trace(file, name, size)
+            # Packed before its row is computed: what was cached for that would travel with it.
+            packed = pickle.dumps(trace, pickle.HIGHEST_PROTOCOL)
+            answer: object = packed, row_of(trace, Place(name))
+        except MemvizError as error:
+            answer = error
+        pickle.dump(answer, answers, pickle.HIGHEST_PROTOCOL)
+        answers.flush()
+
+
 def trace_at(place: Place) -> Trace:
     """Wherever it lies. A place on a network is asked a few times before it counts as gone."""
     if (inside := zip_member(place.address)) is not None:
@@ -205,6 +235,10 @@ def row_of(trace: Trace, place: Place, device: str | None = None) -> RankRow:
         ran_out_count=int((chosen.events.action == Action.OOM).sum()),
         curve=curve(trace, chosen),
     )
+
+
+def keep_row(trace: Trace, device: str, make: Callable[[], RankRow]) -> RankRow:
+    return cached_on(trace, ("rank's row", device), make)
 
 
 def _categories(trace: Trace, device: DeviceTrace) -> tuple[KindBytes, ...]:

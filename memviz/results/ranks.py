@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from memviz.allocator.context import OVERHEAD_BYTES, overhead_on
+from memviz.allocator.replayer import CardMemory, check_room
+from memviz.predictor.cards import card_named
 from memviz.ranks.card import OnCard
 from memviz.ranks.numbers import Rank, mesh_of
 from memviz.ranks.summary import JobChanges, NamedDelta, PeakDifference, RankChange, RankSummary, highest
@@ -89,6 +92,16 @@ def spans_text(spans: Sequence[tuple[int, int]]) -> str:
     """'3, 8-11'."""
     parts = [f"{first}" if first == last else f"{first}-{last}" for first, last in spans[:_MOST_SPANS]]
     return ", ".join([*parts, *(["..."] if len(spans) > _MOST_SPANS else [])])
+
+
+def card_memory(text: str, overhead: int | None = None) -> CardMemory:
+    """Return a card by name, or of any size; raise before a file is read if the overhead leaves no room on it."""
+    known = card_named(text)
+    if overhead is None:
+        overhead = OVERHEAD_BYTES if known.is_only_memory else overhead_on(known.name)
+    card = CardMemory(known.memory_bytes, overhead, known.name)
+    check_room(card)
+    return card
 
 
 def card_sentence(answer: OnCard) -> str:

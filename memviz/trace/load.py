@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _RECORD = "Record one with torch.cuda.memory._dump_snapshot('trace.pickle')."
 _FIRST_BYTES_OF_PICKLES = b"\x80(]})lcd"
 _GZIP = b"\x1f\x8b"
-_ZIP = b"PK\x03\x04"
+ZIP = b"PK\x03\x04"
 _BLANK = b"\xef\xbb\xbf \t\r\n"
 _CHECKED_EVERY = 4096
 _LONG_JSON = 128 * MiB
@@ -134,7 +134,7 @@ def load_zip_member(path: Path, member: str) -> Trace:
         if wanted is None:
             raise TraceError(f"It is no longer in {path.name}.")
         stream = ZipMember(archive.open(wanted))
-        if stream.read(4) == _ZIP:
+        if stream.read(4) == ZIP:
             raise TraceError(_NESTED, remedy=_UNPACK)
         return read_trace(cast(BinaryIO, stream), PurePosixPath(member).name, wanted.file_size, limits=limits)
 
@@ -157,14 +157,14 @@ def _read(file: BinaryIO, budget: Budget, progress: Progress | None, watch: Watc
     """Look into an open file and read it, from the start again if need be."""
     file.seek(0)
     head, stream, packed = file.read(64), file, ""
-    if head.startswith(_ZIP):
+    if head.startswith(ZIP):
         stream, packed = cast(BinaryIO, _zip_member(file, budget)), ", zip"
     elif head.lstrip(_BLANK)[:1] == b"<":
         stream, packed = cast(BinaryIO, Base64File(file, _base64_start(file))), ", HTML page"
     stream.seek(0)
     head = stream.read(4)
     stream.seek(0)
-    if head.startswith(_ZIP):
+    if head.startswith(ZIP):
         raise TraceError(_NESTED, remedy=_UNPACK)
     if head.startswith(_GZIP):
         stream, packed = cast(BinaryIO, _Bounded(stream, budget)), f"{packed}, gzip"

@@ -281,7 +281,12 @@ class _Page:
         """Open a file that came by `routes`. Its key is a secret of the visitor's browser."""
         message = clicked(event)
         after = on_upload(self.context, current, message)
-        return self._shown(after, tab=self._tab_of_ranks(current, after, are_many="begins" in message))
+        values = self._shown(after, tab=self._tab_of_ranks(current, after, are_many="begins" in message))
+        if "beside" in message and after.current == current.current:
+            # Explore shows what it showed: of many files each would be its picture and its findings anew.
+            for output in self.explore.outputs:
+                values[self.outputs.index(output)] = gr.skip()
+        return values
 
     def _tab_of_ranks(self, before: Session, after: Session, *, are_many: bool) -> str | None:
         """Return the Ranks tab if a table of ranks was just uploaded, or the files of several ranks together."""

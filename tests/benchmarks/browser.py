@@ -42,7 +42,7 @@ from memviz.trace.load import load_trace
 from tests.benchmarks.readme import write_table
 
 STEPS = 30
-_ARGUMENTS = [
+ARGUMENTS = [
     "--no-sandbox",
     "--disable-gpu",
     "--disable-background-networking",
@@ -51,7 +51,7 @@ _ARGUMENTS = [
     "--disable-frame-rate-limit",
     "--disable-gpu-vsync",
 ]
-_MARKS = """
+MARKS = """
 ({ marks, since }) => {
   window.marked = {};
   let begun = since === "page" ? 0 : NaN;
@@ -103,11 +103,11 @@ def main() -> None:
         path = shutil.which("chromium") or shutil.which("google-chrome")
         for file in (*args.files, *args.alone):
             events = load_trace(file).event_count
-            browser = engine.chromium.launch(executable_path=path, args=_ARGUMENTS)
+            browser = engine.chromium.launch(executable_path=path, args=ARGUMENTS)
             rows.append([f"memviz, {events:,} events", *_ours(browser, file)])
             browser.close()
             if args.memoryviz and file in args.files:
-                browser = engine.chromium.launch(executable_path=path, args=_ARGUMENTS)
+                browser = engine.chromium.launch(executable_path=path, args=ARGUMENTS)
                 rows.append([f"MemoryViz.js, {events:,} events", *_theirs(browser, file, args.memoryviz)])
                 browser.close()
     table = _table(rows)
@@ -126,10 +126,10 @@ def _arguments() -> argparse.Namespace:
 
 
 def _ours(browser: Any, file: Path) -> list[str]:
-    with _serving([sys.executable, "app.py"]) as address:
+    with serving([sys.executable, "app.py"]) as address:
         page = browser.new_page(viewport={"width": 1440, "height": 1000})
         sent = _count_bytes(page)
-        page.add_init_script(f"({_MARKS})({json.dumps({'marks': _OURS, 'since': 'choice'})})")
+        page.add_init_script(f"({MARKS})({json.dumps({'marks': _OURS, 'since': 'choice'})})")
         started = time.perf_counter()
         page.goto(address)
         page.wait_for_selector(".mv-sample", timeout=60_000)
@@ -138,7 +138,7 @@ def _ours(browser: Any, file: Path) -> list[str]:
         page.wait_for_timeout(2000)
         before = sum(sent)
         page.set_input_files("#first-files input[type=file]", file)
-        uploaded = _marked(page)
+        uploaded = marked(page)
         for _ in range(20):
             page.wait_for_timeout(1000)
             if sum(sent) > before:
@@ -147,11 +147,11 @@ def _ours(browser: Any, file: Path) -> list[str]:
         received = sum(sent) - before
         steps = _zoom(page, ".mvt-plot")
         page.close()
-    with _serving([sys.executable, "-m", "memviz", "open", str(file)]) as address:
+    with serving([sys.executable, "-m", "memviz", "open", str(file)]) as address:
         page = browser.new_page(viewport={"width": 1440, "height": 1000})
-        page.add_init_script(f"({_MARKS})({json.dumps({'marks': _OURS, 'since': 'page'})})")
+        page.add_init_script(f"({MARKS})({json.dumps({'marks': _OURS, 'since': 'page'})})")
         page.goto(address)
-        given = _marked(page)
+        given = marked(page)
         page.close()
     total = uploaded.get("total") or uploaded["coloured"]
     # The browser does not always report the size of a chunked response.
@@ -166,19 +166,19 @@ def _ours(browser: Any, file: Path) -> list[str]:
     return [*shown, *_steps(steps), received_text, f"{opens:.2f} s"]
 
 
-def _marked(page: Page) -> dict[str, float]:
+def marked(page: Page, last: str = "coloured") -> dict[str, float]:
     """Return the milliseconds of each mark, polled rarely to keep the overhead low."""
     deadline = time.monotonic() + 600
     while time.monotonic() < deadline:
         marks: dict[str, float] = page.evaluate("() => window.marked")
-        if marks.get("coloured"):
+        if marks.get(last):
             return marks
         page.wait_for_timeout(500)
     raise SystemExit("Nothing was drawn in ten minutes.")
 
 
 @contextmanager
-def _serving(command: list[str]) -> Iterator[str]:
+def serving(command: list[str]) -> Iterator[str]:
     port = _free_port()
     settings = {"GRADIO_SERVER_PORT": str(port), "GRADIO_ANALYTICS_ENABLED": "False"}
     server = subprocess.Popen(command, env={**os.environ, **settings}, stdout=subprocess.DEVNULL)
@@ -215,9 +215,9 @@ def _theirs(browser: Any, file: Path, bundle: Path) -> list[str]:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
             page = browser.new_page(viewport={"width": 1440, "height": 1000})
-            page.add_init_script(f"({_MARKS})({json.dumps({'marks': _THEIRS, 'since': 'page'})})")
+            page.add_init_script(f"({MARKS})({json.dumps({'marks': _THEIRS, 'since': 'page'})})")
             page.goto(f"http://127.0.0.1:{server.server_port}/index.html")
-            first = _marked(page)["coloured"] / 1000
+            first = marked(page)["coloured"] / 1000
             page.wait_for_timeout(1500)
             return [
                 "",

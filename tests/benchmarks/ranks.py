@@ -1,28 +1,35 @@
 """Many ranks: CPU time and memory per rank, the time of a thousand, and the cost of Dask compared to the plain pool.
 
-    python -m tests.benchmarks.ranks FILE [--ranks 1024] [--scheduler-file LARGE] [--scheduler-ranks 64] [--write]
+    python -m tests.benchmarks.ranks FILE [--ranks 1024] [--page] [--scheduler-file LARGE] [--write]
 
 FILE is one rank's snapshot; every rank is a link to it, but for one that keeps 512 MiB more, which has to be detected
 as the only outlier. Links share the page cache, so that no disk is measured. The pool and the cluster, two processes
-each, take turns on the same files. With --write the table goes into README.md.
+each, take turns on the same files. With --page as many files (64 at most) are dropped on the page in a browser as well.
+With --write the table goes into README.md.
 """
 
 import argparse
+import json
 import os
 import pickle
 import platform
 import resource
+import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from datetime import date
 from pathlib import Path
 
+from playwright.sync_api import sync_playwright
+
 from memviz.ranks.gather import reduce_here, reduce_on_dask
 from memviz.ranks.places import Place, places_of
 from memviz.ranks.row import Reduced
 from memviz.ranks.summary import summarize_ranks
 from memviz.trace.load import load_trace
+from tests.benchmarks.browser import ARGUMENTS, MARKS, marked, serving
 from tests.benchmarks.readme import README, write_table
 from tests.traces import MiB, alloc, frame
 
@@ -35,6 +42,8 @@ def main() -> None:
     args = _arguments()
     with tempfile.TemporaryDirectory(dir=args.file.parent) as folder:
         rows = _of_the_pool(args.file, Path(folder), args.ranks)
+        if args.page:
+            rows += _of_the_page(args.file, Path(folder), min(args.ranks, 64))
         if args.scheduler_file is not None:
             rows += _of_dask(args.scheduler_file, Path(folder), args.scheduler_ranks)
     where = f"{platform.python_implementation()} {platform.python_version()}, {os.cpu_count()} cores"
@@ -54,6 +63,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.ranks", description=__doc__.split("\n\n")[0])
     parser.add_argument("file", type=Path)
     parser.add_argument("--ranks", type=int, default=1024)
+    parser.add_argument("--page", action="store_true", help="drop them on the page too")
     parser.add_argument("--scheduler-file", type=Path, help="larger: Dask is for those who outgrow one machine")
     parser.add_argument("--scheduler-ranks", type=int, default=64)
     parser.add_argument("--write", action="store_true", help=f"into {README.name}")
@@ -63,7 +73,11 @@ def _arguments() -> argparse.Namespace:
 def _of_the_pool(file: Path, folder: Path, count: int) -> list[tuple[str, str]]:
     places, planted = _job(file, folder / "pool", count)
     events = load_trace(file).event_count
-    rows, seconds = _timed(lambda: list(reduce_here(places, processes=_PROCESSES)))
+    begun, first, rows = time.perf_counter(), 0.0, []
+    for row in reduce_here(places, processes=_PROCESSES):
+        first = first or time.perf_counter() - begun
+        rows.append(row)
+    seconds = time.perf_counter() - begun
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     begun = time.perf_counter()
     job = summarize_ranks(rows)
@@ -72,12 +86,32 @@ def _of_the_pool(file: Path, folder: Path, count: int) -> list[tuple[str, str]]:
     assert out == [planted], f"rank {planted} was planted, and {out} stand out"
     size = f"{count:,} ranks of {events:,} events, {file.stat().st_size / 1e6:.0f} MB each"
     return [
-        (f"{size}, {_PROCESSES} processes", f"{seconds:.0f} s"),
+        (f"{size}, {_PROCESSES} processes", f"{seconds:.1f} s, the first after {first:.1f} s"),
         ("processor time of a rank", f"{(usage.ru_utime + usage.ru_stime) / count:.2f} s"),
         ("the largest process", f"{usage.ru_maxrss / 1024:.0f} MiB"),
         ("groups, outliers and their causes", f"{grouping:.2f} s"),
         ("the planted one", f"rank {planted}, {job.outliers[0].delta_bytes:,} B more; nobody else stands out"),
     ]
+
+
+def _of_the_page(file: Path, folder: Path, count: int) -> list[tuple[str, str]]:
+    """From the choice of the files to the first timeline, the first map of ranks, and the map of them all."""
+    places, _ = _job(file, folder / "page", count)
+    rank_map = "#ranks-map .mvn[data-drawn]"
+    last = f'{rank_map} .mvn-plot[aria-valuemax="{count}"]'
+    marks = {"timeline": ".mvt[data-total=whole], .mvt[data-drawn]", "map": rank_map, "all": last}
+    with serving([sys.executable, "app.py"]) as address, sync_playwright() as engine:
+        browser = engine.chromium.launch(executable_path=shutil.which("chromium"), args=ARGUMENTS)
+        page = browser.new_page(viewport={"width": 1440, "height": 1000})
+        page.add_init_script(f"({MARKS})({json.dumps({'marks': marks, 'since': 'choice'})})")
+        page.goto(address)
+        page.wait_for_selector(".mv-sample", timeout=60_000)
+        page.wait_for_timeout(2000)
+        page.set_input_files("#first-files input[type=file]", [place.address for place in places])
+        drawn = marked(page, "all")
+        browser.close()
+    where = f"{count} files on the page"
+    return [(f"{where}: {name}", f"{drawn[name] / 1000:.1f} s") for name in ("timeline", "map", "all")]
 
 
 def _of_dask(file: Path, folder: Path, count: int) -> list[tuple[str, str]]:

@@ -179,7 +179,13 @@ def _children(weighted: _WeightedStacks, node: _Node, row: int) -> Iterator[_Nod
     place = weighted.bounds[node.members + 1] - 1 - node.depth
     goes_on = place >= weighted.bounds[node.members]
     deeper = node.members[goes_on]
-    frames, code = np.unique(weighted.frames[place[goes_on]], return_inverse=True)
+    following = weighted.frames[place[goes_on]]
+    if len(following) and (following == following[0]).all():
+        # Most frames call one other, in all stacks that pass through them.
+        size, count = int(weighted.bytes[deeper].sum()), int(weighted.counts[deeper].sum())
+        yield _Node(row, int(following[0]), node.depth + 1, deeper, size, count)
+        return
+    frames, code = np.unique(following, return_inverse=True)
     sizes = sum_by(code, weighted.bytes[deeper], len(frames)).tolist()
     counts = sum_by(code, weighted.counts[deeper], len(frames)).tolist()
     grouped = np.split(deeper[np.argsort(code, kind="stable")], np.cumsum(np.bincount(code))[:-1])

@@ -10,15 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from memviz.analysis.cache import cached_on
 from memviz.errors import UsageError
 from memviz.ranks.numbers import Rank, by_mesh, mesh_of, mesh_text, once_more, rank_in_name
 from memviz.ranks.places import Place
-from memviz.ranks.reduce_rank import row_of
+from memviz.ranks.reduce_rank import keep_row, row_of
 from memviz.ranks.row import FailedFile, RankRow
-from memviz.ranks.summary import NOTHING, RankSummary, aligned, job_changes, summary_of
-from memviz.results.headline import Headline, differing_names, distinct_names, trace_name
-from memviz.results.ranks import jobs_headline
+from memviz.ranks.summary import NOTHING, JobChanges, RankSummary, aligned, job_changes, summary_of
+from memviz.results.headline import differing_names, distinct_names, trace_name
 from memviz.trace.memviz_labels import RANK_FACT
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.shell.session import Context, Opened, Session
@@ -125,8 +123,8 @@ def shown_ranks(context: Context, session: Session, job: int = 0) -> ShownRanks 
     return ShownRanks(summary, keys, is_open=True, names=tuple(names), number=job)
 
 
-def compared_jobs(context: Context, session: Session, shown: ShownRanks) -> Headline | None:
-    """Compare the job that is shown with the first, or the first with the second; None where one is open alone."""
+def compared_jobs(context: Context, session: Session, shown: ShownRanks) -> tuple[JobChanges, list[str]] | None:
+    """Compare the shown job with the first, or the first with the second, and name both; None where one is open."""
     if not shown.names:
         return None
     sides = sorted({0, shown.number or 1})
@@ -135,11 +133,11 @@ def compared_jobs(context: Context, session: Session, shown: ShownRanks) -> Head
         changes = job_changes(*(job.job for job in jobs if job is not None))
     except UsageError:
         return None
-    return jobs_headline(changes, [shown.names[side] for side in sides])
+    return changes, [shown.names[side] for side in sides]
 
 
 def _row(trace: Trace, device: DeviceTrace) -> RankRow:
-    return cached_on(trace, ("rank's row", device.name), lambda: row_of(trace, Place(trace.about.source), device.name))
+    return keep_row(trace, device.name, lambda: row_of(trace, Place(trace.about.source), device.name))
 
 
 _SHADES = 254

@@ -10,17 +10,21 @@ from typing import Any
 import gradio as gr
 
 from memviz.errors import MemvizError
+from memviz.ranks.card import fit_on_card
 from memviz.ranks.places import Place
 from memviz.ranks.reduce_rank import trace_at
-from memviz.ranks.summary import RankSummary
-from memviz.results.ranks import ranks_headline, ranks_json
+from memviz.ranks.summary import JobChanges, RankSummary
+from memviz.results.ranks import card_memory, jobs_headline, ranks_headline, ranks_json
 from memviz.text import Html, joined, tag
-from memviz.ui.components.component import Panel, clicked
+from memviz.ui.components.component import Panel, PlainForm, clicked, form_fields
 from memviz.ui.components.plots import RankMap
 from memviz.ui.ranks.answer import ShownRanks, compared_jobs, has_ranks, rank_map_value, shown_ranks
 from memviz.ui.ranks.views import (
+    CARD_CHOICES,
+    card_form,
     failed_html,
     groups_html,
+    jobs_html,
     missing_html,
     one_rank_html,
     outliers_html,
@@ -43,30 +47,38 @@ class RanksTab:
             shown = gr.State(())
             """The part of the session that this tab shows. A change redraws the tab if it is visible."""
             verdict = Panel(elem_id="ranks-verdict")
+            card_menu = PlainForm(card_form(), elem_id="ranks-card")
             self.one = Panel(elem_id="ranks-one")
             """Its buttons open traces, which the page does."""
             picture = RankMap(elem_id="ranks-map")
             lists, failed = Panel(elem_id="ranks-lists"), Panel(elem_id="ranks-failed")
-            chosen, self.job, looked_at = gr.State(None), gr.State(0), gr.State(False)
+            chosen, self.job, card, looked_at = gr.State(None), gr.State(0), gr.State(""), gr.State(False)
             job = self.job
         self.outputs = [tab, shown]
         drawing = [verdict, picture, self.one, lists, failed, chosen]
-        while_seen(tabs, tab, shown, looked_at, partial(draw, context), inputs=[session, chosen, job], outputs=drawing)
+        inputs = [session, chosen, job, card]
+        while_seen(tabs, tab, shown, looked_at, partial(draw, context), inputs=inputs, outputs=drawing)
         picture.select(self._choose, [session, job], [self.one, chosen], **PRIVATE)
-        lists.click(self._jump, [session, job], drawing, **PRIVATE)
-        verdict.click(self._turn_to_job, [session], [*drawing, job], **PRIVATE)
+        lists.click(self._jump, [session, job, card], drawing, **PRIVATE)
+        verdict.click(self._turn_to_job, [session, card], [*drawing, job], **PRIVATE)
+        card_menu.input(self._take_card, [session, job], [verdict, card], **PRIVATE)
 
     def _choose(self, current: Session, job: int, event: gr.EventData) -> list[Any]:
         """In the map, which has marked it already."""
         rank = _rank(clicked(event))
         return [one_rank(self.context, current, rank, job), rank]
 
-    def _jump(self, current: Session, job: int, event: gr.EventData) -> list[Any]:
-        return draw(self.context, current, _rank(clicked(event)), job)
+    def _jump(self, current: Session, job: int, card: str, event: gr.EventData) -> list[Any]:
+        return draw(self.context, current, _rank(clicked(event)), job, card)
 
-    def _turn_to_job(self, current: Session, event: gr.EventData) -> list[Any]:
+    def _turn_to_job(self, current: Session, card: str, event: gr.EventData) -> list[Any]:
         job = _rank(clicked(event), "value") or 0
-        return [*draw(self.context, current, None, job), job]
+        return [*draw(self.context, current, None, job, card), job]
+
+    def _take_card(self, current: Session, job: int, event: gr.EventData) -> list[Any]:
+        card, shown = form_fields(event).get("card", ""), shown_ranks(self.context, current, job)
+        compared = None if shown is None else compared_jobs(self.context, current, shown)
+        return ["" if shown is None else _verdict(shown, card, compared), card]
 
 
 def show(context: Context, session: Session) -> list[Any]:
@@ -75,8 +87,8 @@ def show(context: Context, session: Session) -> list[Any]:
     return [gr.update(visible=has_ranks(context, session)), opened]
 
 
-def draw(context: Context, session: Session, chosen: int | None, number: int = 0) -> list[Any]:
-    """The values of what the tab draws; `number` is the job's among those that are open."""
+def draw(context: Context, session: Session, chosen: int | None, number: int = 0, card: str = "") -> list[Any]:
+    """The values of what the tab draws; `number` is the job's among those that are open, `card` the chosen one."""
     shown = shown_ranks(context, session, number)
     if shown is None:
         return ["", {}, "", "", "", None]
@@ -85,14 +97,22 @@ def draw(context: Context, session: Session, chosen: int | None, number: int = 0
     # Until one is chosen the largest outlier, of those that have come so far.
     first = job.outliers[0].rank if job.outliers else job.highest.number
     rank = first if chosen is None else chosen
+    compared = compared_jobs(context, session, shown)
     return [
-        ranks_verdict_html(job, shown.names, shown.number, compared_jobs(context, session, shown)),
+        _verdict(shown, card, compared),
         rank_map_value(job, rank),
         _one(shown, rank),
-        outliers_html(job) + groups_html(job),
+        ("" if compared is None else jobs_html(*compared)) + outliers_html(job) + groups_html(job),
         missing_html(job, is_open=shown.is_open) + failed_html(job),
         chosen,
     ]
+
+
+def _verdict(shown: ShownRanks, card: str, compared: tuple[JobChanges, list[str]] | None) -> str:
+    # Rows alone decide: a file of this name may be another one here, so none is replayed.
+    answer = fit_on_card(shown.job.ranks, card_memory(card)) if card in CARD_CHOICES else None
+    against = None if compared is None else jobs_headline(*compared)
+    return ranks_verdict_html(shown.job, shown.names, shown.number, answer, against)
 
 
 def one_rank(context: Context, session: Session, rank: int | None, job: int = 0) -> str:

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
+from memviz.predictor.cards import common_cards, short_name
+from memviz.ranks.card import OnCard
 from memviz.ranks.numbers import Rank, mesh_of, mesh_text
 from memviz.ranks.row import Curve
-from memviz.ranks.summary import Outlier, RankGroup, RankSummary, by_category, by_site
+from memviz.ranks.summary import JobChanges, Outlier, RankChange, RankGroup, RankSummary, by_category, by_site
 from memviz.results.headline import Headline, consecutive_spans
 from memviz.results.ranks import missing_ranks, ranks_headline
 from memviz.text import Html, cut, cut_middle, rounded, tag
 from memviz.trace.model import is_reserved_known
-from memviz.ui.html.elements import button, facts_html, number, switch
+from memviz.ui.html.elements import button, facts_html, labelled, menu, number, switch, table
 from memviz.ui.html.labels import headline_html
 from memviz.units import bytes_text, count_text, counted, delta_text
 
 _MOST = 20
+_TABLE = "mv-table mv-ranktable"
 _LONGEST = 60
 
 
 def ranks_verdict_html(
-    job: RankSummary, names: Sequence[str] = (), number: int = 0, compared: Headline | None = None
+    job: RankSummary,
+    names: Sequence[str] = (),
+    number: int = 0,
+    card: OnCard | None = None,
+    compared: Headline | None = None,
 ) -> Html:
     """`names` of the jobs that are open, if several; `number` is that of this one."""
     # The page's address names the tab (address.js).
@@ -28,7 +36,49 @@ def ranks_verdict_html(
     choices = {str(place): name for place, name in enumerate(names)}
     jobs = switch("job", "Job", choices, str(number)) if names else ""
     against = "" if compared is None else tag("p", str(compared), class_="mv-soft")
-    return tag("header", jobs, headline_html(ranks_headline(job)), against, link, class_="mv-answer")
+    return tag("header", jobs, headline_html(ranks_headline(job, card)), against, link, class_="mv-answer")
+
+
+CARD_CHOICES = {short_name(card.name): f"{short_name(card.name)} ({card.memory_gib:g} GiB)" for card in common_cards()}
+
+
+def card_form() -> str:
+    """The value of the form that asks for a card."""
+    cards = menu("card", "", [("", "choose a card"), *CARD_CHOICES.items()])
+    choice = labelled("Would it fit on", cards, class_="mv-rankcard")
+    return json.dumps({"html": choice, "version": "1", "faults": {}, "parts": {}})
+
+
+def jobs_html(changes: JobChanges, names: Sequence[str]) -> Html:
+    """Two jobs against each other: groups where ranks are alike in both, then rank by rank, and the sum."""
+    changed = sorted((one for one in changes.ranks if one.delta_bytes), key=lambda one: -abs(one.delta_bytes))
+    is_grouped = 1 < len(changes.groups) < len(changed)
+    heads = ("Ranks", names[0], names[1], "Difference", "Largest parts")
+    total = _job_row(changes.total, "all")
+    tables = [_changes_table(heads, [*map(_job_row, changes.groups[:MOST_ROWS]), total])] if is_grouped else []
+    tables.append(_changes_table(heads, [*map(_job_row, changed[:MOST_ROWS]), *([] if is_grouped else [total])]))
+    if len(changed) > MOST_ROWS:
+        tables.append(tag("p", f"and {count_text(len(changed) - MOST_ROWS)} more ranks", class_="mv-soft"))
+    return tag("section", tag("h2", f"{names[1]} against {names[0]}"), *tables)
+
+
+def _changes_table(heads: Sequence[str], rows: Sequence[Html]) -> Html:
+    return table(
+        [(words, "mv-number" if 0 < at < 4 else None) for at, words in enumerate(heads)], rows, f"{_TABLE} mv-jobs"
+    )
+
+
+def _job_row(change: RankChange, name: str = "") -> Html:
+    delta = change.delta_bytes
+    causes = [f"{row.words} ({delta_text(row.delta_bytes)})" for row in change.rows("category", 2)[0]]
+    causes += [f"{cut(row.name)} ({delta_text(row.delta_bytes)})" for row in change.rows("site", 1)[0]]
+    return tag(
+        "tr",
+        tag("th", name or spans_text(change.ranks), scope="row"),
+        *(number(rounded(peak)) for peak in change.peaks),
+        number(tag("b", delta_text(delta), class_=_look(delta)) if delta else "0"),
+        tag("td", ", ".join(causes), class_="mv-code"),
+    )
 
 
 def missing_html(job: RankSummary, *, is_open: bool) -> Html:
@@ -142,10 +192,10 @@ def _choosing(rank: int, text: str) -> Html:
 def _section(title: str, names: Sequence[str], rows: Sequence[Html], many: int, what: str) -> Html:
     """`rows` are the first of `many`."""
     head = tag("tr", *(tag("th", name, scope="col") if name else tag("td") for name in names))
-    table = tag("table", tag("thead", head), tag("tbody", *rows), class_="mv-table mv-ranktable")
+    made = tag("table", tag("thead", head), tag("tbody", *rows), class_=_TABLE)
     left = many - MOST_ROWS
     more = tag("p", f"and {count_text(left)} more {what}", class_="mv-soft") if left > 0 else ""
-    return tag("section", tag("h2", f"{title} ", tag("span", count_text(many))), table, more)
+    return tag("section", tag("h2", f"{title} ", tag("span", count_text(many))), made, more)
 
 
 def spans_text(numbers: Sequence[int]) -> str:

@@ -7,6 +7,7 @@ of its key: only the visitor who has the key finds it again.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -127,7 +128,7 @@ class Session:
         return replace(self, chosen=chosen, compared=tuple(key for key in self.compared if key in keys))
 
 
-_READ_AT_ONCE = 2
+_READ_AT_ONCE = max(2, os.cpu_count() or 1)
 """More, of all visitors together, would only make each of them wait longer."""
 
 

@@ -51,12 +51,15 @@ def on_upload(context: Context, session: Session, message: Mapping[str, str]) ->
         before = [refusal for refusal in session.refused if refusal.name != refused.name]
         return replace(session, refused=(*before, refused)[-_MOST_REFUSED:])
     after = session
+    had = {opened.key for opened in session.opened}
     for key in message.get("stored", "").split(" ")[:MOST_OPEN]:
         after = _with_stored(context, after, key)
-    if after is not session:
-        after = after.without_refused(before=_drop(message))
-    # Of files dropped together the first stays chosen.
-    return after.choosing(session.chosen) if "beside" in message and session.current is not None else after
+    if after is session:
+        return after
+    after = after.without_refused(before=_drop(message))
+    # Of files that come together the first is chosen.
+    first = next((opened.key for opened in after.opened if opened.key not in had), after.chosen)
+    return after.choosing(session.chosen if "beside" in message and session.current is not None else first)
 
 
 def _drop(message: Mapping[str, str]) -> int:

@@ -1,7 +1,8 @@
 """A visitor's file becomes an open trace while it still arrives; messages go to the page that listens.
 
 The browser is sent, in this order: `reading` (how much, and the total as far as it is known), `curve` (the whole
-total), `piece` (every allocation, then the colours) and `opened`; or `refused` at any time. A message is its
+total), `piece` (every allocation, then the colours) and `opened`; or `refused` at any time. Of a file beside the
+one that is looked at only `opened` is sent; its timeline is fetched when it is chosen. A message is its
 header's length (4 bytes, little-endian), the header as JSON, and as many bytes as it names as `bytes`.
 """
 
@@ -9,30 +10,36 @@ from __future__ import annotations
 
 import asyncio
 import json
+import pickle
 import secrets
+import subprocess
 import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import IO, Any, BinaryIO, cast
 
 import numpy as np
 
+from memviz.allocator.search import start_helpers
 from memviz.analysis.lifetimes import has_times
 from memviz.analysis.timeline import RunningTotal, timeline
 from memviz.errors import TraceError
 from memviz.fair_lock import Turn
 from memviz.figures.raster import View, column_instants
 from memviz.memory import large_blocks_kept
+from memviz.ranks.places import places_of
+from memviz.ranks.reduce_rank import keep_row
+from memviz.ranks.row import RankRow
 from memviz.ranks.table import FIRST_BYTES, ranks_of_table
 from memviz.trace.limits import Unwanted
-from memviz.trace.load import read_trace
+from memviz.trace.load import ZIP, read_trace
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.payloads.timelines import piece
-from memviz.ui.shell.session import Context, open_trace, timeline_key
-from memviz.ui.shell.store import RankTables, TraceStore
+from memviz.ui.shell.session import MOST_OPEN, Context, Opened, open_trace, timeline_key
 from memviz.ui.upload.arriving import Arriving
 from memviz.units import bytes_text
 
@@ -114,9 +121,62 @@ class FileTooLarge(Exception):
     """The message states the limit."""
 
 
+_HELPER = "from memviz.ranks.reduce_rank import answer_reads; answer_reads()"
+_ENDED = "Reading it ended its process, as the system does with one that takes too much memory."
+_IDLE_SECONDS = 30
+
+
+class Helpers:
+    """Processes that read files beside the one that is looked at, as many as take a turn at once.
+
+    Threads would share one interpreter with the page. An idle process ends after a while.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: list[subprocess.Popen[bytes]] = []
+        self._used = 0.0
+
+    def take(self) -> subprocess.Popen[bytes]:
+        """Return an idle process or a new one."""
+        with self._lock:
+            if self._idle:
+                return self._idle.pop()
+        for helper in start_helpers(1, _HELPER):
+            return helper
+        raise TraceError("This machine allows no process to read it.", remedy="Open it by itself.")
+
+    def put_back(self, helper: subprocess.Popen[bytes]) -> None:
+        with self._lock:
+            self._idle.append(helper)
+            self._used = time.monotonic()
+
+    def end_idle(self, seconds: float = _IDLE_SECONDS) -> None:
+        with self._lock:
+            if time.monotonic() - self._used < seconds:
+                return
+            idle, self._idle = self._idle, []
+        for helper in idle:
+            end_helper(helper)
+
+
+def end_helper(helper: subprocess.Popen[bytes]) -> None:
+    helper.kill()
+    for stream in (helper.stdin, helper.stdout):
+        with suppress(OSError):
+            cast(IO[bytes], stream).close()
+    helper.wait()
+
+
 class Reading:
-    def __init__(self, store: TraceStore, tables: RankTables, name: str, arriving: Arriving, turn: Turn) -> None:
+    def __init__(
+        self, context: Context, name: str, arriving: Arriving, turn: Turn, helpers: Helpers, *, is_beside: bool = False
+    ) -> None:
+        """`helpers` read it where it comes beside the file that is looked at, whose timeline is not sent then."""
+        self.is_beside = is_beside
         self.name = name
+        self._helpers = helpers
+        self._helper: subprocess.Popen[bytes] | None = None
         self.arriving = arriving
         self.visitor = turn.owner
         self.outbox = Outbox()
@@ -126,12 +186,13 @@ class Reading:
         self.has_listener = False
         """Its visitor listens."""
         self._used = time.monotonic()
-        self._store = store
-        self._tables = tables
+        self._store = context.store
+        self._tables = context.tables
         self._turn = turn
         self._total = RunningTotal()
         self._said = 0.0
-        self._stored = self._table = ""
+        self._stored: list[str] = []
+        self._table = ""
         self._cancelled = threading.Event()
         self._ended = 0.0
         self._thread: threading.Thread | None = None
@@ -166,12 +227,14 @@ class Reading:
     def cancel(self) -> None:
         """Cancel the upload, and drop the trace or table that it has stored."""
         self._cancelled.set()
+        if (helper := self._helper) is not None:
+            helper.kill()
         self.arriving.end("It was cancelled.")
         self.outbox.close()
         if self._thread is None:
             self.arriving.close()
-        if self._stored:
-            self._store.drop(self._stored)
+        for key in self._stored:
+            self._store.drop(key)
         self._tables.drop(self._table)
 
     def _run(self) -> None:
@@ -196,11 +259,59 @@ class Reading:
     def _read(self) -> None:
         self._check_cancelled()
         source = cast(BinaryIO, self.arriving)
-        if source.read(len(FIRST_BYTES)) == FIRST_BYTES:
+        first_bytes = source.read(len(FIRST_BYTES))
+        if first_bytes == FIRST_BYTES:
             self._read_table(source)
             return
+        if first_bytes == ZIP and self._read_archive(source):
+            return
+        trace = self._read_aside(source) if self.is_beside else self._read_here(source)
+        opened = self._open(trace)
+        key = timeline_key(opened)
+        device = next(device for device in trace.devices if device.name == opened.device)
+        if not self.is_beside:
+            self.outbox.put("curve", key=key, **_curve(device))
+            for question in ({"piece": "timeline"}, {"piece": "groups", "meaning": "category"}):
+                self._send(trace, device, key, question)
+                self._check_cancelled()
+        self.outbox.put(OPENED, key=key, stored=opened.key, name=self.name, has_times=has_times(device))
+
+    def _open(self, trace: Trace) -> Opened:
+        self._check_cancelled()
+        opened = open_trace(self._store, trace)
+        self._stored.append(opened.key)
+        # `cancel` may have run between the two, when it was not stored yet.
+        if self._cancelled.is_set():
+            self._store.drop(opened.key)
+        self._check_cancelled()
+        return opened
+
+    def _read_archive(self, source: BinaryIO) -> bool:
+        """Open all snapshots of a zip archive, as of many ranks; return False where it holds a single one."""
+        with tempfile.NamedTemporaryFile(suffix=".zip") as file:
+            self._copy(source, file)
+            try:
+                places = places_of((file.name,))
+            except TraceError as error:
+                raise TraceError(error.reason, remedy=error.remedy, source=self.name) from None
+            if len(places) == 1:
+                return False
+            if len(places) > MOST_OPEN:
+                reason = f"It holds {len(places):,} snapshots, and {MOST_OPEN} can be open here."
+                raise TraceError(reason, remedy="Read them with `memviz ranks`.")
+            try:
+                for place in places:
+                    self._open(self._helped(place.address, place.address.partition("!/")[2]))
+            except BaseException:
+                for key in self._stored:
+                    self._store.drop(key)
+                raise
+        self.outbox.put(OPENED, key="", stored=" ".join(self._stored), name=self.name, has_times=False)
+        return True
+
+    def _read_here(self, source: BinaryIO) -> Trace:
         source.seek(0)
-        trace = read_trace(
+        return read_trace(
             source,
             self.name,
             self.arriving.size,
@@ -208,30 +319,53 @@ class Reading:
             watch=self._total.watch,
             is_wanted=lambda: not self._cancelled.is_set(),
         )
-        self._check_cancelled()
-        opened = open_trace(self._store, trace)
-        self._stored = opened.key
-        # `cancel` may have run between the two, when nothing was stored yet.
-        if self._cancelled.is_set():
-            self._store.drop(opened.key)
-        self._check_cancelled()
-        key = timeline_key(opened)
-        device = next(device for device in trace.devices if device.name == opened.device)
-        self.outbox.put("curve", key=key, **_curve(device))
-        for question in ({"piece": "timeline"}, {"piece": "groups", "meaning": "category"}):
-            self._send(trace, device, key, question)
+
+    def _read_aside(self, source: BinaryIO) -> Trace:
+        """Have a helper read it, once it is complete."""
+        with tempfile.NamedTemporaryFile() as file:
+            self._copy(source, file)
+            return self._helped(file.name, self.name)
+
+    def _helped(self, path: str, name: str) -> Trace:
+        helper = self._helpers.take()
+        answer = self._ask(helper, path, name)
+        self._helpers.put_back(helper)
+        if isinstance(answer, TraceError):
+            inside = "" if name == self.name else f"{name}: "
+            raise TraceError(f"{inside}{answer.reason}", remedy=answer.remedy)
+        trace: Trace = pickle.loads(answer[0])
+        keep_row(trace, answer[1].device, lambda: answer[1])
+        return trace
+
+    def _ask(self, helper: subprocess.Popen[bytes], path: str, name: str) -> TraceError | tuple[bytes, RankRow]:
+        """Return the answer of `answer_reads`. `cancel` ends the helper, and so does a file that takes its memory."""
+        asks, answers = cast(IO[bytes], helper.stdin), cast(IO[bytes], helper.stdout)
+        self._helper = helper
+        try:
             self._check_cancelled()
-        self.outbox.put(OPENED, key=key, stored=opened.key, name=self.name, has_times=has_times(device))
+            pickle.dump((path, name, self.arriving.size), asks)
+            asks.flush()
+            answer: TraceError | tuple[bytes, RankRow] = pickle.load(answers)
+        except (OSError, EOFError, pickle.UnpicklingError, Unwanted):
+            end_helper(helper)
+            self._check_cancelled()
+            raise TraceError(_ENDED) from None
+        finally:
+            self._helper = None
+        return answer
+
+    def _copy(self, source: BinaryIO, file: Any) -> None:
+        source.seek(0)
+        while piece := source.read(_PIECE):
+            file.write(piece)
+            self._report_progress(file.tell(), self.arriving.size)
+            self._check_cancelled()
+        file.flush()
 
     def _read_table(self, source: BinaryIO) -> None:
         """Read a table of ranks once it is complete, because Parquet is read from the end of the file."""
-        source.seek(0)
         with tempfile.NamedTemporaryFile(suffix=".parquet") as file:
-            while piece := source.read(_PIECE):
-                file.write(piece)
-                self._report_progress(file.tell(), self.arriving.size)
-                self._check_cancelled()
-            file.flush()
+            self._copy(source, file)
             job = ranks_of_table(Path(file.name), self.name)
         self._table = key = self._tables.add(self.name, job)
         if self._cancelled.is_set():
@@ -262,13 +396,13 @@ class Readings:
 
     def __init__(self, context: Context, most_bytes: int | None = None) -> None:
         self.most_bytes = most_bytes
-        self._store = context.store
-        self._tables = context.tables
+        self._context = context
         self._lines = context.reading
+        self._helpers = Helpers()
         self._lock = threading.Lock()
         self._under_way: dict[str, Reading] = {}
 
-    def begin(self, name: str, size: int, *, packed: bool, visitor: str = "") -> str:
+    def begin(self, name: str, size: int, *, packed: bool, visitor: str = "", beside: bool = False) -> str:
         if self.most_bytes is not None and size > self.most_bytes:
             raise FileTooLarge(
                 f"It has {bytes_text(size)}; this page takes {bytes_text(self.most_bytes)}. On your own machine there "
@@ -280,7 +414,8 @@ class Readings:
             out = self._make_room(visitor)
             turn = self._lines.of(visitor)
             arriving = Arriving(size, packed=packed, gate=turn)
-            self._under_way[ticket] = Reading(self._store, self._tables, name, arriving, turn)
+            reading = Reading(self._context, name, arriving, turn, self._helpers, is_beside=beside)
+            self._under_way[ticket] = reading
         for reading in out:
             reading.cancel()
         return ticket
@@ -303,6 +438,7 @@ class Readings:
             old = [ticket for ticket, reading in self._under_way.items() if reading.is_forgotten(now)]
         for ticket in old:
             self.drop(ticket)
+        self._helpers.end_idle()
 
     def _make_room(self, visitor: str) -> list[Reading]:
         """Evict the slowest upload of the visitor with the most; Busy if none is evictable."""

@@ -76,6 +76,16 @@ def test_what_is_open_is_drawn(context: Context, folder: Path) -> None:
     assert draw(context, Session(), None) == ["", {}, "", "", "", None]
 
 
+def test_a_chosen_card_is_answered_in_the_headline(context: Context, folder: Path) -> None:
+    session = open_all(context, folder)
+    for card in ("", "a card that nobody knows"):
+        assert "On " not in words(draw(context, session, None, 0, card)[0])
+    assert "On Tesla T4 (14.74 GiB) it is close for 5 ranks" in words(draw(context, session, None, 0, "T4")[0])
+    big = [load_trace(written(folder.parent, f"big.rank{number}.pickle", more=18 << 30)) for number in range(2)]
+    session = opened(*big, context=context)[1]
+    assert "On Tesla T4 (14.74 GiB) rank 0 runs out first, in step 1" in words(draw(context, session, None, 0, "T4")[0])
+
+
 def test_what_is_open_and_no_rank_of_these_is_said(context: Context, tmp_path: Path) -> None:
     """A second run's ranks have the same numbers: each number is listed once, and the files left out are counted."""
     session = open_all(context, write_ranks(tmp_path / "job", 3))
@@ -178,8 +188,11 @@ def test_a_second_job_is_told_apart_and_compared(context: Context, tmp_path: Pat
     for number in range(4):
         path = written(tmp_path, f"{second}{number}.pickle", more=24 * MiB * (number == 1))
         session = session.with_opened(open_trace(context.store, load_trace(path)))
-    verdict, value, *_, failed, _ = draw(context, session, None)
+    verdict, value, _, lists, failed, _ = draw(context, session, None)
     assert value["peaks"] == [120 * MiB] * 3 and failed == ""
+    assert re.search(
+        r"1 120 MiB 144 MiB \+24\.0 MiB probably activation.* all 360 MiB 384 MiB \+24\.0 MiB", words(lists)
+    )
     names = ["run.rank* (A)", "run.rank* (B)"] if second == "run.rank" else ["run", "other"]
     assert words(verdict).startswith(f"{' '.join(names)} Of 3 ranks")
     assert f"{names[1]} peaks 24.0 MiB higher than {names[0]}: 144 MiB at most (rank 1, before rank 0)." in words(

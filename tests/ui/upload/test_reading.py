@@ -1,11 +1,13 @@
 """Tests of the messages about an upload, and of who may have a place."""
 
 import asyncio
+import io
 import json
 import os
 import pickle
 import threading
 import time
+import zipfile
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,10 @@ from memviz.analysis.timeline import timeline
 from memviz.figures.packed_timeline import PackedTimeline, pack_allocations, unpack
 from memviz.ranks.gather import Gathering, gather_ranks
 from memviz.trace.load import read_trace
-from memviz.ui.shell.session import Context, open_trace
+from memviz.ui.ranks.answer import has_ranks
+from memviz.ui.shell.session import Context, Session, open_trace
 from memviz.ui.shell.store import RankTables, TraceStore
+from memviz.ui.upload.opening import on_upload
 from memviz.ui.upload.reading import Busy, FileTooLarge, Outbox, Reading, Readings
 from tests.ranks.files import write_ranks
 from tests.runner.processes import PATIENCE_SECONDS, wait_until
@@ -72,6 +76,87 @@ def test_first_the_total_then_every_allocation_then_the_colours():
     assert {name: column.tolist() for name, column in sent.items()} == {n: c.tolist() for n, c in expected.items()}
     assert (first["piece"], second["piece"], second["header"]["meaning"]) == ("timeline", "groups", "category")
     assert opened["key"] == f"{opened['stored']}/{trace.devices[0].name}"
+
+
+def test_a_file_beside_the_shown_one_is_read_aside_and_its_timeline_is_not_sent():
+    context = Context(TraceStore())
+    readings = Readings(context)
+    raw = pickle.dumps(snapshot(EVENTS))
+    stored = []
+    for name, sent in (("run.rank1.pickle", raw), ("run.rank2.pickle", raw[:-100]), ("run.rank3.pickle", raw)):
+        ticket = readings.begin(name, len(sent), packed=False, beside=True)
+        reading = readings.get(ticket)
+        assert reading is not None
+        reading.begin()
+        reading.arriving.add(sent)
+        reading.arriving.end()
+        heard = [header for header, _ in messages_of(reading) if header["kind"] != "reading"]
+        stored += [(header["kind"], header.get("stored", header.get("reason", ""))) for header in heard]
+    assert [kind for kind, _ in stored] == ["opened", "refused", "opened"]
+    assert stored[1][1].startswith("The file ends in the middle of its data")
+    assert len(readings._helpers._idle) == 1, "one process has read all, the broken one too"
+    traces = [context.store.get(key) for kind, key in stored if kind == "opened"]
+    expected = read_trace(io.BytesIO(raw), "run.rank1.pickle", len(raw))
+    assert [trace and trace.about.source for trace in traces] == ["run.rank1.pickle", "run.rank3.pickle"]
+    assert traces[0] is not None
+    assert timeline(traces[0].devices[0]).live.tolist() == timeline(expected.devices[0]).live.tolist()
+    readings._helpers.end_idle(0)
+    assert readings._helpers._idle == []
+
+
+def test_a_process_that_ends_while_it_reads_refuses_its_file_alone():
+    readings = Readings(Context(TraceStore()))
+    said = []
+    for _ in range(2):
+        reading = readings.get(readings.begin("run.rank1.pickle", len(RAW), packed=False, beside=True))
+        assert reading is not None
+        if not said:
+            helper = readings._helpers.take()
+            assert helper is not None
+            helper.kill()
+            readings._helpers.put_back(helper)
+        reading.begin()
+        reading.arriving.add(RAW)
+        reading.arriving.end()
+        said.append([header for header, _ in messages_of(reading) if header["kind"] != "reading"][-1])
+    readings._helpers.end_idle(0)
+    assert said[0]["reason"].startswith("Reading it ended its process")
+    assert said[1]["kind"] == "opened"
+
+
+def archive_of(**files: bytes) -> bytes:
+    raw = io.BytesIO()
+    with zipfile.ZipFile(raw, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            archive.writestr(f"job/{name}/snapshot.pickle", content)
+    return raw.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        (archive_of(rank_0=RAW, rank_10=RAW, rank_9=RAW), ["job/rank_0", "job/rank_9", "job/rank_10"]),
+        (archive_of(rank_0=RAW, rank_1=RAW[:-100]), "job/rank_1/snapshot.pickle: The file ends in the middle"),
+        (archive_of(**{f"rank_{number}": RAW for number in range(65)}), "It holds 65 snapshots, and 64 can be open"),
+        (archive_of(rank_0=RAW, rank_1=RAW)[:-60], "It is a zip archive that is damaged"),
+    ],
+)
+def test_an_archive_of_ranks_opens_them_all_or_is_refused(raw: bytes, expected: list[str] | str):
+    context = Context(TraceStore())
+    readings = Readings(context)
+    reading = begun(readings, raw, name="job.zip")
+    reading.arriving.add(raw)
+    reading.arriving.end()
+    header = [header for header, _ in messages_of(reading) if header["kind"] != "reading"][-1]
+    readings._helpers.end_idle(0)
+    if isinstance(expected, str):
+        assert header["kind"] == "refused" and header["reason"].startswith(expected)
+        assert not context.store._kept
+        return
+    after = on_upload(context, Session(), {"stored": header["stored"], "begins": "1"})
+    traces = [context.store.get(opened.key) for opened in after.opened]
+    assert [trace and trace.about.source for trace in traces] == [f"{name}/snapshot.pickle" for name in expected]
+    assert after.chosen == after.opened[0].key and has_ranks(context, after)
 
 
 def test_a_broken_file_is_refused_in_words_and_nothing_is_kept():
@@ -238,7 +323,7 @@ def test_a_reading_stops_in_the_middle_when_its_visitor_goes(monkeypatch: pytest
     reading.begin()
     wait_for_the_end(reading)
     assert 0 <= max(said) < len(raw) / 2
-    assert not readings._store._kept
+    assert not readings._context.store._kept
 
 
 def test_a_table_of_ranks_is_open_without_a_timeline_and_a_damaged_one_refused(tmp_path: Path) -> None:

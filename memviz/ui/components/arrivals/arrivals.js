@@ -82,7 +82,7 @@ class Arrival {
       this.done = done;
       worker.onmessage = ({ data }) => this.hear(data);
       worker.onerror = (fault) => this.hear({ kind: "failed", words: fault.message });
-      worker.postMessage({ file: this.file, address: address() });
+      worker.postMessage({ file: this.file, address: address(), isBeside: this.isBeside });
     });
   }
 
@@ -131,10 +131,12 @@ class Arrival {
    * @param {{ stored: string, key: string }} message */
   opened({ stored, key }) {
     this.finish();
-    // A table of ranks has no timeline: what was shown of its way here ends.
+    // A table of ranks, and an archive of several, has no timeline: what was shown of its way here ends.
     if (!key) explored()?.reading.end();
     const ready = this.isFirst && key ? explored()?.reading.drawnOf(key) : null;
-    this.leaveOnceShown({ stored, drop: this.drop, beside: this.isBeside ? "1" : undefined }, `#traces [data-key="${CSS.escape(stored)}"]`, ready);
+    const [first, ...others] = stored.split(" ");
+    const message = { stored, drop: this.drop, beside: this.isBeside ? "1" : undefined, begins: others.length ? "1" : undefined };
+    this.leaveOnceShown(message, `#traces [data-key="${CSS.escape(first)}"]`, ready);
   }
 
   /** @param {string} reason */
