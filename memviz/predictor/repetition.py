@@ -3,20 +3,21 @@
 A forward or backward that starts with the same live memory and equal inputs asks for the same memory in the same order.
 So only the first of equal passes runs; of the others, mallocs, frees, labels, phases and work are repeated. The same
 holds within a forward pass without gradients for the layers of a list that are built alike and get inputs of the same
-kinds. What leaves other memory behind than gradients and outputs, or uses more than one stream, runs each time.
+kinds, and for a module that is called again, such as a decoder of frames. What leaves other memory behind than
+gradients and outputs, or uses more than one stream, runs each time.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from functools import partial
 from itertools import chain
 from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import nn
@@ -27,6 +28,14 @@ from memviz.predictor.recorder import AllocationRecorder
 from memviz.predictor.rules import OperatorTotals
 from memviz.predictor.shapes import tensors_among
 from memviz.trace.model import Action, Category
+
+
+class NotRepeatable(BaseException):
+    """A repeated layer turned out not to be equal to those that ran: the prediction has to run without repetition.
+
+    No `except Exception` of a model may catch it.
+    """
+
 
 RunPass = Callable[[Hashable, Sequence[torch.Tensor], Callable[[], Any]], Any]
 """Called with a key of the inputs, the weights that may get gradients, and the function that runs the pass."""
@@ -87,8 +96,13 @@ class Repeater:
             "pinned": recorder.pinned.used,
         }
 
-    def _recording(self, start: Mapping[str, Any], *, own: bool = True) -> RecordedStretch | None:
-        """Return what ran since `start`; None where it cannot be repeated. With `own` it freed only what it made."""
+    def _recording(
+        self, start: Mapping[str, Any], *, own: Collection[int | None] | None = ()
+    ) -> RecordedStretch | None:
+        """Return what ran since `start`; None where it cannot be repeated.
+
+        It may have freed what it made and what `own` names; anything where that is None.
+        """
         end, history = self._state(), self._ledger.history
         if end["emptied"] != start["emptied"] or end["pinned"] != start["pinned"]:
             return None
@@ -97,8 +111,8 @@ class Repeater:
             return None
         if set(history.pool[events.start : events.stop]) - {_DEFAULT_POOL}:
             return None
-        if own and any(number not in numbers for number in history.cause[events.start : events.stop]):
-            # It freed what was there before.
+        causes = history.cause[events.start : events.stop]
+        if own is not None and any(number not in numbers and number not in own for number in causes):
             return None
         work = tuple(after - first for after, first in zip(end["work"], start["work"], strict=True))
         marks = tuple(self._marks[start["marks"] :])
@@ -177,6 +191,17 @@ class Repeater:
         columns.rule.append(columns.rule[number])
         columns.forward_stack.append(columns.forward_stack[number])
         return ledger.malloc(ledger.history.size[event], ledger.stacks[event])
+
+    def _drop(self, drop: Callable[[], None], stack: int) -> None:
+        """Drop a tensor, of which this has to be the last owner."""
+        ledger, events = self._ledger, len(self._ledger.history)
+        before, ledger.stack_of_free = ledger.stack_of_free, lambda: stack
+        try:
+            drop()
+        finally:
+            ledger.stack_of_free = before
+        if len(ledger.history) == events:
+            raise NotRepeatable
 
     def _mark(self, mark: PhaseMark) -> None:
         self._marks.append((mark[0], mark[1], self._ledger.mark()))
@@ -284,6 +309,10 @@ class RecordedBlock:
     """Places of the parameters on the device that operators took."""
     undecided: Mapping[int, int]
     """Calls that made the allocations whose category was open at the end."""
+    items: Mapping[int, Any]
+    """Items that it put into the lists that it got, by place."""
+    given: tuple[int | None, ...]
+    """Allocations of the items of these lists when it began."""
 
 
 class BlockRepeater(Repeater):
@@ -293,10 +322,15 @@ class BlockRepeater(Repeater):
         super().__init__(recorder, marks)
         self._blocks: WeakKeyDictionary[nn.Module, Hashable] = WeakKeyDictionary()
         """Structures of the layers that may be equal to another, without their weights."""
+        self._called: WeakSet[nn.Module] | None = None
+        """Modules that were called, once a model is followed."""
+        self._records_again = False
+        """True within a module that is recorded since it was called before."""
         self._recorded: dict[Hashable, RecordedBlock | None] = {}
 
     def follow(self, model: nn.Module) -> None:
         """Find the lists of three or more layers of one class."""
+        self._called = WeakSet()
         seen: dict[int, Hashable] = {}
         for module in model.modules():
             if isinstance(module, nn.ModuleList | nn.Sequential):
@@ -308,37 +342,63 @@ class BlockRepeater(Repeater):
     def run(self, module: nn.Module, args: Any, kwargs: Any, call: Callable[..., Any]) -> Any:
         """Call a module, or repeat the call of an equal one."""
         structure = self._blocks.get(module)
-        if structure is None or torch.is_grad_enabled():
+        is_again = structure is None
+        if torch.is_grad_enabled() or is_again and not self._may_repeat_itself(module):
             return call(module, *args, **kwargs)
         with without_functions():
-            arguments = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
-            key = self._key(module, structure, args, kwargs)
+            values = (*args, *kwargs.values())
+            items = ListItems(values, self._number_of)
+            # One that is called again is compared with itself alone.
+            structure, frozen = module if is_again else structure, {name: _frozen(kwargs[name]) for name in kwargs}
+            key = self._key(module, structure, map(_frozen, args), frozen)
+            del frozen
+            key = key and (key, items.owners())
+            arguments = [value for value in values if isinstance(value, torch.Tensor)]
         if key is None:
             return call(module, *args, **kwargs)
         recorded = self._recorded.get(key)
         if recorded is not None and self._kept(recorded.recording) is not None:
-            return self._repeat(recorded, module, arguments)
+            return self._repeat(recorded, module, arguments, items)
         if recorded is None and key in self._recorded:
             return call(module, *args, **kwargs)
-        start = self._state()
-        out = call(module, *args, **kwargs)
+        start, before = self._state(), self._records_again
+        self._records_again |= is_again
+        try:
+            out = call(module, *args, **kwargs)
+        finally:
+            self._records_again = before
         if is_held_elsewhere(out):
             # A hook collects the outputs, as transformers does for hidden states.
             self._recorded[key] = None
             return out
         with without_functions():
-            block = self._record_call(start, module, arguments, out)
-            new = None if block is None else {output.number for output in block.outputs if output.argument < 0}
+            block = self._record_call(start, module, list(map(self._number_of, arguments)), out, items)
+            made = () if block is None else (*block.outputs, *block.items.values())
+            new = {one.number for one in made if isinstance(one, OutputTensor) and one.argument < 0}
             # What kept more than its outputs cannot be repeated.
             self._recorded[key] = block if block is not None and self._kept(block.recording) == new else None
         return out
 
-    def _key(self, module: nn.Module, structure: Hashable, args: Any, kwargs: Mapping[str, Any]) -> Hashable:
+    def _may_repeat_itself(self, module: nn.Module) -> bool:
+        """Return True from the second call of a module with others inside, as of a decoder of frames."""
+        if self._called is None or self._records_again or next(module.children(), None) is None:
+            return False
+        is_first = module not in self._called
+        self._called.add(module)
+        return not is_first
+
+    def _number_of(self, tensor: Any) -> int | None:
+        is_tensor = isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided
+        allocation = self._ledger.allocation_of(tensor.untyped_storage()) if is_tensor else None
+        return None if allocation is None else allocation.number
+
+    def _key(self, module: nn.Module, structure: Hashable, args: Iterable[Any], kwargs: Mapping[str, Any]) -> Hashable:
         known = self._recorder.host.known
-        inputs = key_of_inputs((*args, *kwargs.values()), mutable=False)
+        given = (*args, *kwargs.values())
+        inputs = key_of_inputs(given, mutable=False)
         if inputs is None:
             return None
-        tensors = list(tensors_among((args, kwargs)))
+        tensors = list(tensors_among(given))
         # Equal memory under other names, or other known values, would be other inputs.
         storages = [tensor.untyped_storage()._cdata for tensor in tensors]
         shared = tuple(storages.index(storage) for storage in storages)
@@ -353,23 +413,31 @@ class BlockRepeater(Repeater):
         return tuple(weight.shape), weight.stride(), weight.dtype, type(weight), is_here
 
     def _record_call(
-        self, start: Mapping[str, Any], module: nn.Module, arguments: list[torch.Tensor], out: Any
+        self, start: Mapping[str, Any], module: nn.Module, arguments: list[int | None], out: Any, items: ListItems
     ) -> RecordedBlock | None:
-        """Return the call; None where it cannot be repeated."""
-        recording, outputs = self._recording(start), self._outputs(arguments, out)
-        if recording is None or outputs is None or recording.marks or self._kept(recording) is None:
+        """Return the call; None where it cannot be repeated. `arguments` are the allocations of its tensors."""
+        recording = self._recording(start, own=set(items.numbers))
+        changed = items.changed(self._number_of)
+        results = out if type(out) is tuple else (out,)
+        if recording is None or changed is None or recording.marks or self._kept(recording) is None:
+            return None
+        places = [place for place, value in changed.items() if isinstance(value, torch.Tensor)]
+        outputs = self._outputs(arguments, [*results, *(changed[place] for place in places)])
+        if outputs is None:
             return None
         undecided = {number: self._recorder.categories.call_of(number) for number in recording.numbers}
         used = tuple(place for place, weight in enumerate(module.parameters()) if self._is_labelled(weight))
-        return RecordedBlock(recording, self._recorder.position.path, outputs, isinstance(out, tuple), used, undecided)
+        replaced = changed | dict(zip(places, outputs[len(results) :], strict=True))
+        path, is_tuple = self._recorder.position.path, type(out) is tuple
+        return RecordedBlock(
+            recording, path, outputs[: len(results)], is_tuple, used, undecided, replaced, items.numbers
+        )
 
     def _is_labelled(self, weight: torch.Tensor) -> bool:
         allocation = self._ledger.allocation_of(weight.untyped_storage())
         return allocation is not None and self._recorder.categories.values[allocation.number] == Category.PARAMETER
 
-    def _outputs(self, arguments: list[torch.Tensor], out: Any) -> tuple[OutputTensor, ...] | None:
-        tensors = list(out) if type(out) is tuple else [out]
-        storages = [argument.untyped_storage()._cdata for argument in arguments]
+    def _outputs(self, arguments: list[int | None], tensors: Iterable[Any]) -> tuple[OutputTensor, ...] | None:
         known = self._recorder.host.known
         outputs = []
         for tensor in tensors:
@@ -379,13 +447,15 @@ class BlockRepeater(Repeater):
             allocation = self._ledger.allocation_of(storage)
             if allocation is None:
                 return None
-            argument = storages.index(storage._cdata) if storage._cdata in storages else -1
+            argument = arguments.index(allocation.number) if allocation.number in arguments else -1
             with without_modes():
                 like = like_in_memory(tensor, memory_of(storage.nbytes()))
             outputs.append(OutputTensor(allocation.number, argument, like))
         return tuple(outputs)
 
-    def _repeat(self, recorded: RecordedBlock, module: nn.Module, arguments: list[torch.Tensor]) -> Any:
+    def _repeat(
+        self, recorded: RecordedBlock, module: nn.Module, arguments: list[torch.Tensor], items: ListItems
+    ) -> Any:
         paths = self._recorder.position.paths_from(recorded.path)
         categories, undecided = self._recorder.categories.values, recorded.undecided
         with without_functions():
@@ -395,18 +465,25 @@ class BlockRepeater(Repeater):
         def allocate(event: int, number: int) -> LiveAllocation | None:
             return self._allocate(event, number, categories[number], paths, undecided[number])
 
-        made = self._repeat_events(recorded.recording, allocate)
+        def free(event: int, number: int, made: dict[int, LiveAllocation]) -> None:
+            if number in made:
+                self._ledger.free(made.pop(number), self._ledger.stacks[event])
+            else:
+                self._drop(partial(items.drop, number, recorded.given), self._ledger.stacks[event])
+
+        made = self._repeat_events(recorded.recording, allocate, free)
         with without_functions(), without_modes():
-            results = self._make_outputs(recorded, made, arguments)
+            results, replaced = self._make_outputs(recorded, made, arguments)
+        items.replace(replaced)
         return results if recorded.is_tuple else results[0]
 
     def _make_outputs(
         self, recorded: RecordedBlock, made: dict[int, LiveAllocation], arguments: list[torch.Tensor]
-    ) -> tuple[torch.Tensor, ...]:
-        """Return the tensors that a repeated call returns; their allocations are taken from `made`."""
+    ) -> tuple[tuple[torch.Tensor, ...], dict[int, Any]]:
+        """Return what a repeated call returns, and what it puts into lists; allocations are taken from `made`."""
         storages: dict[int, torch.UntypedStorage] = {}
-        results = []
-        for output in recorded.outputs:
+
+        def tensor(output: OutputTensor) -> torch.Tensor:
             if output.argument >= 0:
                 storage = arguments[output.argument].untyped_storage()
             elif output.number in storages:
@@ -414,8 +491,59 @@ class BlockRepeater(Repeater):
             else:
                 storage = storages[output.number] = memory_of(output.like.untyped_storage().nbytes())
                 self._ledger.own(storage, made.pop(output.number))
-            results.append(like_in_memory(output.like, storage))
-        return tuple(results)
+            return like_in_memory(output.like, storage)
+
+        results = tuple(map(tensor, recorded.outputs))
+        replaced = recorded.items.items()
+        return results, {place: tensor(one) if isinstance(one, OutputTensor) else one for place, one in replaced}
+
+
+class ListItems:
+    """Items of the lists that a call gets: it may put others in their place, as a cache of earlier frames."""
+
+    def __init__(self, values: Iterable[Any], number_of: Callable[[Any], int | None] = id) -> None:
+        self._lists = [(held, len(held)) for held in values if type(held) is list]
+        self.numbers = tuple(map(number_of, self._values()))
+        """Allocations of the tensors."""
+        self._ids = tuple(map(id, self._values()))
+
+    def _values(self) -> Iterable[Any]:
+        return chain(*(held for held, _ in self._lists))
+
+    def owners(self) -> tuple[int, ...]:
+        return tuple(owners_of(value) for value in self._values() if isinstance(value, torch.Tensor))
+
+    def changed(self, number_of: Callable[[Any], int | None]) -> dict[int, Any] | None:
+        """Return the items that are others now, by place; None where a list got longer or what it holds is unknown."""
+        if any(len(held) != length for held, length in self._lists):
+            return None
+        before = zip(self._ids, self.numbers, strict=True)
+        pairs = enumerate(zip(self._values(), before, strict=True))
+        others = {place: value for place, (value, old) in pairs if (id(value), number_of(value)) != old}
+        return None if any(key_of_inputs(value, mutable=False) is None for value in others.values()) else others
+
+    def drop(self, number: int, numbers: Sequence[int | None]) -> None:
+        """Drop the items of one allocation, by the number that it had when the call was recorded."""
+        self.replace({place: None for place, one in enumerate(numbers) if one == number})
+
+    def replace(self, values: Mapping[int, Any]) -> None:
+        start = 0
+        for held, length in self._lists:
+            for place in range(length):
+                if start + place in values:
+                    held[place] = values[start + place]
+            start += length
+
+
+def _frozen(value: Any) -> Any:
+    """Return an argument whose items may be compared: those of a list are followed."""
+    return ("list", *value) if type(value) is list else value
+
+
+def owners_of(tensor: Any) -> int:
+    """Return how many hold a tensor or its memory, of Python and of C++."""
+    memory: Any = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+    return int(memory) + int(tensor._use_count()) + sys.getrefcount(tensor)
 
 
 def is_held_elsewhere(out: Any) -> bool:

@@ -23,16 +23,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 PLAIN_TENSORS = (Tensor, torch.nn.Parameter)
 """Tensor types that are no custom subclass."""
+_NESTED = (list, tuple, dict)
 
 
 def tensors_of(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from tensors_of(item)
-    elif isinstance(value, dict):
-        yield from tensors_of(tuple(value.values()))
+    elif isinstance(value, _NESTED):
+        for item in value.values() if isinstance(value, dict) else value:
+            # Most arguments are tensors and numbers, and a generator for each would cost more than the rest.
+            if isinstance(item, Tensor):
+                yield item
+            elif isinstance(item, _NESTED):
+                yield from tensors_of(item)
 
 
 def leaves_of(value: Any) -> Iterator[Any]:

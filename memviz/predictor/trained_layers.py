@@ -7,7 +7,6 @@ that allocates and frees as theirs would. The events are those of a step in whic
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -25,23 +24,18 @@ from memviz.predictor.recorder import AllocationRecorder
 from memviz.predictor.repetition import (
     BlockRepeater,
     Gradient,
+    ListItems,
+    NotRepeatable,
     RecordedBlock,
     RecordedStretch,
     is_held_elsewhere,
     like_in_memory,
     memory_of,
+    owners_of,
     tensor_that_owns,
 )
 from memviz.predictor.shapes import tensors_among
 from memviz.trace.model import Action, Category
-
-
-class NotRepeatable(BaseException):
-    """A repeated layer turned out not to be equal to those that ran: the prediction has to run without repetition.
-
-    No `except Exception` of a model may catch it.
-    """
-
 
 _Source = tuple[str, int] | None
 """Origin of an argument with a gradient: an output of the layer before, or the same argument as of the layer before."""
@@ -158,7 +152,6 @@ class TrainedBlockRepeater(BlockRepeater):
         self._is_inside = False
         self._runs = 0
         self.failed = False
-        self.is_on = True
 
     def follow(self, model: nn.Module) -> None:
         super().follow(model)
@@ -176,7 +169,7 @@ class TrainedBlockRepeater(BlockRepeater):
         if not torch.is_grad_enabled():
             return super().run(module, args, kwargs, call)
         place = self._places.get(module)
-        if place is None or self._is_inside or not self.is_on or not self._may_repeat():
+        if place is None or self._is_inside or not self._may_repeat():
             return call(module, *args, **kwargs)
         with without_functions():
             arguments = list(tensors_among((args, kwargs)))
@@ -189,7 +182,7 @@ class TrainedBlockRepeater(BlockRepeater):
                 layer = _RepeatedLayer(self, key, place, self._recorder.position.path)
                 return self._repeat_forward(layer, forward, module, arguments, sources)
             started, signs = self._state(), tuple(map(self._sign, arguments))
-            owners = list(map(_owners, arguments))
+            owners = list(map(owners_of, arguments))
         self._is_inside = True
         try:
             out = call(module, *args, **kwargs)
@@ -200,7 +193,7 @@ class TrainedBlockRepeater(BlockRepeater):
             return out
         with without_functions():
             # A checkpoint holds its arguments since before the call.
-            grown = [now > before for now, before in zip(list(map(_owners, arguments)), owners, strict=True)]
+            grown = [now > before for now, before in zip(list(map(owners_of, arguments)), owners, strict=True)]
             held = tuple(more or bool(_saved_tensors_hooks()) for more in grown)
             forward = self._record_forward(started, module, arguments, out, held)
             self._forwards.setdefault(key, forward)
@@ -253,7 +246,7 @@ class TrainedBlockRepeater(BlockRepeater):
         out: Any,
         held: tuple[bool, ...],
     ) -> _TrainedForward | None:
-        block = self._record_call(start, module, arguments, out)
+        block = self._record_call(start, module, list(map(self._number_of, arguments)), out, ListItems(()))
         if block is None:
             return None
         recording, outputs, tensors = block.recording, block.outputs, out if isinstance(out, tuple) else (out,)
@@ -271,10 +264,6 @@ class TrainedBlockRepeater(BlockRepeater):
         )
         kinds = {number: categories.values[number] for number in recording.numbers}
         return _TrainedForward(**vars(block), categories=kinds, order=order, shape=shape, held=held)
-
-    def _number_of(self, tensor: torch.Tensor) -> int | None:
-        allocation = self._ledger.allocation_of(tensor.untyped_storage())
-        return None if allocation is None else allocation.number
 
     def _begin_backward(self, layer: _RanLayer, output: int, at: int, gradients: Any) -> None:
         with without_functions():
@@ -303,7 +292,7 @@ class TrainedBlockRepeater(BlockRepeater):
 
         made = self._repeat_events(forward.recording, allocate)
         with without_modes():
-            layer.results = self._make_outputs(forward, made, arguments)
+            layer.results, _ = self._make_outputs(forward, made, arguments)
             layer.kept = {forward.order.index(number): allocation for number, allocation in made.items()}
             layer.arguments = [
                 argument.untyped_storage() if holds else None
@@ -338,7 +327,7 @@ class TrainedBlockRepeater(BlockRepeater):
         self, ran: _RanLayer, layer: _RepeatedLayer, gradients: tuple[torch.Tensor | None, ...]
     ) -> _TrainedBackward:
         forward, first = ran.forward, self._forwards[ran.key]
-        recording = None if ran.start is None else self._recording(ran.start, own=False)
+        recording = None if ran.start is None else self._recording(ran.start, own=None)
         is_equal = first is not None and (forward.shape, forward.held) == (first.shape, first.held)
         if recording is None or recording.marks or not is_equal:
             raise NotRepeatable
@@ -456,18 +445,7 @@ class _BackwardEvents:
         elif kind == "gradient":
             ledger.let_go(self._storages.pop(at), stack)
         else:
-            self._drop_argument(at, stack)
-
-    def _drop_argument(self, at: int, stack: int) -> None:
-        """Free an argument, of which this layer has to be the last owner."""
-        ledger, events = self._ledger, len(self._ledger.history)
-        before, ledger.stack_of_free = ledger.stack_of_free, lambda: stack
-        try:
-            self._layer.arguments[at] = None
-        finally:
-            ledger.stack_of_free = before
-        if len(ledger.history) == events:
-            raise NotRepeatable
+            self._repeater._drop(partial(self._layer.arguments.__setitem__, at, None), stack)
 
     def results(self) -> list[torch.Tensor | None]:
         events = len(self._ledger.history)
@@ -480,12 +458,6 @@ class _BackwardEvents:
             storage = self._own[number] if number in self._own else self._storages.pop(given[number])
             found[place] = like_in_memory(like, storage)
         return [found.get(place) for place in self._layer.inputs]
-
-
-def _owners(tensor: Any) -> int:
-    """Return how many hold a tensor or its memory, of Python and of C++."""
-    memory: Any = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
-    return int(memory) + int(tensor._use_count()) + sys.getrefcount(tensor)
 
 
 def _saved_tensors_hooks() -> list[Any]:

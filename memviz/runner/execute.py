@@ -18,8 +18,8 @@ from memviz.predictor.accuracy import expected_error, fit_of_replay, fit_on, res
 from memviz.predictor.device import PredictedDevice
 from memviz.predictor.group.ranks import GroupRank, classes_of
 from memviz.predictor.ledger import trains
+from memviz.predictor.repetition import NotRepeatable
 from memviz.predictor.shapes import KnownResults
-from memviz.predictor.trained_layers import NotRepeatable
 from memviz.runner.measure.accelerator import Disturbances, find_accelerator
 from memviz.runner.measure.measured_run import measure
 from memviz.runner.plan import Plan
@@ -92,7 +92,6 @@ def _predict(
         plan.card, settings=settings, release=release, rank=rank, figures_only=figures_only, platform=platform
     )
     predicted.passes.is_on = repeats and rank is None and _has_equal_passes(plan)
-    predicted.blocks.is_on = trained
     with kernels_of_its_own(), predicted as device:
         before: dict[str, int] = {}
 
@@ -101,7 +100,9 @@ def _predict(
 
         begin_counting()
         with keeping_what_was_recorded(device):
-            trace, weights_bytes, loaded_bytes = _record_steps(plan, device, model, tell, begin_counting)
+            trace, weights_bytes, loaded_bytes = _record_steps(
+                plan, device, model, tell, begin_counting, follows=trained
+            )
         if device.blocks.failed:
             raise NotRepeatable
         results = {
@@ -144,7 +145,7 @@ _MOVES_GRADIENTS = ("flat_gradients", "optimizer_in_backward")
 
 
 def _record_steps(
-    plan: Plan, device: PredictedDevice, model: nn.Module, tell: Tell, warmed: Callable[[], None]
+    plan: Plan, device: PredictedDevice, model: nn.Module, tell: Tell, warmed: Callable[[], None], *, follows: bool
 ) -> tuple[Trace, int, int]:
     """Return the trace, the bytes of the weights, and the allocated peak of loading."""
     if device.rank is None:
@@ -155,7 +156,7 @@ def _record_steps(
 
         model, passes = prepare_rank(plan, device, model, tell)
     weights_bytes, loaded_bytes = own_bytes(model), device.peak_allocated_bytes
-    if device.passes.is_on:
+    if device.passes.is_on and follows:
         device.blocks.follow(model)
     trace = take_steps(plan, device, model, tell, warmed=warmed, make_passes=passes, run_pass=device.passes.run)
     return trace, weights_bytes, loaded_bytes

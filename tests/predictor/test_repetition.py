@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from memviz.predictor import trained_layers
 from memviz.predictor.cards import card_named
 from memviz.predictor.device import PredictedDevice
-from memviz.predictor.repetition import BlockRepeater, PassRepeater, key_of_inputs
-from memviz.predictor.trained_layers import NotRepeatable, TrainedBlockRepeater
+from memviz.predictor.repetition import BlockRepeater, NotRepeatable, PassRepeater, key_of_inputs
+from memviz.predictor.trained_layers import TrainedBlockRepeater
 from memviz.runner.execute import predict
 from memviz.runner.plan import plan_of
 from memviz.runner.request import Optimizer, Request
 from memviz.runner.step import Outcome
+from memviz.trace.model import Trace
 
 _SMALL = {"layers": "2"}
 _FLUX = {"double_layers": "2", "single_layers": "2"}
@@ -215,6 +216,46 @@ def test_a_layer_that_gets_a_list_to_write_to_runs() -> None:
     seen: list[int] = [0]
     assert _repeated([_Layer() for _ in range(5)], lambda layer, x: layer(x, seen))[0] == 0
     assert seen == [0, 1, 1, 1, 1, 1]
+
+
+class _Frames(nn.Module):
+    """Decodes a frame with what it kept of the one before, as video autoencoders do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = _Layer()
+
+    def forward(self, x: Tensor, before: list[Any], count: list[int]) -> Tensor:
+        out: Tensor = self.layer(x if before[0] is None else x + before[0])
+        before[0] = out * 2
+        count[0] += 1
+        return out
+
+
+def _decoded_frames(*, follows: bool) -> tuple[int, Trace, list[int]]:
+    device, counts = PredictedDevice(card_named("RTX 4090")), []
+    with device, torch.no_grad():
+        decoder = device.place(nn.Sequential(_Frames()))
+        if follows:
+            device.blocks.follow(decoder)
+        x, before, frames = torch.randn(512, 1024, device="cuda"), [None], []
+        for _ in range(6):
+            count = [0]
+            frames.append(decoder[0](x, before, count))
+            counts += count
+        del before[0]
+        return device.blocks.repeated, device.finish(), counts
+
+
+def test_a_module_that_is_called_again_replaces_the_items_of_a_list_as_if_it_had_run() -> None:
+    repeated, trace, counts = _decoded_frames(follows=True)
+    none, expected, _ = _decoded_frames(follows=False)
+    assert (repeated, none, counts) == (4, 0, [1] * 6)
+    for rows in ("events", "event_labels"):
+        columns = zip(
+            getattr(trace.devices[0], rows).columns(), getattr(expected.devices[0], rows).columns(), strict=True
+        )
+        assert all(np.array_equal(column, other) for (_, column), (_, other) in columns)
 
 
 def test_layers_run_whose_outputs_a_hook_collects() -> None:
