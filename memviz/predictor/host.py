@@ -242,8 +242,8 @@ class Host:
             return NotImplemented if _goes_to_device(kwargs) else self._make_large(func, args, kwargs)
         is_large = False
         for tensor in tensors_of((args, kwargs)):
-            # Most meet the device's own, and lists of them are long.
-            if tensor.is_meta:
+            # Most meet the device's own, and lists of them are long. Sizes of sparse tensors depend on values.
+            if tensor.is_meta or tensor.layout is not torch.strided:
                 return NotImplemented
             is_large = is_large or _is_large(tensor)
         if not is_large or _goes_to_device(kwargs):
@@ -307,6 +307,12 @@ class Host:
             self.unknown.add(args[0])
             self.stand_ins.follow(func, args, args[0])
             return args[0]
+        if any(tensor.layout is torch.sparse_coo for tensor in tensors_of((args, kwargs))):
+            # Where its elements are is known, and decides sizes.
+            out = func(*args, **kwargs)
+            for tensor in filter(torch.is_floating_point, tensors_of(out)):
+                self.unknown.add(tensor._values() if tensor.layout is torch.sparse_coo else tensor)
+            return out
         self._refuse_to_read(func, args)
         return self._by_shapes(func, args, kwargs)
 

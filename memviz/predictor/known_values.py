@@ -87,6 +87,8 @@ class MarkedStorages(ByStorage[int]):
 
 
 def _storage_key(tensor: Tensor) -> int:
+    if tensor.layout is torch.sparse_coo and not tensor.is_meta:
+        tensor = tensor._values()
     return int(tensor.untyped_storage()._cdata) if tensor.layout is torch.strided else 0
 
 

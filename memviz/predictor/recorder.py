@@ -164,7 +164,8 @@ class AllocationRecorder:
 
     def after_op(self, treatment: Treatment, args: Any, kwargs: Any, out: Any, shapes: ShapeKey | None = None) -> None:
         """Record the memory and the work of an operator; `shapes` of its arguments allow to reuse the count of work."""
-        self.operators.add(treatment.name)
+        if any(tensor.is_meta for tensor in tensors_of((out, args, kwargs))):
+            self.operators.add(treatment.name)
         if treatment.launches and any(tensor.is_meta for tensor in tensors_of(out)):
             self.launched()
         self._allocate_results(treatment, args, kwargs, out)
@@ -235,7 +236,7 @@ class AllocationRecorder:
             self.ledger.replace(storage, stack)
 
     def module_called(self, module: nn.Module) -> None:
-        if isinstance(module, nn.RNNBase):
+        if isinstance(module, nn.RNNBase) and any(map(on_card, module.parameters())):
             self.operators.add(RECURRENT)
             self.missing[rule_of(RECURRENT)] = (None, None)
 

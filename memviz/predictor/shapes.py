@@ -454,6 +454,18 @@ _FOREACH_IN_PLACE = (
     *(aten._foreach_add_.List, aten._foreach_add_.Scalar, aten._foreach_mul_.Scalar, aten._foreach_lerp_.Scalar),
     *(aten._foreach_addcmul_.Scalar, aten._foreach_addcdiv_.ScalarList, aten._foreach_div_.ScalarList),
 )
+
+
+def _geqrf(func: Any, args: Any, kwargs: Any) -> tuple[Tensor, Tensor]:
+    *batch, rows, columns = args[0].shape
+    return args[0].new_empty((*batch, columns, rows)).mT, args[0].new_empty((*batch, min(rows, columns)))
+
+
+# Operators without a rule of torch's own, whose gradient has the shape of their input.
+_GRADIENTS = (
+    *(aten.multi_margin_loss_backward.default, aten.multilabel_margin_loss_backward.default),
+    aten.fractional_max_pool3d_backward.default,
+)
 _FUSED = [getattr(aten, name) for name in ("_fused_sgd_", "_fused_adagrad_") if hasattr(aten, name)]
 SHAPE_RULES: dict[Any, ShapeRule] = {
     **dict.fromkeys(_ONE_TO_ONE, _one_to_one),
@@ -462,6 +474,8 @@ SHAPE_RULES: dict[Any, ShapeRule] = {
     aten.sum.dim_IntList: _reduced,
     aten.mean.dim: _reduced,
     aten.addmm.default: _addmm,
+    aten.geqrf.default: _geqrf,
+    **dict.fromkeys(_GRADIENTS, lambda func, args, kwargs: torch.empty_like(args[1])),
     **{
         getattr(packet, overload): _product_of_dtype
         for packet in (aten.mm, aten.bmm, aten.addmm, aten.baddbmm)

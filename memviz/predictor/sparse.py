@@ -24,7 +24,8 @@ aten = torch.ops.aten
 _MAKE = aten._sparse_coo_tensor_with_dims_and_tensors.default
 _BAGS = aten._embedding_bag_backward.default
 _COPY = aten._to_copy.default
-_ALWAYS = {_MAKE, _BAGS, _COPY}
+_FROM_DENSE = (aten._to_sparse.default, aten._to_sparse.sparse_dim)
+_ALWAYS = {_MAKE, _BAGS, _COPY, *_FROM_DENSE}
 """Operators whose arguments do not show whether the result is sparse."""
 _COMPOSED = torch._C.DispatchKey.CompositeImplicitAutograd
 ALL_DIFFERENT = "indices that are not computed are taken to be all different, which takes most"
@@ -42,6 +43,7 @@ class Sparse:
             _MAKE: self._make,
             aten._coalesce.default: self._coalesced,
             _COPY: self._copied,
+            **dict.fromkeys(_FROM_DENSE, self._from_dense),
             aten.clone.default: self._cloned,
             aten.add_.Tensor: self._added_to,
             aten.add.Tensor: self._added,
@@ -58,11 +60,23 @@ class Sparse:
 
     def _make(self, *args: Any, **kwargs: Any) -> Any:
         """Make a sparse tensor of two existing tensors, without memory of its own."""
-        if not args[4].is_meta:
-            return NotImplemented
-        self._recorder.operators.add(_MAKE.overloadpacket.__name__)
+        if args[4].is_meta:
+            self._recorder.operators.add(_MAKE.overloadpacket.__name__)
         with torch._C._DisableTorchDispatch():
-            return _MAKE(*args, **{**kwargs, "device": META})
+            return _MAKE(*args, **{**kwargs, "device": args[4].device})
+
+    def _from_dense(self, tensor: Tensor, sparse_dim: int | None = None, *, layout: Any = None, **kwargs: Any) -> Any:
+        """Take the elements that are not 0, which are all of them where values are not computed."""
+        is_known_on_host = not tensor.is_meta and not self._recorder.host.is_unknown(tensor)
+        is_dense = tensor.layout is torch.strided and tensor.dim() > 0
+        if is_known_on_host or not is_dense or layout not in (None, torch.sparse_coo) or any(kwargs.values()):
+            return NotImplemented
+        dims = tensor.dim() if sparse_dim is None else sparse_dim
+        rows = tensor if dims == tensor.dim() else tensor.flatten(dims).ne(0).any(-1)
+        indices = rows.nonzero().t().clone(memory_format=torch.contiguous_format)
+        values = tensor[tuple(indices.unbind(0))]
+        options = {"dtype": values.dtype, "layout": torch.sparse_coo, "device": values.device, "is_coalesced": True}
+        return self._make(dims, tensor.dim() - dims, tensor.shape, indices, values, **options)
 
     def _coalesced(self, tensor: Tensor) -> Any:
         indices, values = parts_of(tensor)

@@ -171,6 +171,17 @@ def test_it_survives_a_file() -> None:
         ExpectedError.from_json({**kept, "live": "0"})
 
 
+def test_operators_of_the_host_say_nothing_about_the_card() -> None:
+    with PredictedDevice(CARD) as device:
+        layer = torch.nn.Linear(8, 8)
+        torch.nn.init.orthogonal_(layer.weight)
+        torch.nn.LSTM(8, 8)(layer(torch.ones(2, 8)))
+        layer.cuda()(torch.ones(2, 8, device="cuda"))
+        assert device.recorder.operators.isdisjoint({"linalg_qr", "lstm"}) and not device.recorder.missing
+        torch.linalg.qr(layer.weight)
+        assert "linalg_qr" in device.recorder.operators and device.recorder.missing
+
+
 def test_operators_of_a_run_fall_into_families() -> None:
     with PredictedDevice(card_named("RTX 4090"), release=(2, 13)) as device:
         model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Flatten(), torch.nn.LayerNorm(288)).cuda()

@@ -39,3 +39,14 @@ def test_one_that_says_its_shapes_is_predicted() -> None:
 def test_least_squares_ask_for_no_values() -> None:
     with PredictedDevice(A100), pytest.raises(UsageError, match=r"torch\.linalg\.lstsq cannot be predicted: no rule"):
         torch.linalg.lstsq(torch.rand(9, 3, device="cuda"), torch.rand(9, 2, device="cuda"))
+
+
+def test_operators_without_a_rule_of_torchs_own_have_one_here() -> None:
+    with PredictedDevice(A100):
+        scores = torch.rand(4, 5, device="cuda", requires_grad=True)
+        targets = torch.zeros(4, 5, dtype=torch.long, device="cuda")
+        loss = torch.nn.functional.multi_margin_loss(scores, targets[:, 0])
+        (loss + torch.nn.functional.multilabel_margin_loss(scores, targets)).backward()
+        assert scores.grad is not None and scores.grad.is_cuda and scores.grad.shape == (4, 5)
+        factors, tau = torch.geqrf(scores.detach())
+        assert factors.is_cuda and factors.shape == (4, 5) and factors.stride() == (1, 4) and tau.shape == (4,)

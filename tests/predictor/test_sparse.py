@@ -142,6 +142,30 @@ def square() -> torch.Tensor:
     return torch.sparse_coo_tensor(places, torch.ones(COUNT), (ROWS, ROWS)).coalesce()
 
 
+def test_elements_that_are_not_computed_are_all_taken_for_sparse_ones() -> None:
+    with PredictedDevice(A100, assume={"test_sparse.py:stated": 5}) as device:
+        dense = torch.randn(ROWS, WIDTH, device="cuda", requires_grad=True)
+        before = device.recorder.ledger.count
+        matrix = dense.to_sparse()
+        # Indices as found, in rows, and the values.
+        assert sizes(device.finish())[before:] == [16 * ROWS * WIDTH, 16 * ROWS * WIDTH, WEIGHT]
+        assert matrix.is_cuda and matrix.is_coalesced() and matrix._nnz() == ROWS * WIDTH
+        (matrix @ torch.ones(WIDTH, 4, device="cuda")).sum().backward()
+        assert dense.grad is not None and dense.grad.shape == dense.shape
+        assert dense.detach().to_sparse(1)._values().shape == (ROWS, WIDTH)
+        stated = dense.detach().to_sparse()
+        assert stated._nnz() == 5
+        assert torch.eye(9, device="cuda").to_sparse()._nnz() == 9
+
+
+def test_sparse_data_of_the_host_is_computed_whatever_its_size() -> None:
+    with PredictedDevice(A100):
+        graph = torch.eye(1000) + torch.sparse_coo_tensor([[0, 1], [5, 7]], torch.ones(2), (1000, 1000))
+        assert graph.sum(1).tolist()[:3] == [2, 2, 1] and graph.to_sparse().cuda()._nnz() == 1002
+        unknown = torch.rand(1000, 1000).to_sparse()
+        assert unknown._nnz() == 10**6 and "unknown" in str(unknown.sum()) and unknown.cuda()._nnz() == 10**6
+
+
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "CSR": (lambda: square().to_sparse_csr().cuda(), r"\.to\(\)"),
     "made CSR": (lambda: square().cuda().to_sparse_csr(), "to_sparse_csr"),

@@ -64,10 +64,30 @@ QUICK = {"hand_adamw", "kv_cache", "lora", "older_code", "own_conversions", "par
 QUICK |= {"monitored", "profiling", "smaller_batch", "workers"}
 OTHER_CASES = {
     "amp_with_prefetching": Case(steps=8),
+    "averaged_weights": Case(steps=2),
     "beam_search": Case(),
+    "channels_last": Case(steps=2),
+    "checkpointed": Case(),
+    "codebook": Case(steps=2),
     "cuda_graph": Case(steps=4),
+    "flat_master_weights": Case(steps=3),
+    "function_transforms": Case(),
     "gan": Case(steps=3),
+    "hooked": Case(),
+    "image_by_lbfgs": Case(steps=2),
+    "layerwise": Case(steps=2),
+    "masked_autoencoder": Case(steps=2),
+    "metrics": Case(),
+    "momentum_queue": Case(steps=3),
     "pinned_loader": Case(steps=8),
+    "policy_gradient": Case(steps=16),
+    "reparametrized": Case(steps=2),
+    "resumed": Case(steps=1),
+    "scripted": Case(steps=2),
+    "segments": Case(steps=2),
+    "selective_scan": Case(),
+    "sharpness": Case(steps=2),
+    "sparse_graph": Case(steps=2),
 }
 
 

@@ -683,6 +683,9 @@ class _Group:
     def meet(self, url: str, rank: int = -1, world_size: int = -1, **named: Any) -> Iterator[tuple[Any, int, int]]:
         """Replace the rendezvous over the network by a store of this process."""
         if self._rank is None:
+            # As torch's own rendezvous, which reads what the program may have set.
+            rank = rank if rank >= 0 else int(os.environ.get("RANK", -1))
+            world_size = world_size if world_size > 0 else int(os.environ.get("WORLD_SIZE", -1))
             if rank < 0 or world_size < 1:
                 raise GroupNeeded(f"torch.distributed.init_process_group: this {_GROUP_NEEDED}")
         elif world_size not in (-1, self._rank.world_size):

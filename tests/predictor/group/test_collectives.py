@@ -138,12 +138,17 @@ def test_who_says_not_of_how_many_is_told_what_to_say(says: Any, monkeypatch: py
         torch.multiprocessing.spawn(print, nprocs=4)
 
 
-def test_a_program_may_say_itself_which_process_it_is() -> None:
+def test_a_program_may_say_itself_which_process_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     with PredictedDevice(A100):
         dist.init_process_group("nccl", rank=1, world_size=2)
         tensor = torch.ones(1, device="cuda")
         dist.all_reduce(tensor)
         assert tensor.item() == 2
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    with PredictedDevice(A100):
+        dist.init_process_group("nccl", init_method="env://")
+        assert dist.get_world_size() == 1
     with as_rank(0, 8, begun=False), pytest.raises(GroupNeeded, match="asks for 4 processes"):
         dist.init_process_group("nccl", rank=0, world_size=4)
 
