@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 from memviz.predictor.accuracy import DATA
 from tests.benchmarks.readme import README, write_table
@@ -25,7 +25,7 @@ from tests.truth.held_against import write, write_readme
 ROOT = Path(__file__).parent.parent.parent
 _FIGURES = Path(__file__).with_suffix(".tsv")
 _ENVIRONMENTS = Path.home() / ".cache" / "memviz-published"
-_UNITS = {"MB": 10**6, "MiB": 1 << 20}
+_UNITS = {"bytes": 1, "MB": 10**6, "MiB": 1 << 20}
 PUBLISHED = "published"
 _HEAD = ("| source | points | with the original's libraries | as shipped |", "|---|---|---|---|")
 
@@ -39,13 +39,16 @@ class Source:
     torch: str
     libraries: tuple[str, ...] = ()
     """Versions of libraries in the original; empty if it used torch alone."""
-    counts_device: bool = False
-    """The figure is of the whole device, so that the context and more are in it."""
+    figure: Literal["allocated", "reserved", "device"] = "allocated"
+    """What was measured; of the whole device, the context and more are in it."""
 
 
 _OF_446 = ("transformers==4.46.3", "tokenizers==0.20.3", "huggingface_hub==0.26.5")
 _OF_443 = ("transformers==4.43.4", "tokenizers==0.19.1", "huggingface_hub==0.23.5")
 _OF_440 = ("transformers==4.40.2", "tokenizers==0.19.1", "huggingface_hub==0.23.5")
+_OF_513 = ("transformers==5.13.1", "tokenizers==0.22.2", "huggingface_hub==1.33.0")
+_FOR_PEFT = ("diffusers==0.38.0", "accelerate==1.15.0", "psutil==7.2.2", "pyyaml==6.0.4")
+_COMPARISON = "github.com/huggingface/peft/tree/5d602fd/method_comparison"
 _PULLS = "github.com/huggingface/transformers/pull"
 SOURCES = {
     "opt-350m": Source("OPT-350m, training", f"{_PULLS}/33298", "opt-350m", "L40S", "2.4", _OF_446),
@@ -61,7 +64,25 @@ SOURCES = {
         "mlp",
         "A100 40GB",
         "2.4",
-        counts_device=True,
+        figure="device",
+    ),
+    "peft-flux2": Source(
+        "FLUX.2 klein 4B, training by PEFT's methods",
+        f"{_COMPARISON}/image-gen",
+        "flux2-klein",
+        "L40S",
+        "2.12",
+        ("peft==0.20.0", *_OF_513, *_FOR_PEFT),
+        figure="reserved",
+    ),
+    "peft-llama": Source(
+        "Llama 3.2 3B, training by PEFT's methods",
+        f"{_COMPARISON}/MetaMathQA",
+        "llama-3.2-3b",
+        "L40S",
+        "2.13",
+        ("peft==0.20.0", *_OF_513, *_FOR_PEFT),
+        figure="reserved",
     ),
 }
 
@@ -81,9 +102,9 @@ class Outcome:
 
     @property
     def predicted(self) -> int | None:
-        """Predicted bytes to compare: reserved if the source counts the whole device, else allocated."""
-        name = "reserved" if SOURCES[self.point.source].counts_device else "allocated"
-        value: int | None = self.answer.get(name)
+        """Predicted bytes to compare: reserved, unless the source gives allocated ones."""
+        figure = SOURCES[self.point.source].figure
+        value: int | None = self.answer.get("allocated" if figure == "allocated" else "reserved")
         return value
 
     @property
@@ -107,10 +128,8 @@ def points() -> list[Point]:
 def predict(source: Source, wanted: Sequence[Point], libraries: Path | None) -> list[Outcome]:
     """Predict all points in one process, with these libraries ahead of the installed ones."""
     path = os.pathsep.join(map(str, filter(None, (libraries, ROOT))))
-    questions = (
-        {"program": source.program, "card": source.card, "torch": source.torch, "settings": point.settings}
-        for point in wanted
-    )
+    asked = {"program": source.program, "card": source.card, "torch": source.torch}
+    questions = ({**asked, **point.settings, "settings": point.settings} for point in wanted)
     done = subprocess.run(
         [sys.executable, "-m", "tests.benchmarks.published_programs"],
         input="".join(f"{json.dumps(question)}\n" for question in questions),
@@ -147,7 +166,7 @@ def _errors(outcomes: Sequence[Outcome]) -> str:
     failed = f"; {len(outcomes) - len(known)} not predicted" if len(known) < len(outcomes) else ""
     if not known:
         return str(outcomes[0].answer["error"]).replace("|", "/")
-    if SOURCES[known[0].point.source].counts_device:
+    if SOURCES[known[0].point.source].figure == "device":
         beside = sorted((one.point.measured - (one.predicted or 0)) >> 20 for one in known)
         constant = median(beside)
         off = [abs(100 * (value - constant) * (1 << 20) / one.point.measured) for one, value in _beside(known)]
@@ -175,7 +194,7 @@ def held(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
             "reserved": None,
         }
         for one in outcomes
-        if one.predicted is not None and not SOURCES[one.point.source].counts_device
+        if one.predicted is not None and SOURCES[one.point.source].figure == "allocated"
     ]
 
 
