@@ -391,7 +391,9 @@ def bill_of_estimate(estimate: Estimate) -> DeviceBill | None:
     """Return what nvidia-smi would show on the named card; None without one."""
     from memviz.results.device_bill import device_bill
 
-    return device_bill(estimate.trace, estimate.trace.devices[estimate.gpu]) if estimate.limited else None
+    if not estimate.limited:
+        return None
+    return device_bill(estimate.trace, estimate.trace.devices[estimate.gpu], estimate.peak_reserved)
 
 
 def _common_text(estimate: Estimate) -> str:

@@ -131,12 +131,13 @@ def _beside(card: str, communicators: Counter[Communicator]) -> tuple[BillLine, 
     return (*lines, BillLine("other libraries", None, None, "unknown", _OTHERS))
 
 
-def device_bill(trace: Trace, device: DeviceTrace) -> DeviceBill | None:
-    """Return the bill of a device of a trace; None for memory of the host."""
+def device_bill(trace: Trace, device: DeviceTrace, reserved: int | None = None) -> DeviceBill | None:
+    """Return the bill of a device of a trace; None for memory of the host. `reserved` is its peak, where known."""
     if device.kind != "gpu":
         return None
     about = trace.about
-    reserved = timeline(device).reserved_peak_bytes if has_reserved(device) else None
+    if reserved is None and has_reserved(device):
+        reserved = timeline(device).reserved_peak_bytes
     basis: Basis = about.origin
     if basis == "measured" and not about.on:
         basis = "read"
