@@ -40,7 +40,7 @@ class Source:
     libraries: tuple[str, ...] = ()
     """Versions of libraries in the original; empty if it used torch alone."""
     figure: Literal["allocated", "reserved", "device"] = "allocated"
-    """What was measured; of the whole device, the context and more are in it."""
+    """The quantity measured; that of the whole device has the context and more in it."""
 
 
 _OF_446 = ("transformers==4.46.3", "tokenizers==0.20.3", "huggingface_hub==0.26.5")

@@ -23,7 +23,7 @@ _ROWS = 4096
 LONGEST = 738
 """Tokens of the longest four texts that PEFT's comparison trains a language model with, by its peak with LoRA."""
 _STEPS = 4
-"""Of steps alike; from the second on each takes the same."""
+"""Training steps; from the second on each takes the same."""
 
 
 def _language_model(make: Callable[[str], nn.Module], settings: Settings) -> None:

@@ -78,7 +78,7 @@ def open_snapshot(file: str, request: gr.Request) -> dict[str, Any]:
 
 
 def summary(file: str) -> dict[str, Any]:
-    """What a PyTorch memory snapshot holds: bytes live at the start, at the peak and at the end, and notes.
+    """Sum up a PyTorch memory snapshot: bytes live at the start, at the peak and at the end, and notes.
 
     Args:
         file: A snapshot, a pickle or JSON, plain or gzipped.
@@ -88,7 +88,7 @@ def summary(file: str) -> dict[str, Any]:
 
 
 def peak(file: str, by: str = "site", top: int = 20) -> dict[str, Any]:
-    """What the peak of a snapshot is made of, largest first; rows and rest add up to the byte.
+    """List the parts of a snapshot's peak, largest first; rows and rest add up to the byte.
 
     Args:
         file: A snapshot.
@@ -102,7 +102,7 @@ def peak(file: str, by: str = "site", top: int = 20) -> dict[str, Any]:
 
 
 def at(file: str, event: int, by: str = "site", top: int = 20) -> dict[str, Any]:
-    """What is live after one event, largest first; rows and rest add up to the byte.
+    """List the memory that is live after one event, largest first; rows and rest add up to the byte.
 
     Args:
         file: A snapshot.
@@ -135,7 +135,7 @@ def find(file: str, query: str, top: int = 20) -> dict[str, Any]:
 
 
 def findings(file: str) -> dict[str, Any]:
-    """What is worth knowing about a snapshot, ranked by bytes, with what helps: leaks, spikes, fragmentation, copies.
+    """Rank the findings of a snapshot by bytes, with what helps: leaks, spikes, fragmentation, copies.
 
     Args:
         file: A snapshot.

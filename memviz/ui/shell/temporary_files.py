@@ -184,7 +184,7 @@ _MOST_HOURS = 24.0 * 365
 MOST_KEPT, MOST_KEPT_BYTES = 400, 512 << 20
 MOST_OF_VISITOR, MOST_BYTES_OF_VISITOR = 20, 64 << 20
 _KEPT_NAME = re.compile(r"[0-9a-f]{8}[A-Za-z0-9_-]{32}")
-"""What tells its visitor's pages from others', and what cannot be guessed."""
+"""A hash of the visitor, then the part that cannot be guessed."""
 _keeping = threading.Lock()
 
 
