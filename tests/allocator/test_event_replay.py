@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memviz.allocator import replay
+from memviz.allocator import replayer
 from memviz.allocator.event_replay import RequestReplay, _QuickReplay
 from memviz.allocator.replay_result import Replayed
 from memviz.allocator.replayer import CardMemory, Replayer
@@ -92,14 +92,14 @@ def test_nearly_all_of_a_recording_goes_the_quick_way(monkeypatch):
     trace = read_once(FOLDER / "training.pickle.gz")
     slow = 0
     for name in ("malloc", "free"):
-        step = getattr(RequestReplay, name) if name == "free" else getattr(replay.OtherSettings, name)
+        step = getattr(RequestReplay, name) if name == "free" else getattr(replayer.OtherSettings, name)
 
         def counted(*args, step=step):
             nonlocal slow
             slow += 1
             return step(*args)
 
-        monkeypatch.setattr(replay.OtherSettings, name, counted)
+        monkeypatch.setattr(replayer.OtherSettings, name, counted)
     source = Replayer(trace)
     source.figures(parse_settings("expandable_segments:True"), afresh=True)
     assert 0 < slow < 0.2 * len(source.device.events)

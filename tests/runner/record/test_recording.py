@@ -91,9 +91,9 @@ OUTPUT = 4 * 8 * WIDTH
 @pytest.mark.parametrize(
     ("smi", "outside", "scope"),
     [
-        (f"GPU-1, {os.getpid()}, 700\nGPU-1, 1, 9000\nGPU-0, {os.getpid()}, 9\n", 698, "of this process"),
+        ("GPU-1, OWN, 700\nGPU-1, 1, 9000\nGPU-0, OWN, 9\n", 698, "of this process"),
         ("GPU-1, 1, 9000\n", 3998, "of the whole card, other processes included"),
-        (f"GPU-1, {os.getpid()}, [N/A]\n", 3998, "of the whole card, other processes included"),
+        ("GPU-1, OWN, [N/A]\n", 3998, "of the whole card, other processes included"),
     ],
 )
 def test_what_the_driver_counts_beyond_pytorch_is_a_line_of_the_bill(
@@ -102,7 +102,7 @@ def test_what_the_driver_counts_beyond_pytorch_is_a_line_of_the_bill(
     gpu = FakeGpu()
     gpu.get_device_properties = lambda index: SimpleNamespace(uuid=f"GPU-{1 - index}")  # type: ignore[attr-defined]
     gpu.mem_get_info = lambda index: (6_000 * MiB, 10_000 * MiB)  # type: ignore[attr-defined]
-    accelerator = replace(gpu.accelerator, ask_driver=lambda *question: smi)
+    accelerator = replace(gpu.accelerator, ask_driver=lambda *question: smi.replace("OWN", str(os.getpid())))
     with memviz.recording(tmp_path / "run.pickle", accelerator=accelerator):
         gpu.malloc(100)
     trace = load_trace(tmp_path / "run.pickle")
