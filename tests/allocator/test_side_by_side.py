@@ -29,14 +29,14 @@ def recording() -> Replayer:
 def started(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
     """Every helper that a test starts."""
     helpers: list[subprocess.Popen[bytes]] = []
-    start = search._started
+    start = search.start_helpers
 
-    def noted(count: int) -> Iterator[subprocess.Popen[bytes]]:
-        new = list(start(count))
+    def noted(count: int, code: str) -> Iterator[subprocess.Popen[bytes]]:
+        new = list(start(count, code))
         helpers.extend(new)
         return iter(new)
 
-    monkeypatch.setattr(search, "_started", noted)
+    monkeypatch.setattr(search, "start_helpers", noted)
     return helpers
 
 

@@ -511,11 +511,6 @@ def test_a_library_on_the_way_is_named_beside_the_users_line() -> None:
         library.randn_tensor((there(dtype=WHOLE),))
 
 
-def test_a_large_tensor_of_the_host_is_not_made_sparse() -> None:
-    with PredictedDevice(A100), pytest.raises(UsageError, match=": to_sparse cannot be predicted: "):
-        torch.randn(1024, 1024).to_sparse()
-
-
 def test_a_mask_is_filled_with_a_number_of_the_host() -> None:
     with PredictedDevice(A100) as device:
         x, mask = torch.ones(8, 8, device="cuda"), torch.zeros(8, 8, dtype=torch.bool, device="cuda")
