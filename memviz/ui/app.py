@@ -239,6 +239,7 @@ class _Page:
         # The badges of what is compared stand in the sidebar too.
         self.compare.traces.change(self._traces, [self.session], [self.traces], **PRIVATE)
         saving: dict[str, Any] = {"api_visibility": "private", "trigger_mode": "always_last", **IN_TURN}
+        saving["show_progress_on"] = self.saved
         states = {self.session, self.compare.state, self.ranks.job, self.run.state, what_if_state}
         shared = self.actions.click(in_turn(self._share), states, [self.saved, self.kept_link], **saving)
         shared.then(None, js=_SAVE)

@@ -113,7 +113,8 @@ def test_the_replay_is_a_trace_to_save_to_explore_and_to_compare(tab: Any, tmp_p
     expect(facts(tab)).to_contain_text("fragmentation 173 MiB, 7.9 % of the peak")
     expect(facts(tab)).to_contain_text("smallest card 4 GiB")
     with tab.expect_download() as download:
-        tab.get_by_role("button", name="Save the replay as a snapshot").click()
+        tab.get_by_text("Share", exact=True).click()
+        tab.get_by_role("button", name="Snapshot").click()
     download.value.save_as(tmp_path / download.value.suggested_filename)
     again = load_trace(tmp_path / "out-of-memory-replayed.pickle")
     assert again.about.label == "replayed with expandable_segments:True"
