@@ -128,24 +128,20 @@ def reduce_rank(place: Place, device: str | None = None) -> Reduced:
 
 
 def answer_reads() -> None:
-    """Run a helper process: answer each path with a Trace and its row, or with the error, until the input ends."""
+    """Run a helper process: answer each archive and member with a Trace and its row, or with the error."""
     asks, answers = sys.stdin.buffer, sys.stdout.buffer
     while True:
         try:
-            path, name, size = pickle.load(asks)
+            archive, member = pickle.load(asks)
         except EOFError:
             return
         try:
-            if (inside := zip_member(path)) is not None:
-                trace = load_zip_member(*inside)
-                # Its folder may be all that tells one rank from another.
-                trace = replace(trace, about=replace(trace.about, source=name))
-            else:
-                with open(path, "rb") as file:
-                    trace = read_trace(file, name, size)
+            trace = load_zip_member(archive, member)
+            # Its folder may be all that tells one rank from another.
+            trace = replace(trace, about=replace(trace.about, source=member))
             # Packed before its row is computed: what was cached for that would travel with it.
             packed = pickle.dumps(trace, pickle.HIGHEST_PROTOCOL)
-            answer: object = packed, row_of(trace, Place(name))
+            answer: object = packed, row_of(trace, Place(member))
         except MemvizError as error:
             answer = error
         pickle.dump(answer, answers, pickle.HIGHEST_PROTOCOL)

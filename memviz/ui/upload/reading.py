@@ -1,8 +1,7 @@
 """A visitor's file becomes an open trace while it still arrives; messages go to the page that listens.
 
 The browser is sent, in this order: `reading` (how much, and the total as far as it is known), `curve` (the whole
-total), `piece` (every allocation, then the colours) and `opened`; or `refused` at any time. Of a file beside the
-one that is looked at only `opened` is sent; its timeline is fetched when it is chosen. A message is its
+total), `piece` (every allocation, then the colours) and `opened`; or `refused` at any time. A message is its
 header's length (4 bytes, little-endian), the header as JSON, and as many bytes as it names as `bytes`.
 """
 
@@ -31,7 +30,7 @@ from memviz.errors import TraceError
 from memviz.fair_lock import Turn
 from memviz.figures.raster import View, column_instants
 from memviz.memory import large_blocks_kept
-from memviz.ranks.places import places_of
+from memviz.ranks.places import Place, places_of, zip_member
 from memviz.ranks.reduce_rank import keep_row
 from memviz.ranks.row import RankRow
 from memviz.ranks.table import FIRST_BYTES, ranks_of_table
@@ -127,7 +126,7 @@ _IDLE_SECONDS = 30
 
 
 class Helpers:
-    """Processes that read files beside the one that is looked at, as many as take a turn at once.
+    """Processes that read the members of archives, as many as take a turn at once.
 
     Threads would share one interpreter with the page. An idle process ends after a while.
     """
@@ -169,11 +168,8 @@ def end_helper(helper: subprocess.Popen[bytes]) -> None:
 
 
 class Reading:
-    def __init__(
-        self, context: Context, name: str, arriving: Arriving, turn: Turn, helpers: Helpers, *, is_beside: bool = False
-    ) -> None:
-        """`helpers` read it where it comes beside the file that is looked at, whose timeline is not sent then."""
-        self.is_beside = is_beside
+    def __init__(self, context: Context, name: str, arriving: Arriving, turn: Turn, helpers: Helpers) -> None:
+        """`helpers` read the members of an archive."""
         self.name = name
         self._helpers = helpers
         self._helper: subprocess.Popen[bytes] | None = None
@@ -265,15 +261,14 @@ class Reading:
             return
         if first_bytes == ZIP and self._read_archive(source):
             return
-        trace = self._read_aside(source) if self.is_beside else self._read_here(source)
+        trace = self._read_here(source)
         opened = self._open(trace)
         key = timeline_key(opened)
         device = next(device for device in trace.devices if device.name == opened.device)
-        if not self.is_beside:
-            self.outbox.put("curve", key=key, **_curve(device))
-            for question in ({"piece": "timeline"}, {"piece": "groups", "meaning": "category"}):
-                self._send(trace, device, key, question)
-                self._check_cancelled()
+        self.outbox.put("curve", key=key, **_curve(device))
+        for question in ({"piece": "timeline"}, {"piece": "groups", "meaning": "category"}):
+            self._send(trace, device, key, question)
+            self._check_cancelled()
         self.outbox.put(OPENED, key=key, stored=opened.key, name=self.name, has_times=has_times(device))
 
     def _open(self, trace: Trace) -> Opened:
@@ -301,7 +296,7 @@ class Reading:
                 raise TraceError(reason, remedy="Read them with `memviz ranks`.")
             try:
                 for place in places:
-                    self._open(self._helped(place.address, place.address.partition("!/")[2]))
+                    self._open(self._helped(place))
             except BaseException:
                 for key in self._stored:
                     self._store.drop(key)
@@ -320,30 +315,25 @@ class Reading:
             is_wanted=lambda: not self._cancelled.is_set(),
         )
 
-    def _read_aside(self, source: BinaryIO) -> Trace:
-        """Have a helper read it, once it is complete."""
-        with tempfile.NamedTemporaryFile() as file:
-            self._copy(source, file)
-            return self._helped(file.name, self.name)
-
-    def _helped(self, path: str, name: str) -> Trace:
+    def _helped(self, place: Place) -> Trace:
+        """Have a helper read a member of an archive."""
         helper = self._helpers.take()
-        answer = self._ask(helper, path, name)
+        answer = self._ask(helper, place.address)
         self._helpers.put_back(helper)
         if isinstance(answer, TraceError):
-            inside = "" if name == self.name else f"{name}: "
-            raise TraceError(f"{inside}{answer.reason}", remedy=answer.remedy)
+            member = place.address.partition("!/")[2]
+            raise TraceError(f"{member}: {answer.reason}", remedy=answer.remedy)
         trace: Trace = pickle.loads(answer[0])
         keep_row(trace, answer[1].device, lambda: answer[1])
         return trace
 
-    def _ask(self, helper: subprocess.Popen[bytes], path: str, name: str) -> TraceError | tuple[bytes, RankRow]:
+    def _ask(self, helper: subprocess.Popen[bytes], address: str) -> TraceError | tuple[bytes, RankRow]:
         """Return the answer of `answer_reads`. `cancel` ends the helper, and so does a file that takes its memory."""
         asks, answers = cast(IO[bytes], helper.stdin), cast(IO[bytes], helper.stdout)
         self._helper = helper
         try:
             self._check_cancelled()
-            pickle.dump((path, name, self.arriving.size), asks)
+            pickle.dump(zip_member(address), asks)
             asks.flush()
             answer: TraceError | tuple[bytes, RankRow] = pickle.load(answers)
         except (OSError, EOFError, pickle.UnpicklingError, Unwanted):
@@ -402,7 +392,7 @@ class Readings:
         self._lock = threading.Lock()
         self._under_way: dict[str, Reading] = {}
 
-    def begin(self, name: str, size: int, *, packed: bool, visitor: str = "", beside: bool = False) -> str:
+    def begin(self, name: str, size: int, *, packed: bool, visitor: str = "") -> str:
         if self.most_bytes is not None and size > self.most_bytes:
             raise FileTooLarge(
                 f"It has {bytes_text(size)}; this page takes {bytes_text(self.most_bytes)}. On your own machine there "
@@ -414,7 +404,7 @@ class Readings:
             out = self._make_room(visitor)
             turn = self._lines.of(visitor)
             arriving = Arriving(size, packed=packed, gate=turn)
-            reading = Reading(self._context, name, arriving, turn, self._helpers, is_beside=beside)
+            reading = Reading(self._context, name, arriving, turn, self._helpers)
             self._under_way[ticket] = reading
         for reading in out:
             reading.cancel()

@@ -139,10 +139,9 @@ async def _begin(request: Request) -> Response:
     name, size, packed = json_safe_text(message["name"])[-_LONGEST_NAME:], message["size"], message["packed"] is True
     if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= _MOST_SIZE:
         raise UsageError("A size is a whole number of bytes.")
-    beside = message.get("beside") is True
     name, visitor = name.replace("\\", "/").rsplit("/", 1)[-1], visitor_of(request.scope)
     try:
-        ticket = _readings(request).begin(name, size, packed=packed, visitor=visitor, beside=beside)
+        ticket = _readings(request).begin(name, size, packed=packed, visitor=visitor)
     except FileTooLarge as fault:
         return _refusal(str(fault), 413)
     except Busy:

@@ -82,7 +82,7 @@ class Arrival {
       this.done = done;
       worker.onmessage = ({ data }) => this.hear(data);
       worker.onerror = (fault) => this.hear({ kind: "failed", words: fault.message });
-      worker.postMessage({ file: this.file, address: address(), isBeside: this.isBeside });
+      worker.postMessage({ file: this.file, address: address() });
     });
   }
 

@@ -1,6 +1,6 @@
 // @ts-check
 // One file, in a thread of its own: read, packed and sent part by part, while what the server makes of it is heard
-// and unpacked. The page's own thread only draws. Told {file, address, isBeside}; tells what the server tells, a `piece` made
+// and unpacked. The page's own thread only draws. Told {file, address}; tells what the server tells, a `piece` made
 // ready to draw. Told "stop", it stops. Told {unpack}, it only unpacks a piece.
 import { bytesOf, ready } from "../memory_timeline/packed.js";
 import { Line } from "./line.js";
@@ -54,11 +54,11 @@ async function place(address, options) {
   }
 }
 
-/** @param {File} file @param {string} address @param {boolean} isBeside its timeline is not looked at yet */
-async function receive(file, address, isBeside) {
+/** @param {File} file @param {string} address */
+async function receive(file, address) {
   const two = new DataView(await file.slice(0, 2).arrayBuffer());
   const mayPack = !(two.byteLength === 2 && two.getUint16(0) === GZIP);
-  const wish = JSON.stringify({ name: file.name, size: file.size, packed: mayPack, beside: isBeside });
+  const wish = JSON.stringify({ name: file.name, size: file.size, packed: mayPack });
   const { ticket, took } = await place(address, { method: "POST", headers: { "content-type": "application/json" }, body: wish });
   const line = new Line(took);
   const own = `${address}/${ticket}`;
@@ -114,7 +114,7 @@ globalThis.onmessage = (/** @type {MessageEvent} */ { data }) => {
     const [piece, header, body] = data.unpack;
     return ready(piece, header, bytesOf(body)).then(({ made, owned }) => tell({ made }, owned), (fault) => tell({ fault: String(fault) }));
   }
-  receive(data.file, data.address, data.isBeside).then(
+  receive(data.file, data.address).then(
     () => tell({ kind: "ended" }),
     (fault) => tell(fault instanceof Refused ? { kind: "refused", name: data.file.name, reason: fault.message } : { kind: "failed", words: String(fault) }),
   );
