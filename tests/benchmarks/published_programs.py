@@ -7,6 +7,7 @@ program's name, GPU, torch release and settings; each line of its output the pea
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -148,6 +149,11 @@ def _llama_3b(settings: Settings) -> None:
     torch.set_default_dtype(torch.float32)
     model = _with_adapter(model, settings, None).train()
     optimizer = _optimizer(model, settings.get("optimizer", "AdamW"))
+    alone = model.disable_adapter() if hasattr(model, "disable_adapter") else nullcontext()
+    with alone, torch.inference_mode():
+        # The loss before training. After it PEFT lets all of an adapter learn, what its optimizer had frozen, too.
+        words = torch.zeros(4, 768, dtype=torch.int64).to("cuda")
+        model(input_ids=words, attention_mask=torch.ones_like(words))
     for length in (300, 280, LONGEST):
         words = torch.zeros(4, length, dtype=torch.int64).to("cuda")
         mask = torch.ones_like(words)
