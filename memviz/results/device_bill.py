@@ -23,7 +23,7 @@ from memviz.trace.model import DeviceTrace, Trace
 from memviz.units import bytes_text, bytes_texts
 
 Basis = Literal["measured", "predicted", "replayed", "read", "estimated", "unknown"]
-"""Where a line's bytes come from; `read` is in a file that memviz did not write."""
+"""Origin of a line's bytes; `read` is in a file that memviz did not write."""
 
 _WORKSPACES = "cuBLAS's and cuDNN's workspaces are in what PyTorch reserves, their handles in the CUDA context."
 _OTHERS = "libraries with memory of their own, such as CuPy, DALI and RAPIDS"

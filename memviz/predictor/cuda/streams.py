@@ -440,7 +440,7 @@ class GraphPools:
 
     @property
     def _card(self) -> CardRecord:
-        """Where pools are made: the current card."""
+        """The current card, on which pools are made."""
         return self._ledger.cards[self.order.current.card]
 
     def forget_values(self, pool: PoolId) -> None:

@@ -180,7 +180,7 @@ def _hours_text(hours: float) -> str:
 
 
 def kept_link_html(address: str, hours: float) -> Html:
-    """Where a page was kept on this server, to copy or to delete."""
+    """Show the address of a page kept on this server, to copy or to delete."""
     end = f"A copy of this view. Anyone who can open this server sees it for {_hours_text(hours)}; then it is deleted."
     field = tag("input", type="text", readonly=True, value=address, aria_label="Address of the copy")
     name = address.rpartition("/")[2]

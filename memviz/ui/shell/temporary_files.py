@@ -184,8 +184,8 @@ _MOST_HOURS = 24.0 * 365
 MOST_KEPT, MOST_KEPT_BYTES = 400, 512 << 20
 MOST_OF_VISITOR, MOST_BYTES_OF_VISITOR = 20, 64 << 20
 _KEPT_NAME = re.compile(r"[0-9a-f]{8}[A-Za-z0-9_-]{32}")
-"""A hash of the visitor, then the part that cannot be guessed."""
-_keeping = threading.Lock()
+"""A hash of the visitor, salted so that a link gives no address away, then the part that cannot be guessed."""
+_SALT, _keeping = secrets.token_bytes(16), threading.Lock()
 
 
 def link_hours(environment: Mapping[str, str] = os.environ) -> float:
@@ -209,7 +209,7 @@ def keep_page(write: Write, visitor: str) -> str:
     if not (hours := link_hours()):
         raise UsageError("The owner of this server does not keep pages.")
     forget_expired()
-    theirs = hashlib.sha256(visitor.encode()).hexdigest()[:8]
+    theirs = hashlib.sha256(_SALT + visitor.encode()).hexdigest()[:8]
     folder, name = _kept_pages(), theirs + secrets.token_urlsafe(24)
     folder.mkdir(parents=True, mode=0o700, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as apart:

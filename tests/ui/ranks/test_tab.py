@@ -78,7 +78,7 @@ def test_what_is_open_is_drawn(context: Context, folder: Path) -> None:
 
 def test_a_chosen_card_is_answered_in_the_headline(context: Context, folder: Path) -> None:
     session = open_all(context, folder)
-    for card in ("", "a card that nobody knows"):
+    for card in ("", "an unknown card"):
         assert "On " not in words(draw(context, session, None, 0, card)[0])
     assert "On Tesla T4 (14.74 GiB) it is close for 5 ranks" in words(draw(context, session, None, 0, "T4")[0])
     big = [load_trace(written(folder.parent, f"big.rank{number}.pickle", more=18 << 30)) for number in range(2)]
