@@ -9,6 +9,7 @@ gradients and outputs, or uses more than one stream, runs each time.
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
@@ -309,10 +310,10 @@ class RecordedBlock:
     """Places of the parameters on the device that operators took."""
     undecided: Mapping[int, int]
     """Calls that made the allocations whose category was open at the end."""
-    items: Mapping[int, Any]
-    """Items that it put into the lists that it got, by place."""
+    replaced: Mapping[int, Any]
+    """Values that it put in the place of others, by place in `Replaceable`."""
     given: tuple[int | None, ...]
-    """Allocations of the items of these lists when it began."""
+    """Allocations of what could be replaced when it began."""
 
 
 class BlockRepeater(Repeater):
@@ -347,7 +348,7 @@ class BlockRepeater(Repeater):
             return call(module, *args, **kwargs)
         with without_functions():
             values = (*args, *kwargs.values())
-            items = ListItems(values, self._number_of)
+            items = Replaceable(values, module, self._number_of)
             # One that is called again is compared with itself alone.
             structure, frozen = module if is_again else structure, {name: _frozen(kwargs[name]) for name in kwargs}
             key = self._key(module, structure, map(_frozen, args), frozen)
@@ -373,7 +374,7 @@ class BlockRepeater(Repeater):
             return out
         with without_functions():
             block = self._record_call(start, module, list(map(self._number_of, arguments)), out, items)
-            made = () if block is None else (*block.outputs, *block.items.values())
+            made = () if block is None else (*block.outputs, *block.replaced.values())
             new = {one.number for one in made if isinstance(one, OutputTensor) and one.argument < 0}
             # What kept more than its outputs cannot be repeated.
             self._recorded[key] = block if block is not None and self._kept(block.recording) == new else None
@@ -413,7 +414,7 @@ class BlockRepeater(Repeater):
         return tuple(weight.shape), weight.stride(), weight.dtype, type(weight), is_here
 
     def _record_call(
-        self, start: Mapping[str, Any], module: nn.Module, arguments: list[int | None], out: Any, items: ListItems
+        self, start: Mapping[str, Any], module: nn.Module, arguments: list[int | None], out: Any, items: Replaceable
     ) -> RecordedBlock | None:
         """Return the call; None where it cannot be repeated. `arguments` are the allocations of its tensors."""
         recording = self._recording(start, own=set(items.numbers))
@@ -426,16 +427,12 @@ class BlockRepeater(Repeater):
         if outputs is None:
             return None
         undecided = {number: self._recorder.categories.call_of(number) for number in recording.numbers}
-        used = tuple(place for place, weight in enumerate(module.parameters()) if self._is_labelled(weight))
+        used = items.labelled_weights(lambda number: self._recorder.categories.values[number] == Category.PARAMETER)
         replaced = changed | dict(zip(places, outputs[len(results) :], strict=True))
         path, is_tuple = self._recorder.position.path, type(out) is tuple
         return RecordedBlock(
             recording, path, outputs[: len(results)], is_tuple, used, undecided, replaced, items.numbers
         )
-
-    def _is_labelled(self, weight: torch.Tensor) -> bool:
-        allocation = self._ledger.allocation_of(weight.untyped_storage())
-        return allocation is not None and self._recorder.categories.values[allocation.number] == Category.PARAMETER
 
     def _outputs(self, arguments: list[int | None], tensors: Iterable[Any]) -> tuple[OutputTensor, ...] | None:
         known = self._recorder.host.known
@@ -454,7 +451,7 @@ class BlockRepeater(Repeater):
         return tuple(outputs)
 
     def _repeat(
-        self, recorded: RecordedBlock, module: nn.Module, arguments: list[torch.Tensor], items: ListItems
+        self, recorded: RecordedBlock, module: nn.Module, arguments: list[torch.Tensor], items: Replaceable
     ) -> Any:
         paths = self._recorder.position.paths_from(recorded.path)
         categories, undecided = self._recorder.categories.values, recorded.undecided
@@ -469,12 +466,13 @@ class BlockRepeater(Repeater):
             if number in made:
                 self._ledger.free(made.pop(number), self._ledger.stacks[event])
             else:
-                self._drop(partial(items.drop, number, recorded.given), self._ledger.stacks[event])
+                with without_functions(), without_modes():
+                    self._drop(partial(items.drop, number, recorded.given), self._ledger.stacks[event])
 
         made = self._repeat_events(recorded.recording, allocate, free)
         with without_functions(), without_modes():
             results, replaced = self._make_outputs(recorded, made, arguments)
-        items.replace(replaced)
+            items.replace(replaced)
         return results if recorded.is_tuple else results[0]
 
     def _make_outputs(
@@ -494,36 +492,55 @@ class BlockRepeater(Repeater):
             return like_in_memory(output.like, storage)
 
         results = tuple(map(tensor, recorded.outputs))
-        replaced = recorded.items.items()
+        replaced = recorded.replaced.items()
         return results, {place: tensor(one) if isinstance(one, OutputTensor) else one for place, one in replaced}
 
 
-class ListItems:
-    """Items of the lists that a call gets: it may put others in their place, as a cache of earlier frames."""
+class Replaceable:
+    """Values in whose place a call may put others: items of the lists that it gets, as a cache of earlier frames, and
+    the memory of its weights, as one that casts them up and down again."""
 
-    def __init__(self, values: Iterable[Any], number_of: Callable[[Any], int | None] = id) -> None:
+    def __init__(self, values: Iterable[Any], module: nn.Module | None, number_of: Callable[[Any], int | None]) -> None:
         self._lists = [(held, len(held)) for held in values if type(held) is list]
+        self._module = module
+        self._weights = self._weights_now()
         self.numbers = tuple(map(number_of, self._values()))
         """Allocations of the tensors."""
         self._ids = tuple(map(id, self._values()))
 
-    def _values(self) -> Iterable[Any]:
+    def _weights_now(self) -> tuple[torch.Tensor, ...]:
+        return () if self._module is None else tuple(self._module.parameters())
+
+    def _items(self) -> Iterable[Any]:
         return chain(*(held for held, _ in self._lists))
 
+    def _values(self) -> Iterable[Any]:
+        return chain(self._items(), self._weights)
+
     def owners(self) -> tuple[int, ...]:
-        return tuple(owners_of(value) for value in self._values() if isinstance(value, torch.Tensor))
+        return tuple(owners_of(value) for value in self._items() if isinstance(value, torch.Tensor))
+
+    def labelled_weights(self, is_labelled: Callable[[int], bool]) -> tuple[int, ...]:
+        """Return the places of the weights whose memory before the call has a label."""
+        numbers = self.numbers[len(self.numbers) - len(self._weights) :]
+        return tuple(place for place, number in enumerate(numbers) if number is not None and is_labelled(number))
 
     def changed(self, number_of: Callable[[Any], int | None]) -> dict[int, Any] | None:
-        """Return the items that are others now, by place; None where a list got longer or what it holds is unknown."""
-        if any(len(held) != length for held, length in self._lists):
+        """Return the values that are others now, by place; None where a list got longer, a weight is another object, or
+        what a list holds is unknown."""
+        weights = self._weights_now()
+        is_same = len(weights) == len(self._weights) and all(map(operator.is_, weights, self._weights))
+        if not is_same or any(len(held) != length for held, length in self._lists):
             return None
         before = zip(self._ids, self.numbers, strict=True)
         pairs = enumerate(zip(self._values(), before, strict=True))
         others = {place: value for place, (value, old) in pairs if (id(value), number_of(value)) != old}
-        return None if any(key_of_inputs(value, mutable=False) is None for value in others.values()) else others
+        if any(key_of_inputs(value, mutable=False) is None for value in others.values()):
+            return None
+        return {place: value.data if isinstance(value, nn.Parameter) else value for place, value in others.items()}
 
     def drop(self, number: int, numbers: Sequence[int | None]) -> None:
-        """Drop the items of one allocation, by the number that it had when the call was recorded."""
+        """Drop the values of one allocation, by the number that it had when the call was recorded."""
         self.replace({place: None for place, one in enumerate(numbers) if one == number})
 
     def replace(self, values: Mapping[int, Any]) -> None:
@@ -533,6 +550,10 @@ class ListItems:
                 if start + place in values:
                     held[place] = values[start + place]
             start += length
+        for place, weight in enumerate(self._weights, start):
+            if place in values:
+                value = values[place]
+                weight.data = like_in_memory(weight, memory_of(weight.nbytes)) if value is None else value
 
 
 def _frozen(value: Any) -> Any:

@@ -24,10 +24,10 @@ from memviz.predictor.recorder import AllocationRecorder
 from memviz.predictor.repetition import (
     BlockRepeater,
     Gradient,
-    ListItems,
     NotRepeatable,
     RecordedBlock,
     RecordedStretch,
+    Replaceable,
     is_held_elsewhere,
     like_in_memory,
     memory_of,
@@ -246,7 +246,8 @@ class TrainedBlockRepeater(BlockRepeater):
         out: Any,
         held: tuple[bool, ...],
     ) -> _TrainedForward | None:
-        block = self._record_call(start, module, list(map(self._number_of, arguments)), out, ListItems(()))
+        weights = Replaceable((), module, self._number_of)
+        block = self._record_call(start, module, list(map(self._number_of, arguments)), out, weights)
         if block is None:
             return None
         recording, outputs, tensors = block.recording, block.outputs, out if isinstance(out, tuple) else (out,)

@@ -108,7 +108,11 @@ _FOUR = {"double_layers": "4", "single_layers": "4"}
     [
         (_request("flux", _FOUR, "none"), 5),
         (_request("flux", _FOUR, "none", ("weight_quantization", {})), 5),
-        (_request("flux", _FOUR, "none", ("layerwise_casting", {})), 0),
+        (_request("flux", _FOUR, "none", ("layerwise_casting", {})), 5),
+        (_request("flux", _FOUR, "none", ("layerwise_casting", {"granularity": "block"})), 5),
+        (_request("sdxl", {}, "none", ("layerwise_casting", {"granularity": "leaf"})), 5),
+        (_request("flux", _FOUR, "none", ("layerwise_casting", {}), ("weight_offload", {})), 5),
+        (_request("wan_pipeline", {"layers": "4", "text_layers": "4"}, "none", ("layerwise_casting", {})), 10),
         (_request("flux_pipeline", {**_FOUR, "text_layers": "4"}, "none", ("weight_offload", {})), 10),
         (_request("ltx_pipeline", {"layers": "4", "text_layers": "4"}, "none", ("vae_tiling", {})), 10),
         (
