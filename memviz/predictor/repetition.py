@@ -351,7 +351,7 @@ class BlockRepeater(Repeater):
             items = Replaceable(values, module, self._number_of)
             # One that is called again is compared with itself alone.
             structure, frozen = module if is_again else structure, {name: _frozen(kwargs[name]) for name in kwargs}
-            key = self._key(module, structure, map(_frozen, args), frozen)
+            key = self._key(structure, map(_frozen, args), frozen, (*items.weights, *module.buffers()))
             del frozen
             key = key and (key, items.owners())
             arguments = [value for value in values if isinstance(value, torch.Tensor)]
@@ -359,7 +359,7 @@ class BlockRepeater(Repeater):
             return call(module, *args, **kwargs)
         recorded = self._recorded.get(key)
         if recorded is not None and self._kept(recorded.recording) is not None:
-            return self._repeat(recorded, module, arguments, items)
+            return self._repeat(recorded, arguments, items)
         if recorded is None and key in self._recorded:
             return call(module, *args, **kwargs)
         start, before = self._state(), self._records_again
@@ -393,7 +393,9 @@ class BlockRepeater(Repeater):
         allocation = self._ledger.allocation_of(tensor.untyped_storage()) if is_tensor else None
         return None if allocation is None else allocation.number
 
-    def _key(self, module: nn.Module, structure: Hashable, args: Iterable[Any], kwargs: Mapping[str, Any]) -> Hashable:
+    def _key(
+        self, structure: Hashable, args: Iterable[Any], kwargs: Mapping[str, Any], weights: Iterable[torch.Tensor]
+    ) -> Hashable:
         known = self._recorder.host.known
         given = (*args, *kwargs.values())
         inputs = key_of_inputs(given, mutable=False)
@@ -404,10 +406,10 @@ class BlockRepeater(Repeater):
         storages = [tensor.untyped_storage()._cdata for tensor in tensors]
         shared = tuple(storages.index(storage) for storage in storages)
         values = tuple(storage for storage, tensor in zip(storages, tensors, strict=True) if tensor in known)
-        weights = tuple(map(self._place_of, (*module.parameters(), *module.buffers())))
+        places = tuple(map(self._place_of, weights))
         autocast = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
         caller = self._recorder.stacks.place()
-        return structure, inputs, tuple(kwargs), shared, values, weights, autocast, caller
+        return structure, inputs, tuple(kwargs), shared, values, places, autocast, caller
 
     def _place_of(self, weight: torch.Tensor) -> Hashable:
         is_here = self._ledger.allocation_of(weight.untyped_storage()) is not None
@@ -450,14 +452,11 @@ class BlockRepeater(Repeater):
             outputs.append(OutputTensor(allocation.number, argument, like))
         return tuple(outputs)
 
-    def _repeat(
-        self, recorded: RecordedBlock, module: nn.Module, arguments: list[torch.Tensor], items: Replaceable
-    ) -> Any:
+    def _repeat(self, recorded: RecordedBlock, arguments: list[torch.Tensor], items: Replaceable) -> Any:
         paths = self._recorder.position.paths_from(recorded.path)
         categories, undecided = self._recorder.categories.values, recorded.undecided
         with without_functions():
-            parameters = list(module.parameters())
-            self._recorder.label_used(parameters[place] for place in recorded.used)
+            self._recorder.label_used(items.weights[place] for place in recorded.used)
 
         def allocate(event: int, number: int) -> LiveAllocation | None:
             return self._allocate(event, number, categories[number], paths, undecided[number])
@@ -500,36 +499,33 @@ class Replaceable:
     """Values in whose place a call may put others: items of the lists that it gets, as a cache of earlier frames, and
     the memory of its weights, as one that casts them up and down again."""
 
-    def __init__(self, values: Iterable[Any], module: nn.Module | None, number_of: Callable[[Any], int | None]) -> None:
+    def __init__(self, values: Iterable[Any], module: nn.Module, number_of: Callable[[Any], int | None]) -> None:
         self._lists = [(held, len(held)) for held in values if type(held) is list]
         self._module = module
-        self._weights = self._weights_now()
+        self.weights = tuple(module.parameters())
         self.numbers = tuple(map(number_of, self._values()))
         """Allocations of the tensors."""
         self._ids = tuple(map(id, self._values()))
-
-    def _weights_now(self) -> tuple[torch.Tensor, ...]:
-        return () if self._module is None else tuple(self._module.parameters())
 
     def _items(self) -> Iterable[Any]:
         return chain(*(held for held, _ in self._lists))
 
     def _values(self) -> Iterable[Any]:
-        return chain(self._items(), self._weights)
+        return chain(self._items(), self.weights)
 
     def owners(self) -> tuple[int, ...]:
         return tuple(owners_of(value) for value in self._items() if isinstance(value, torch.Tensor))
 
     def labelled_weights(self, is_labelled: Callable[[int], bool]) -> tuple[int, ...]:
         """Return the places of the weights whose memory before the call has a label."""
-        numbers = self.numbers[len(self.numbers) - len(self._weights) :]
+        numbers = self.numbers[len(self.numbers) - len(self.weights) :]
         return tuple(place for place, number in enumerate(numbers) if number is not None and is_labelled(number))
 
     def changed(self, number_of: Callable[[Any], int | None]) -> dict[int, Any] | None:
         """Return the values that are others now, by place; None where a list got longer, a weight is another object, or
         what a list holds is unknown."""
-        weights = self._weights_now()
-        is_same = len(weights) == len(self._weights) and all(map(operator.is_, weights, self._weights))
+        weights = tuple(self._module.parameters())
+        is_same = len(weights) == len(self.weights) and all(map(operator.is_, weights, self.weights))
         if not is_same or any(len(held) != length for held, length in self._lists):
             return None
         before = zip(self._ids, self.numbers, strict=True)
@@ -550,7 +546,7 @@ class Replaceable:
                 if start + place in values:
                     held[place] = values[start + place]
             start += length
-        for place, weight in enumerate(self._weights, start):
+        for place, weight in enumerate(self.weights, start):
             if place in values:
                 value = values[place]
                 weight.data = like_in_memory(weight, memory_of(weight.nbytes)) if value is None else value

@@ -174,7 +174,7 @@ class TrainedBlockRepeater(BlockRepeater):
         with without_functions():
             arguments = list(tensors_among((args, kwargs)))
             sources = self._sources(place, arguments)
-            key = self._key(module, self._blocks[module], args, kwargs)
+            key = self._key(self._blocks[module], args, kwargs, (*module.parameters(), *module.buffers()))
             if key is not None:
                 key = key, tuple((weight.requires_grad, weight.grad is None) for weight in module.parameters())
             forward = None if key is None else self._forwards.get(key)
