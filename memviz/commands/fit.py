@@ -64,7 +64,12 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TIME",
         help="stop then, as in 90s, 10m or 2h, and show what was found",
     )
-    parser.add_argument("--tries", type=positive, metavar="N", help="predict at most N (default: 300, or all of fewer)")
+    parser.add_argument(
+        "--tries",
+        type=positive,
+        metavar="N",
+        help="predict N at most (default: 300, or all of fewer, and fewer where more gain nothing)",
+    )
     parser.add_argument(
         "--all", action="store_true", help="list every configuration that was predicted, not only the Pareto front"
     )
@@ -218,6 +223,7 @@ class _Progress:
 
 
 def _print(answer: FitAnswer, measured: list[Measurement] | None = None, every: Sequence[Trial] = ()) -> None:
+    from memviz.runner.fit.search import WITHOUT_GAIN
     from memviz.runner.plan import plan_of
 
     plan, chosen = plan_of(answer.request), answer.chosen
@@ -231,6 +237,7 @@ def _print(answer: FitAnswer, measured: list[Measurement] | None = None, every: 
     _print_ways(answer, every)
     searched, refused = answer.searched, len(answer.searched.refused)
     predicted = f"Predicted {count_text(searched.tried - refused)} of {count_text(searched.of)} configurations"
+    predicted += f", the last {WITHOUT_GAIN} of them without a gain" if searched.is_settled else ""
     are = "1 was refused" if refused == 1 else f"{count_text(refused)} were refused, the first"
     rest = f"; {are}: {searched.refused[0]}" if refused else "."
     print(f"\n{printable(f'{predicted}{rest}')}")

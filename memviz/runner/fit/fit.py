@@ -210,6 +210,7 @@ def fit_json(answer: FitAnswer) -> dict[str, Any]:
         "tried": answer.searched.tried,
         "of": answer.searched.of,
         "planned": answer.searched.planned,
+        "settled": answer.searched.is_settled,
         "stopped": answer.stopped or None,
         "refused": {
             "count": len(answer.searched.refused),

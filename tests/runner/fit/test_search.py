@@ -123,6 +123,22 @@ def test_the_same_search_asked_again_predicts_nothing_and_finds_the_same(tmp_pat
         made.append(teller.made)
     assert found[0] == found[1]
     assert made == [len(found[0]), 0]
+    assert searched.planned == searched.tried
+
+
+def test_a_search_ends_once_many_tries_gain_nothing_but_makes_those_that_were_asked_for(tmp_path: Path) -> None:
+    class Plain(Teller):
+        def one(self, request: Request) -> Prediction:
+            changes = len(request.optimizations)
+            return super().one(request) if changes < 2 else Prediction(peak_reserved_bytes=2000, flops=2000 + changes)
+
+    space = space_of(Request("gpt2", {"layers": "2"}, optimizer="adamw"), "outputs")
+    single = sum(len(options) - 1 for options in space.options)
+    searched = search(space, cast(Predictor, Plain(KeptPredictions(tmp_path), 1)))
+    assert searched.is_settled and not searched.is_stopped
+    assert single < searched.tried == searched.planned < trials_of(len(space.candidates))
+    whole = search(space, cast(Predictor, Plain(KeptPredictions(tmp_path), 1)), tries=trials_of(len(space.candidates)))
+    assert not whole.is_settled and whole.tried == whole.planned == trials_of(len(space.candidates))
 
 
 def test_what_is_refused_is_kept_apart_and_what_was_asked_for_comes_first(tmp_path: Path) -> None:
