@@ -40,6 +40,7 @@ from memviz.ui.explore.findings import with_estimate
 from memviz.ui.explore.tab import trace_files
 from memviz.ui.ranks import tab as ranks
 from memviz.ui.ranks.answer import has_ranks
+from memviz.ui.ranks.views import CARD_CHOICES, card_form
 from memviz.ui.run import programs as run_programs
 from memviz.ui.run import tab as run
 from memviz.ui.run.answer import RunState
@@ -244,7 +245,8 @@ class _Page:
         shared = self.actions.click(in_turn(self._share), states, [self.saved, self.kept_link], **saving)
         shared.then(None, js=_SAVE)
         self.kept_link.click(self._end_link, None, self.kept_link, **PRIVATE)
-        begun = [*outputs, self.compare.state, what_if_state, self.run.state, self.browser_name]
+        of_link = [self.run.state, self.ranks.card, self.ranks.card_menu]
+        begun = [*outputs, self.compare.state, what_if_state, *of_link, self.browser_name]
         begins = page.load(self._begin, [self.browser, self.browser_name], begun, **PRIVATE)
         begins.then(None, js=PAGE_READY)
 
@@ -368,7 +370,10 @@ class _Page:
         browser = browser or secrets.token_urlsafe(18)
         self.windows.begin(browser)
         self.run.answers.look_ahead()
-        return [*self._first(kept, request), run.state_from_link(request.query_params) or gr.skip(), browser]
+        query = request.query_params
+        card = query.get("card", "") if query.get("tab") == ranks.ID else ""
+        of_ranks = [card, card_form(card)] if card in CARD_CHOICES else [gr.skip(), gr.skip()]
+        return [*self._first(kept, request), run.state_from_link(query) or gr.skip(), *of_ranks, browser]
 
     def _first(self, kept: list[list[str]] | None, request: gr.Request) -> list[Any]:
         """Return the values of a new page: the traces this browser had open, and the view that the link names."""

@@ -122,10 +122,14 @@ def test_ranks_dropped_together_open_their_tab_which_a_reload_keeps(page: Any, s
     assert names == [f"rank{number}" for number in range(6)], "what all have in common is left out"
     assert page.locator(".mv-trace.mv-chosen").inner_text().startswith("rank0")
     heading(page, 4).wait_for()
-    page.wait_for_url("**tab=ranks**")
+    page.get_by_label("Would it fit on").select_option("RTX 3060")
+    page.wait_for_url("**tab=ranks&card=RTX+3060")
+    said = page.locator("#ranks-verdict h1", has_text="RTX 3060").inner_text()
     reload(page)
     page.locator("#ranks-map .mvn[data-drawn]").wait_for()
     heading(page, 4).wait_for()
+    page.locator("#ranks-verdict h1", has_text=said).wait_for()
+    assert page.get_by_label("Would it fit on").input_value() == "RTX 3060", "the choice is kept, too"
     page.get_by_role("button", name="Open in Explore").click()
     page.locator(".mv-trace.mv-chosen", has_text="rank4").wait_for()
     page.get_by_role("button", name="Close all").click()

@@ -47,13 +47,13 @@ class RanksTab:
             shown = gr.State(())
             """The part of the session that this tab shows. A change redraws the tab if it is visible."""
             verdict = Panel(elem_id="ranks-verdict")
-            card_menu = PlainForm(card_form(), elem_id="ranks-card")
+            self.card_menu = card_menu = PlainForm(card_form(), elem_id="ranks-card")
             self.one = Panel(elem_id="ranks-one")
             """Its buttons open traces, which the page does."""
             picture = RankMap(elem_id="ranks-map")
             lists, failed = Panel(elem_id="ranks-lists"), Panel(elem_id="ranks-failed")
             chosen, self.job, card, looked_at = gr.State(None), gr.State(0), gr.State(""), gr.State(False)
-            job = self.job
+            job, self.card = self.job, card
         self.outputs = [tab, shown]
         drawing = [verdict, picture, self.one, lists, failed, chosen]
         inputs = [session, chosen, job, card]
@@ -110,9 +110,10 @@ def draw(context: Context, session: Session, chosen: int | None, number: int = 0
 
 def _verdict(shown: ShownRanks, card: str, compared: tuple[JobChanges, list[str]] | None) -> str:
     # Rows alone decide: a file of this name may be another one here, so none is replayed.
-    answer = fit_on_card(shown.job.ranks, card_memory(card)) if card in CARD_CHOICES else None
+    choice = card if card in CARD_CHOICES else ""
+    answer = fit_on_card(shown.job.ranks, card_memory(choice)) if choice else None
     against = None if compared is None else jobs_headline(*compared)
-    return ranks_verdict_html(shown.job, shown.names, shown.number, answer, against)
+    return ranks_verdict_html(shown.job, shown.names, shown.number, answer, against, choice)
 
 
 def one_rank(context: Context, session: Session, rank: int | None, job: int = 0) -> str:

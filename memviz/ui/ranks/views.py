@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from urllib.parse import urlencode
 
 from memviz.predictor.cards import common_cards, short_name
 from memviz.ranks.card import OnCard
@@ -29,10 +30,12 @@ def ranks_verdict_html(
     number: int = 0,
     card: OnCard | None = None,
     compared: Headline | None = None,
+    choice: str = "",
 ) -> Html:
-    """`names` of the jobs that are open, if several; `number` is that of this one."""
-    # The page's address names the tab (address.js).
-    link = tag("i", data_mv_query="tab=ranks", hidden=True)
+    """`names` of the jobs that are open, if several; `number` is that of this one, `choice` the chosen card."""
+    # The page's address names the tab and the card (address.js).
+    query = {"tab": "ranks", "card": choice} if choice else {"tab": "ranks"}
+    link = tag("i", data_mv_query=urlencode(query), hidden=True)
     choices = {str(place): name for place, name in enumerate(names)}
     jobs = switch("job", "Job", choices, str(number)) if names else ""
     against = "" if compared is None else tag("p", str(compared), class_="mv-soft")
@@ -42,9 +45,9 @@ def ranks_verdict_html(
 CARD_CHOICES = {short_name(card.name): f"{short_name(card.name)} ({card.memory_gib:g} GiB)" for card in common_cards()}
 
 
-def card_form() -> str:
+def card_form(chosen: str = "") -> str:
     """The value of the form that asks for a card."""
-    cards = menu("card", "", [("", "choose a card"), *CARD_CHOICES.items()])
+    cards = menu("card", chosen, [("", "choose a card"), *CARD_CHOICES.items()])
     choice = labelled("Would it fit on", cards, class_="mv-rankcard")
     return json.dumps({"html": choice, "version": "1", "faults": {}, "parts": {}})
 
