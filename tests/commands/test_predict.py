@@ -16,6 +16,7 @@ from memviz.commands import main, predict_ranks
 from memviz.predictor.cards import short_name
 from memviz.trace.load import load_trace
 from memviz.trace.model import Category
+from tests.marks import slow
 from tests.second_process import ROOT
 from tests.second_process import predict as predict_in
 
@@ -197,6 +198,7 @@ def test_the_line_to_assume_is_the_innermost_that_asks(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout.splitlines()[0]) == (0, "abcde abcde abcde abcde")
 
 
+@pytest.mark.slow
 def test_the_answers_of_a_run_are_written_and_taken_from_a_file(tmp_path: Path) -> None:
     body = """import torch
 mask = torch.randn(8, 8, device="cuda").mm(torch.randn(8, 8, device="cuda")) > 0
@@ -222,6 +224,7 @@ print(len(rows), torch.zeros(size).numel())
     assert predict(tmp_path, body, "--assume-file", "none.txt").returncode == 2
 
 
+@pytest.mark.slow
 def test_where_no_value_helps_none_is_asked_for(tmp_path: Path) -> None:
     body = "import pickle, torch\nx = torch.rand(9, device='cuda').cpu()\npickle.dumps(x)\n"
     done = predict(tmp_path, body)
@@ -284,7 +287,7 @@ ENDINGS = {
 }
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("ending", ["no end of line", "at exit", *slow(*list(ENDINGS)[2:])])
 def test_the_json_is_the_last_line_whatever_the_script_does_with_its_output(tmp_path: Path, ending: str) -> None:
     done = predict(tmp_path, "import torch\nx = torch.ones(8).cuda()\n" + ENDINGS[ending], "-o", "run.pickle")
     assert done.returncode == 0, done.stderr
@@ -304,6 +307,7 @@ def test_a_file_that_is_there_is_not_replaced_unless_told_to(tmp_path: Path) -> 
     assert load_trace(tmp_path / "run.pickle").devices[0].blocks.requested.sum() == 32
 
 
+@pytest.mark.slow
 def test_with_continue_a_program_goes_on_beyond_the_card(tmp_path: Path) -> None:
     body = """import torch
 held = [torch.empty(1 << 30, 15, dtype=torch.uint8, device="cuda") for _ in range(3)]
@@ -365,6 +369,7 @@ CELLS = [
 COUNTS = "list(range(torch.randn(3, device='cuda').long().sum()))"
 
 
+@pytest.mark.slow
 def test_a_notebook_is_predicted_cell_by_cell(tmp_path: Path) -> None:
     def notebook(*more: str) -> Path:
         cells = [{"cell_type": "code", "source": text.splitlines(keepends=True)} for text in (*CELLS, *more)]
@@ -474,6 +479,7 @@ def test_what_children_take_is_not_known_and_never_nothing(tmp_path: Path, start
     assert "0 B" not in done.stderr and "fits in" not in done.stderr and figures["not_known"] in done.stderr
 
 
+@pytest.mark.slow
 def test_beside_memory_of_its_own_a_child_is_what_is_not_counted(tmp_path: Path) -> None:
     body = "import subprocess, sys, torch\nheld = torch.ones(8).cuda()\nsubprocess.run([sys.executable, '-V'])\n"
     done = predict(tmp_path, body, "--card", "T4")

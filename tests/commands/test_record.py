@@ -245,6 +245,7 @@ finally:
     assert trace.devices[0].blocks.requested.sum() == 40 * MiB
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("--holders",)])
 def test_what_keeps_tensors_is_in_the_file_where_it_was_asked_for_or_memory_ran_out(tmp_path, options):
     body = """
@@ -273,6 +274,7 @@ GPU.malloc(1000)
         assert ("cache.last (global)" in found) == (bool(options) or "oom" in name), (name, found)
 
 
+@pytest.mark.slow
 def test_marked_moments_are_in_the_file_with_what_keeps_tensors_then(tmp_path, capsys):
     body = """
 import memviz, torch

@@ -174,6 +174,7 @@ def test_a_compiled_mask_of_blocks_keeps_no_dense_mask() -> None:
         assert any("create_block_mask" in each for each in device.unseen())
 
 
+@pytest.mark.slow
 def test_flex_attention_keeps_a_number_a_row_and_gives_what_its_function_learns_a_gradient() -> None:
     from torch.nn.attention.flex_attention import flex_attention
 

@@ -47,6 +47,7 @@ def test_a_choice_of_kernels_ends_with_its_run() -> None:
     assert torch.backends.cuda.math_sdp_enabled() and torch.backends.cuda.flash_sdp_enabled()
 
 
+@pytest.mark.slow
 def test_segments_are_ordered_as_the_platforms_driver_does_and_the_interval_covers_both() -> None:
     """An H200 under Linux reserved 12,988 MiB."""
     peaks = {}

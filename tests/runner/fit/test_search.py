@@ -125,6 +125,7 @@ def test_the_same_search_asked_again_predicts_nothing_and_finds_the_same(tmp_pat
     assert made == [len(found[0]), 0]
 
 
+@pytest.mark.slow
 def test_what_is_refused_is_kept_apart_and_what_was_asked_for_comes_first(tmp_path: Path) -> None:
     class Refusing(Teller):
         def one(self, request: Request) -> Prediction:
@@ -137,6 +138,7 @@ def test_what_is_refused_is_kept_apart_and_what_was_asked_for_comes_first(tmp_pa
     assert searched.refused[0] == "Not with []."
 
 
+@pytest.mark.slow
 def test_what_is_refused_does_not_count_as_a_try(tmp_path: Path) -> None:
     class Refusing(Teller):
         def one(self, request: Request) -> Prediction:

@@ -10,10 +10,11 @@ from memviz.errors import UsageError
 from memviz.runner.execute import predict
 from memviz.runner.plan import make_workload, plan_of
 from memviz.runner.request import Request
+from tests.marks import slow
 from tests.optimizations.tiny import cache_of
 
 CPU = torch.device("cpu")
-BOTH = pytest.mark.parametrize("name", ["gpt2", "llama", "qwen3", "mixtral"])
+EACH = pytest.mark.parametrize("name", ["gpt2", "llama", *slow("qwen3", "mixtral")])
 
 
 def seeded(workload):
@@ -22,7 +23,7 @@ def seeded(workload):
 
 
 @pytest.mark.slow
-@BOTH
+@EACH
 def test_the_same_logits_as_with_the_mask_route_of_transformers(name):
     workload = replace(make_workload(name).small(), mode="inference", batch=2)
     model = seeded(workload)
@@ -34,7 +35,7 @@ def test_the_same_logits_as_with_the_mask_route_of_transformers(name):
 
 
 @pytest.mark.slow
-@BOTH
+@EACH
 def test_no_token_sees_a_later_one(name):
     workload = replace(make_workload(name).small(), mode="inference")
     model, inputs = seeded(workload), workload.inputs(CPU)
@@ -46,7 +47,7 @@ def test_no_token_sees_a_later_one(name):
     assert not torch.allclose(before[0, 40:], after[0, 40:])
 
 
-@BOTH
+@EACH
 def test_the_loss_is_that_of_the_next_token(name, caplog):
     workload = make_workload(name).small()
     model, inputs = seeded(workload), workload.inputs(CPU)
@@ -56,7 +57,7 @@ def test_the_loss_is_that_of_the_next_token(name, caplog):
     assert caplog.messages == []
 
 
-@BOTH
+@EACH
 @pytest.mark.parametrize("cache", [False, True])
 def test_keys_and_values_are_kept_only_when_asked(name, cache):
     workload = replace(make_workload(name).small(), mode="inference", cache=cache)
@@ -65,7 +66,7 @@ def test_keys_and_values_are_kept_only_when_asked(name, cache):
     assert (cache_of(output) is not None) is cache
 
 
-@BOTH
+@EACH
 def test_a_chosen_kernel_is_predicted_and_only_math_holds_the_scores(name):
     """Also on a GPU: a mask would read values there, and the choice of a kernel must not add one."""
     settings = {"layers": "1", "batch": "1", "sequence": "512"}

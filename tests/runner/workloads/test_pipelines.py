@@ -99,6 +99,7 @@ def test_without_guidance_a_step_of_sdxl_looks_at_the_prompt_alone() -> None:
             model.guided = True
 
 
+@pytest.mark.slow
 def test_latents_of_flux_are_unpacked_as_diffusers_does() -> None:
     from diffusers import FluxPipeline
 
