@@ -125,6 +125,7 @@ def test_estimates_say_what_the_late_start_of_a_recording_keeps_from_them() -> N
     assert start not in memviz("findings", late).stdout
 
 
+@pytest.mark.slow
 def test_a_broken_pipe_is_no_error_and_no_answer() -> None:
     """The reader closes early, as `head -c 10` does; the pipe holds less than is written."""
     sample = ROOT / "sample_traces" / "training.pickle.gz"

@@ -101,6 +101,7 @@ def test_ctrl_c_ends_it_with_the_figures_until_there(tmp_path: Path) -> None:
     assert load_trace(tmp_path / "run.pickle").devices[0].events is not None
 
 
+@pytest.mark.slow
 def test_a_package_that_cannot_be_imported_is_said_with_its_reason(tmp_path: Path) -> None:
     package = tmp_path / "work"
     package.mkdir()
@@ -324,6 +325,7 @@ print(len(held))
     assert "it needs 45.00 GiB" in done.stderr and "more than a process gets" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_card_runs_out_of_memory_where_it_would(tmp_path: Path) -> None:
     body = """
 import torch
@@ -656,6 +658,7 @@ def test_workspaces_that_are_not_counted_make_it_close(tmp_path: Path) -> None:
 ALLOCATE = "torch.empty({}, dtype=torch.uint8, device='cuda')"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "words"),
     [
@@ -676,6 +679,7 @@ def test_a_program_that_ran_out_does_not_fit_and_is_not_close(tmp_path: Path, bo
     assert "what the CUDA context takes" not in done.stderr or "share" not in words
 
 
+@pytest.mark.slow
 def test_reserved_on_the_card_stands_beside_reserved_without_a_limit(tmp_path: Path) -> None:
     """Two sizes, one after the other: the cache of the first goes back where memory is short."""
     body = """

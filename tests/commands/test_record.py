@@ -467,6 +467,7 @@ def test_a_rank_that_fails_writes_and_says_which_it_is(tmp_path):
     assert load_trace(tmp_path / "run.rank1.pickle").about.facts["rank"] == "1"
 
 
+@pytest.mark.slow
 def test_ranks_that_the_launcher_ends_write_only_where_they_were_chosen(tmp_path):
     body = "import os, signal, time\nGPU.malloc(1000)\nos.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(30)\n"
     for rank in (0, 1):
@@ -495,6 +496,7 @@ def test_a_profile_is_written_beside_the_snapshot_and_each_says_what_it_is(tmp_p
     assert [Path(place.address).name for place in places_of([str(tmp_path)])] == ["run.pickle"]
 
 
+@pytest.mark.slow
 def test_a_profile_that_cannot_be_had_is_said_and_one_that_is_there_stays(tmp_path):
     lines = f"import sys\nsys.modules['torch.profiler'] = None\n{USES_GPU}GPU.malloc(1000)\n"
     (tmp_path / "train.py").write_text(lines)

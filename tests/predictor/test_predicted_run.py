@@ -29,6 +29,7 @@ def test_what_a_card_keeps_for_itself_is_set_aside_by_kind() -> None:
         assert each.usable_bytes + each.overhead_bytes == card_named(name).memory_bytes
 
 
+@pytest.mark.slow
 def test_a_choice_of_kernels_ends_with_its_run() -> None:
     """Many predictions share one process, and none may affect the next."""
     settings = {"layers": "1", "narrow": "4", "sequence": "256"}

@@ -68,6 +68,7 @@ def test_batches_arrive_with_their_values(workers: int, pinned: bool) -> None:
         assert seen == list(range(64)) and device.allocated_bytes == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 def test_what_has_no_values_arrives_without(workers: int) -> None:
     with PredictedDevice(A100) as device:

@@ -70,6 +70,7 @@ def test_whoever_takes_a_call_and_is_silent_is_no_scheduler(job: Path, monkeypat
             gather_ranks(Gathering((str(job),), scheduler=address))
 
 
+@pytest.mark.slow
 def test_workers_say_what_this_machine_says(cluster: Any, job: Path) -> None:
     assert gather_ranks(Gathering((str(job),), scheduler=cluster.scheduler_address)) == read(job)
 

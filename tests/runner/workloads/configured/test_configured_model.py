@@ -138,6 +138,7 @@ def test_its_small_twin_shows_whether_outputs_stay(mode: str) -> None:
     assert "64 tokens" in numerics["on"]
 
 
+@pytest.mark.slow
 def test_a_window_shorter_than_the_sequence_takes_a_mask() -> None:
     mistral = {
         **LLAMA,
