@@ -195,12 +195,6 @@ def test_flex_attention_keeps_a_number_a_row_and_gives_what_its_function_learns_
     assert bias.grad is not None and bias.grad.shape == bias.shape
 
 
-def test_other_operators_that_take_functions_are_refused_by_name() -> None:
-    with PredictedDevice(A100), pytest.raises(UsageError, match="cond cannot be predicted: it takes functions"):
-        x = torch.empty(4, device="cuda")
-        torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
-
-
 NESTED = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 LENGTHS, HEADS, WIDTH = (5, 9, 30), 4, 16
 ROWS, INNER = sum(LENGTHS), HEADS * WIDTH
