@@ -112,6 +112,14 @@ def real_workers(quick_workers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("memviz.runner.jobs.worker_process.start_python", quick_workers)
 
 
+@pytest.fixture
+def no_search_for_holders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Out of memory, what keeps tensors is looked for; beside all that other tests keep, that takes all of its time."""
+    from memviz.predictor import holders
+
+    monkeypatch.setattr(holders, "MOST_SECONDS", 0)
+
+
 @pytest.fixture(autouse=True)
 def every_attention_kernel() -> Iterator[None]:
     """PyTorch's switch holds for the process: code that people copy turns it, and the next test wants it as it was."""

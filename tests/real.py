@@ -1,6 +1,7 @@
 """Real snapshots next to the checkout: other people's programs on real GPUs. They are never copied here."""
 
 import json
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,17 @@ requires_real = pytest.mark.skipif(not FOLDER.is_dir(), reason=_ABSENT)
 
 def real_files() -> list[Path]:
     return sorted(FOLDER.glob("*.pickle"))
+
+
+def slow_if_large(paths: Iterable[Path], name: str = "stem") -> list[Any]:
+    """Make each file a parameter, slow where reading and replaying it takes long."""
+    return [
+        pytest.param(path, id=getattr(path, name), marks=[pytest.mark.slow] * (path.stat().st_size > 1 << 20))
+        for path in paths
+    ]
+
+
+each_real_file = pytest.mark.parametrize("path", slow_if_large(real_files()))
 
 
 @cache

@@ -115,6 +115,7 @@ print(next(line.split()[1] for line in Path("/proc/self/status").read_text().spl
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="as Linux tells it")
 def test_what_reading_many_events_left_free_goes_back(tmp_path: Path) -> None:
     file = tmp_path / "many.pickle"

@@ -15,7 +15,7 @@ from memviz.trace.model import Category, Labels, Phase, Trace
 from tests.allocator.driver import MiB
 from tests.allocator.programs import SETTINGS, played, programs
 from tests.allocator.recording import Recorder, cached, ran_out
-from tests.real import read_once, real_files, requires_real
+from tests.real import each_real_file, read_once, requires_real
 from tests.replays import replay
 from tests.traces import alloc, block, event, free, segment, trace_of
 
@@ -99,14 +99,14 @@ def test_a_history_that_begins_within_a_malloc_is_replayed_too():
 
 
 @requires_real
-@pytest.mark.parametrize("path", real_files(), ids=lambda path: path.stem)
+@each_real_file
 def test_real_histories_are_replayed_exactly(path):
     agrees(read_once(path))
 
 
 @requires_real
 @pytest.mark.parametrize("part", [0.1, 0.37, 0.5, 0.83])
-@pytest.mark.parametrize("path", real_files(), ids=lambda path: path.stem)
+@each_real_file
 def test_real_histories_cut_short_are_too(path, part):
     trace = read_once(path)
     device = trace.devices[0]

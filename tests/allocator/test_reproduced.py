@@ -1,7 +1,6 @@
 """A replay is as recorded where it does all that is recorded, and not otherwise."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,7 +12,7 @@ from tests.allocator.driver import MiB
 from tests.allocator.programs import played, programs
 from tests.allocator.recording import Recorder, ran_out
 from tests.house.repository import ROOT
-from tests.real import read_once, real_files, requires_real
+from tests.real import each_real_file, read_once, requires_real
 
 
 def limited(source: Replayer, memory: int | None) -> Replayed:
@@ -87,7 +86,7 @@ def test_what_is_called_as_recorded_has_the_recorded_history(text: str, mebibyte
 
 
 @requires_real
-@pytest.mark.parametrize("path", real_files(), ids=lambda path: path.stem)
+@each_real_file
 def test_real_recordings_are_as_recorded_without_a_limit_and_not_in_less_than_they_took(path) -> None:
     source = Replayer(read_once(path))
     assert divergence(source, limited(source, None)) is None

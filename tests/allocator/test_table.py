@@ -2,13 +2,11 @@
 
 from pathlib import Path
 
-import pytest
-
 from memviz.allocator.replay_result import Figures
 from memviz.allocator.replayer import CardMemory, Replayer
 from memviz.allocator.settings import parse_settings
 from tests.allocator.driver import MiB
-from tests.real import read_once, real_files, requires_real
+from tests.real import each_real_file, read_once, requires_real
 
 README = Path(__file__).parents[2] / "memviz" / "allocator" / "README.md"
 
@@ -40,6 +38,6 @@ def row(path: Path) -> str:
 
 
 @requires_real
-@pytest.mark.parametrize("path", real_files(), ids=lambda path: path.stem)
+@each_real_file
 def test_the_row_of_a_real_recording_is_what_comes_out(path: Path) -> None:
     assert row(path) in README.read_text(encoding="utf-8").splitlines()

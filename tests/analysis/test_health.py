@@ -6,7 +6,7 @@ import pytest
 from memviz.analysis.health import health, history
 from memviz.trace.model import Note, Trace
 from memviz.units import bytes_text as said
-from tests.real import expected, read_once, real_files, requires_real
+from tests.real import each_real_file, expected, read_once, requires_real
 from tests.simulated_allocator import Allocator
 from tests.traces import MiB, alloc, block, event, frame, free, read, segment, snapshot, trace_of
 
@@ -246,7 +246,7 @@ def test_a_simulated_run_of_the_allocator_is_sound() -> None:
 
 
 @requires_real
-@pytest.mark.parametrize("path", real_files(), ids=lambda path: path.stem)
+@each_real_file
 def test_the_history_of_real_files(path: Path) -> None:
     trace = read_once(path)
     counted = {each["dev"]: each["init_active"] for each in expected()[path.name]["devices"]}

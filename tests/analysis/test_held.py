@@ -2,6 +2,8 @@
 
 import tracemalloc
 
+import pytest
+
 from memviz.analysis.cache import cached_on, size_in_bytes
 from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.timeline import timeline
@@ -45,5 +47,6 @@ def test_what_is_kept_twice_counts_once():
     assert 1_000_000 < size_in_bytes(trace) < 1_500_000
 
 
+@pytest.mark.slow
 def test_one_value_for_a_whole_column_takes_no_memory():
     assert size_in_bytes(many(2_000)) < size_in_bytes(many(4_000)) < 2.2 * size_in_bytes(many(2_000))

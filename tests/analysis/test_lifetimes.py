@@ -18,7 +18,7 @@ from memviz.analysis.lifetimes import (
 from memviz.errors import UsageError
 from memviz.trace.model import DeviceTrace, Trace
 from tests.analysis.replays import BEFORE, Replay, any_events, any_segments, sound_traces
-from tests.real import read_once, real_files, requires_real
+from tests.real import each_real_file, read_once, requires_real
 from tests.traces import alloc, block, event, free, segment, trace_of
 
 
@@ -125,7 +125,7 @@ def test_rows_are_by_start_then_address(trace):
 
 
 @requires_real
-@pytest.mark.parametrize("path", real_files(), ids=lambda path: path.stem)
+@each_real_file
 def test_real_files_match_the_plain_replay(path):
     for device in read_once(path).devices:
         assert as_matched(device) == as_replayed(Replay(device).run())

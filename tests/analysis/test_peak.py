@@ -1,13 +1,12 @@
 """The peak, the live set at any event, and failed requests."""
 
-import pytest
 from hypothesis import given
 
 from memviz.analysis.groups import Group, Groups
 from memviz.analysis.peak import FailedRequest, LiveSet, at, failed_requests, peak
 from memviz.analysis.timeline import timeline
 from tests.analysis.replays import sound_traces
-from tests.real import expected, read_once, real_files, requires_real
+from tests.real import each_real_file, expected, read_once, requires_real
 from tests.traces import MiB, alloc, block, event, frame, free, segment, trace_of
 
 LINE = frame("f", "train.py", 3)
@@ -54,7 +53,7 @@ def test_the_live_set_adds_up_to_the_timeline(trace):
 
 
 @requires_real
-@pytest.mark.parametrize("path", real_files(), ids=lambda path: path.stem)
+@each_real_file
 def test_real_peaks_add_up_to_the_bytes_counted_independently(path):
     trace, counted = read_once(path), expected()[path.name]
     for row in counted["devices"]:

@@ -9,7 +9,7 @@ from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.timeline import RunningTotal, Timeline, timeline
 from memviz.trace.model import DeviceTrace, Events, State
 from tests.analysis.replays import Replay, any_events, any_segments, sound_traces
-from tests.real import expected, read_once, real_files, requires_real
+from tests.real import each_real_file, expected, read_once, requires_real
 from tests.traces import alloc, block, event, free, segment, trace_of
 
 
@@ -88,7 +88,7 @@ def test_a_sound_trace_ends_with_its_active_blocks(trace):
 
 
 @requires_real
-@pytest.mark.parametrize("path", real_files(), ids=lambda path: path.stem)
+@each_real_file
 def test_real_files_have_the_bytes_that_were_counted_independently(path):
     counted = expected()[path.name]
     for device in read_once(path).devices:

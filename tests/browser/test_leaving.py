@@ -1,23 +1,18 @@
-"""A visitor who leaves during a run frees the device, and one with many requests delays no other."""
+"""A visitor who leaves during a run frees the device."""
 
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.browser.conftest import PATIENCE_SECONDS, program
 from tests.browser.test_run import opened, page_of
-from tests.runner.processes import wait_until
 from tests.server import Server
 
 pytest.importorskip("gradio_client")
 expect = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed").expect
-Status = pytest.importorskip("gradio_client.utils").Status
-MOST_THREADS = 40
-"""Threads of a client; it queues requests beyond them."""
 PAGE = """
 from dataclasses import replace
 from memviz.runner.jobs.worker_process import Worker
@@ -68,11 +63,6 @@ def done(job: Any) -> bool:
     return bool(job.result(timeout=PATIENCE_SECONDS)["workload"] == "done")
 
 
-def held(gates: list[Path]) -> list[Path]:
-    """Return the gates whose run has begun and waits."""
-    return [gate for gate in gates if Path(f"{gate}.begun").exists() and not gate.exists()]
-
-
 def test_a_program_that_is_killed_frees_the_device(fake: Server, client: Any) -> None:
     command = [sys.executable, "-c", GOES_AWAY, fake.address]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as goes:
@@ -80,30 +70,6 @@ def test_a_program_that_is_killed_frees_the_device(fake: Server, client: Any) ->
         waits = ask(client)
         goes.kill()
     assert done(waits)
-
-
-def test_one_who_asks_for_fifty_runs_keeps_nobody_from_one(fake: Server, client: Any, tmp_path: Path) -> None:
-    greedy = program(fake.address)
-    gates = [tmp_path / f"gate{number}" for number in range(50)]
-    jobs = [ask(greedy, "waits", gate=str(gate)) for gate in gates]
-    wait_until(lambda: sum(job.status().code is Status.PROCESSING for job in jobs) >= MOST_THREADS)
-    one = ask(client)
-    wait_until(lambda: one.status().code is Status.PROCESSING)
-    turns = 0
-    while not one.done():
-        wait_until(lambda: one.done() or held(gates))
-        for gate in held(gates):
-            gate.touch()
-            turns += 1
-    assert done(one)
-    # Requests already queued run first: the page needs a moment to queue this one.
-    assert turns < 10
-    greedy.close()
-    for job in jobs:
-        job.cancel()
-    # There is none once the last answer has come.
-    if greedy.streaming_future is not None:
-        greedy.streaming_future.cancel()
 
 
 def test_a_tab_that_is_closed_frees_the_device(

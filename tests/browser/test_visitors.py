@@ -2,17 +2,15 @@
 
 import pickle
 import re
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.browser.conftest import at_home, new_visitor, program, reload
+from tests.browser.conftest import at_home, new_visitor, reload
 from tests.server import started
 from tests.traces import alloc, frame, free, snapshot
 
@@ -159,30 +157,6 @@ def test_a_broken_file_is_explained_and_nothing_open_is_lost(
     # It goes with the next thing that works.
     page.locator("#traces").get_by_role("button", name=re.compile("^secret-run")).click()
     alert.wait_for(state="hidden")
-
-
-def test_six_uploads_at_once_leave_the_page_answering(server: str, tmp_path: Path) -> None:
-    client = pytest.importorskip("gradio_client")
-    path = tmp_path / "large.pickle"
-    events = [alloc(512 * i, 512, time_us=i + 1, frames=[frame("f", "m.py", i % 9)]) for i in range(5_000)]
-    path.write_bytes(pickle.dumps(snapshot(events)))
-
-    def ask(_: int) -> int:
-        answer = program(server).predict(client.handle_file(path), api_name="/summary")
-        return int(answer["devices"][0]["peak_bytes"])
-
-    with ThreadPoolExecutor(6) as pool:
-        waiting = [pool.submit(ask, i) for i in range(6)]
-        slowest, begun = 0.0, time.monotonic()
-        while not all(each.done() for each in waiting):
-            started = time.monotonic()
-            with urllib.request.urlopen(server, timeout=120) as answer:
-                answer.read()
-            slowest = max(slowest, time.monotonic() - started)
-            time.sleep(0.1)
-        assert [each.result() for each in waiting] == [5_000 * 512] * 6
-    # Not a measure of speed: only that it never hangs until the others are done, however long they take here.
-    assert slowest < max(20, (time.monotonic() - begun) / 2)
 
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")

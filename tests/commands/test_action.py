@@ -97,6 +97,7 @@ def test_a_script_that_does_not_run_is_named_with_its_last_words(repository: Pat
     assert not (tmp_path / "summary.md").exists()
 
 
+@pytest.mark.slow
 def test_a_script_that_is_new_is_told_as_it_is(repository: Path, tmp_path: Path) -> None:
     (repository / "new.py").write_text(PROGRAM.format(width=4096))
     done = compared(repository, tmp_path, SCRIPT="new.py --epochs 2", MAX_GROWTH="5%", LINK="https://host/kept.html")

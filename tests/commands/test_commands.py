@@ -91,6 +91,7 @@ def test_a_report_never_takes_the_place_of_a_recording(small: Path, tmp_path: Pa
     assert small.read_bytes() == plain.read_bytes() == before
 
 
+@pytest.mark.slow
 def test_report_is_one_page_without_network(small: Path, larger: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     assert memviz("report", small, larger, "-o", page).returncode == 0
@@ -115,6 +116,7 @@ def test_where_nothing_stands_out_it_says_so(tmp_path: Path) -> None:
     assert answer("findings", weights) == {"device": 0, "findings": []}
 
 
+@pytest.mark.slow
 def test_estimates_say_what_the_late_start_of_a_recording_keeps_from_them() -> None:
     late = ROOT / "sample_traces" / "late-start.pickle.gz"
     start = bytes_text(answer("summary", late)["devices"][0]["start_bytes"])
@@ -123,6 +125,7 @@ def test_estimates_say_what_the_late_start_of_a_recording_keeps_from_them() -> N
     assert start not in memviz("findings", late).stdout
 
 
+@pytest.mark.slow
 def test_a_broken_pipe_is_no_error_and_no_answer() -> None:
     """The reader closes early, as `head -c 10` does; the pipe holds less than is written."""
     sample = ROOT / "sample_traces" / "training.pickle.gz"

@@ -11,6 +11,7 @@ import pytest
 
 from memviz.commands.diff import code, plain
 from tests.commands.answers import EVENTS, answer, written
+from tests.marks import slow, slow_rows
 from tests.ranks.files import write_ranks
 from tests.real import FOLDER, requires_real
 from tests.second_process import memviz
@@ -136,7 +137,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     )
 
 
-@pytest.mark.parametrize("by", ["site", "category"])
+@pytest.mark.parametrize("by", ["site", *slow("category")])
 def test_two_jobs_add_up_by_rank_by_group_and_by_cause(jobs: tuple[Path, Path], by: str) -> None:
     found = answer("diff", *jobs, "--by", by, "--top", 1)
     assert found["delta_bytes"] == found["b_bytes"] - found["a_bytes"] == 32 * MiB
@@ -152,7 +153,7 @@ def test_two_jobs_add_up_by_rank_by_group_and_by_cause(jobs: tuple[Path, Path], 
         assert found["rows"] == [{"site": "train.py:99 cache", "delta_bytes": 32 * MiB}]
 
 
-@pytest.mark.parametrize(("allowed", "status"), [("5%", 1), ("31MiB", 1), ("32MiB", 0), ("30%", 0)])
+@pytest.mark.parametrize(("allowed", "status"), [("31MiB", 1), ("32MiB", 0), *slow_rows(("5%", 1), ("30%", 0))])
 def test_the_gate_holds_for_each_rank(jobs: tuple[Path, Path], allowed: str, status: int) -> None:
     done = memviz("diff", *jobs, "--max-growth", allowed)
     assert done.returncode == status
@@ -160,6 +161,7 @@ def test_the_gate_holds_for_each_rank(jobs: tuple[Path, Path], allowed: str, sta
     assert "Only in head: rank 4." in done.stdout
 
 
+@pytest.mark.slow
 def test_the_gate_does_not_pass_a_rank_that_is_gone_or_ran_out(jobs: tuple[Path, Path], tmp_path: Path) -> None:
     gone = memviz("diff", *reversed(jobs), "--max-growth", "5%")
     assert gone.returncode == 2
@@ -171,6 +173,7 @@ def test_the_gate_does_not_pass_a_rank_that_is_gone_or_ran_out(jobs: tuple[Path,
     assert "Rank 0 ran out of memory in head, and not in base" in done.stderr
 
 
+@pytest.mark.slow
 def test_jobs_as_a_comment_and_from_the_table_of_one(jobs: tuple[Path, Path], tmp_path: Path) -> None:
     lines = comment(*jobs, "--max-growth", "5%").splitlines()
     assert lines[2:8] == [
@@ -186,6 +189,7 @@ def test_jobs_as_a_comment_and_from_the_table_of_one(jobs: tuple[Path, Path], tm
     assert answer("diff", tmp_path / "base.parquet", jobs[1])["ranks"] == answer("diff", *jobs)["ranks"]
 
 
+@pytest.mark.slow
 def test_jobs_that_cannot_be_compared_are_refused(jobs: tuple[Path, Path], small: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()

@@ -16,6 +16,7 @@ from memviz.commands import main, predict_ranks
 from memviz.predictor.cards import short_name
 from memviz.trace.load import load_trace
 from memviz.trace.model import Category
+from tests.marks import slow
 from tests.second_process import ROOT
 from tests.second_process import predict as predict_in
 
@@ -100,6 +101,7 @@ def test_ctrl_c_ends_it_with_the_figures_until_there(tmp_path: Path) -> None:
     assert load_trace(tmp_path / "run.pickle").devices[0].events is not None
 
 
+@pytest.mark.slow
 def test_a_package_that_cannot_be_imported_is_said_with_its_reason(tmp_path: Path) -> None:
     package = tmp_path / "work"
     package.mkdir()
@@ -197,6 +199,7 @@ def test_the_line_to_assume_is_the_innermost_that_asks(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout.splitlines()[0]) == (0, "abcde abcde abcde abcde")
 
 
+@pytest.mark.slow
 def test_the_answers_of_a_run_are_written_and_taken_from_a_file(tmp_path: Path) -> None:
     body = """import torch
 mask = torch.randn(8, 8, device="cuda").mm(torch.randn(8, 8, device="cuda")) > 0
@@ -222,6 +225,7 @@ print(len(rows), torch.zeros(size).numel())
     assert predict(tmp_path, body, "--assume-file", "none.txt").returncode == 2
 
 
+@pytest.mark.slow
 def test_where_no_value_helps_none_is_asked_for(tmp_path: Path) -> None:
     body = "import pickle, torch\nx = torch.rand(9, device='cuda').cpu()\npickle.dumps(x)\n"
     done = predict(tmp_path, body)
@@ -284,7 +288,7 @@ ENDINGS = {
 }
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("ending", ["no end of line", "at exit", *slow(*list(ENDINGS)[2:])])
 def test_the_json_is_the_last_line_whatever_the_script_does_with_its_output(tmp_path: Path, ending: str) -> None:
     done = predict(tmp_path, "import torch\nx = torch.ones(8).cuda()\n" + ENDINGS[ending], "-o", "run.pickle")
     assert done.returncode == 0, done.stderr
@@ -304,6 +308,7 @@ def test_a_file_that_is_there_is_not_replaced_unless_told_to(tmp_path: Path) -> 
     assert load_trace(tmp_path / "run.pickle").devices[0].blocks.requested.sum() == 32
 
 
+@pytest.mark.slow
 def test_with_continue_a_program_goes_on_beyond_the_card(tmp_path: Path) -> None:
     body = """import torch
 held = [torch.empty(1 << 30, 15, dtype=torch.uint8, device="cuda") for _ in range(3)]
@@ -320,6 +325,7 @@ print(len(held))
     assert "it needs 45.00 GiB" in done.stderr and "more than a process gets" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_card_runs_out_of_memory_where_it_would(tmp_path: Path) -> None:
     body = """
 import torch
@@ -365,6 +371,7 @@ CELLS = [
 COUNTS = "list(range(torch.randn(3, device='cuda').long().sum()))"
 
 
+@pytest.mark.slow
 def test_a_notebook_is_predicted_cell_by_cell(tmp_path: Path) -> None:
     def notebook(*more: str) -> Path:
         cells = [{"cell_type": "code", "source": text.splitlines(keepends=True)} for text in (*CELLS, *more)]
@@ -474,6 +481,7 @@ def test_what_children_take_is_not_known_and_never_nothing(tmp_path: Path, start
     assert "0 B" not in done.stderr and "fits in" not in done.stderr and figures["not_known"] in done.stderr
 
 
+@pytest.mark.slow
 def test_beside_memory_of_its_own_a_child_is_what_is_not_counted(tmp_path: Path) -> None:
     body = "import subprocess, sys, torch\nheld = torch.ones(8).cuda()\nsubprocess.run([sys.executable, '-V'])\n"
     done = predict(tmp_path, body, "--card", "T4")
@@ -650,6 +658,7 @@ def test_workspaces_that_are_not_counted_make_it_close(tmp_path: Path) -> None:
 ALLOCATE = "torch.empty({}, dtype=torch.uint8, device='cuda')"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "words"),
     [
@@ -670,6 +679,7 @@ def test_a_program_that_ran_out_does_not_fit_and_is_not_close(tmp_path: Path, bo
     assert "what the CUDA context takes" not in done.stderr or "share" not in words
 
 
+@pytest.mark.slow
 def test_reserved_on_the_card_stands_beside_reserved_without_a_limit(tmp_path: Path) -> None:
     """Two sizes, one after the other: the cache of the first goes back where memory is short."""
     body = """

@@ -11,6 +11,8 @@ pytest.importorskip("ipykernel", reason="nbclient and ipykernel are not installe
 
 from tests.results.test_notebook import PLOTLY, outputs_of
 
+pytestmark = pytest.mark.slow
+
 CELLS = {
     "load": "%load_ext memviz",
     "model": """import torch

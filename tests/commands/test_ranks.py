@@ -47,6 +47,7 @@ def test_a_card_of_which_nothing_is_left_is_refused_as_replay_refuses_it(job: Pa
     assert "A card of 24.00 GiB has nothing left once 999.00 GiB is set aside" in done.stderr
 
 
+@pytest.mark.slow
 def test_files_globs_and_processes_give_the_same(job: Path) -> None:
     found = answer(job)
     assert answer(*sorted(job.iterdir())) == found
@@ -74,6 +75,7 @@ def test_names_from_files_do_nothing_to_a_terminal(tmp_path: Path) -> None:
     assert "\\x1b[2J" in done.stdout and "rank4\\x1b[31m.pickle" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_rank_without_a_file_is_named_and_one_that_is_damaged_is_not_missing(job: Path, tmp_path: Path) -> None:
     shutil.copytree(job, tmp_path / "job")
     assert answer(tmp_path / "job")["missing"] == []

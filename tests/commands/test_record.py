@@ -245,6 +245,7 @@ finally:
     assert trace.devices[0].blocks.requested.sum() == 40 * MiB
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("--holders",)])
 def test_what_keeps_tensors_is_in_the_file_where_it_was_asked_for_or_memory_ran_out(tmp_path, options):
     body = """
@@ -273,6 +274,7 @@ GPU.malloc(1000)
         assert ("cache.last (global)" in found) == (bool(options) or "oom" in name), (name, found)
 
 
+@pytest.mark.slow
 def test_marked_moments_are_in_the_file_with_what_keeps_tensors_then(tmp_path, capsys):
     body = """
 import memviz, torch
@@ -465,6 +467,7 @@ def test_a_rank_that_fails_writes_and_says_which_it_is(tmp_path):
     assert load_trace(tmp_path / "run.rank1.pickle").about.facts["rank"] == "1"
 
 
+@pytest.mark.slow
 def test_ranks_that_the_launcher_ends_write_only_where_they_were_chosen(tmp_path):
     body = "import os, signal, time\nGPU.malloc(1000)\nos.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(30)\n"
     for rank in (0, 1):
@@ -493,6 +496,7 @@ def test_a_profile_is_written_beside_the_snapshot_and_each_says_what_it_is(tmp_p
     assert [Path(place.address).name for place in places_of([str(tmp_path)])] == ["run.pickle"]
 
 
+@pytest.mark.slow
 def test_a_profile_that_cannot_be_had_is_said_and_one_that_is_there_stays(tmp_path):
     lines = f"import sys\nsys.modules['torch.profiler'] = None\n{USES_GPU}GPU.malloc(1000)\n"
     (tmp_path / "train.py").write_text(lines)

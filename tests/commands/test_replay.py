@@ -66,6 +66,7 @@ def test_where_the_context_decides_it_is_close(growing):
     assert replay(growing, memory=120 * MiB, overhead=0)["context"] is None
 
 
+@pytest.mark.slow
 def test_as_text_it_says_where_it_ends_what_was_assumed_and_what_to_set(capsys):
     assert main(["replay", str(OOM), "--memory", "24GiB", "--settings", "max_split_size_mb:128"]) == 0
     said = capsys.readouterr().out
@@ -97,6 +98,7 @@ def test_where_there_is_nothing_to_replay_no_figures_of_a_replay_follow(tmp_path
     ]
 
 
+@pytest.mark.slow
 def test_a_replay_can_be_written_and_read_again_or_sent_as_a_page(tmp_path):
     path = tmp_path / "replayed.pickle"
     assert main(["replay", str(OOM), "--settings", "expandable_segments:True", "-o", str(path)]) == 0

@@ -142,6 +142,7 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_file_and_its_folder_are_the_same_model(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = []
     for name in (config, config.parent):

@@ -34,7 +34,7 @@ class Case:
 
     @property
     def is_slow(self) -> bool:
-        return self.is_predicted or self.asks_page
+        return self.is_predicted or self.asks_page or self.name in ("raster-digests.json", "replay-search.json")
 
 
 def all_cases() -> Iterator[Case]:

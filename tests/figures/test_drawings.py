@@ -54,6 +54,7 @@ def test_they_are_the_figures_of_the_analysis(training):
     assert drawn.layout.title == plain.layout.title
 
 
+@pytest.mark.slow
 def test_an_answer_is_drawn_at_its_own_moment(training):
     now = training.live_at(event=1000, by="category")
     device = training.trace.devices[0]
@@ -94,6 +95,7 @@ def test_the_device_is_the_answers_or_the_one_that_is_named():
     assert "2.00 MiB reserved" in figures.segments(trace, device=0).layout.title.text
 
 
+@pytest.mark.slow
 def test_time_is_an_axis_where_there_is_one_and_failures_are_marked(training):
     assert figures.timeline(two_devices(), over="time").layout.xaxis.title.text == "ms"
     with pytest.raises(UsageError, match="have no times"):

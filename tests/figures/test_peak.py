@@ -1,5 +1,6 @@
 """Bars of a peak, and of the changes from one peak to another."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -57,6 +58,7 @@ def test_each_bar_of_a_waterfall_begins_where_the_one_above_ends():
     assert notes(drawing) == ["A 4.00 MiB", "B 6.00 MiB"]
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(0, 2**40), st.integers(0, 2**40)), max_size=50))
 def test_bars_add_up_to_the_difference_of_the_peaks(sizes):
     result = comparison([(f"site {i}", a, b) for i, (a, b) in enumerate(sizes)])

@@ -83,6 +83,7 @@ def test_texts_of_a_trace_are_shown_as_they_stand(name: str) -> None:
     assert sum(HARMLESS in text for text in texts(drawing)) >= (2 if name == "timeline" else 1)
 
 
+@pytest.mark.slow
 def test_large_results_make_no_large_figure() -> None:
     size, place = (np.arange(2000, dtype=np.int64) * factor for factor in (123_456_789, 5000))
     wide = DecimatedTimeline(place, place, place, size, size + MiB, size, size + 2 * MiB)

@@ -4,23 +4,22 @@ import json
 import os
 import pickle
 import socket
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
 import pytest
 
+from tests.runner.processes import PATIENCE_SECONDS, wait_until
 from tests.server import Server, started
 from tests.traces import alloc, frame, snapshot
 
 HALF = "\ud800"
 API = "gradio_api/"
 READINGS = f"{API}memviz/readings"
-PATIENCE_SECONDS = 120
 PAGE = """
 from memviz.ui.app import build_app, launch_options
 from tests import forked
@@ -59,13 +58,6 @@ def ask(server: Server, path: str, body: Body = None, method: str = "", **header
             return int(answer.status), answer.read().decode(errors="replace")
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode(errors="replace")
-
-
-def wait_for(what: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not what():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def uploaded(server: Server, content: bytes, name: str = "run.json") -> dict[str, Any]:
@@ -194,7 +186,7 @@ def a_place(server: Server, size: int) -> str:
         found.append(begin(server, size)[1])
         return bool(found[-1])
 
-    wait_for(has_one)
+    wait_until(has_one)
     return found[-1]
 
 
@@ -267,7 +259,7 @@ def test_a_visitor_who_goes_leaves_nothing_open(server: Server):
         listening = raw_request(server, f"GET /{READINGS}/{ticket} HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert listening.recv(15) == b"HTTP/1.1 200 OK"
         listening.close()
-    wait_for(lambda: lines_of(server) <= before)
+    wait_until(lambda: lines_of(server) <= before)
 
 
 def test_paths_in_names_of_files_lead_nowhere(server: Server):
@@ -293,7 +285,7 @@ def test_exports_are_given_once_and_to_nobody_who_only_guesses(server: Server, f
     assert ask(server, f"{API}file={path.parent}")[0] == 404
     status, text = ask(server, f"{API}file={path}")
     assert (status, text.startswith("<!doctype html>")) == (200, True)
-    wait_for(lambda: not path.parent.exists())
+    wait_until(lambda: not path.parent.exists())
     status, words = ask(server, f"{API}file={path}")
     assert (status, "fetched already" in words) == (404, True)
 
@@ -311,9 +303,9 @@ def test_an_upload_that_breaks_off_leaves_nothing_on_the_disk(server: Server):
     )
     line = raw_request(server, head)
     line.sendall(b"x" * 3_000_000)
-    wait_for(lambda: bool(loose() - before))
+    wait_until(lambda: bool(loose() - before))
     line.close()
-    wait_for(lambda: loose() <= before)
+    wait_until(lambda: loose() <= before)
 
 
 def test_a_guessed_session_shows_nothing_and_events_in_it_tell_nothing(server: Server):

@@ -24,6 +24,7 @@ from memviz.commands.command import printable
 from memviz.errors import UsageError
 from memviz.text import escape_control_chars
 from memviz.trace.write import replacing
+from tests.marks import slow_rows
 from tests.traces import alloc, event, frame, snapshot
 
 ROOT = Path(__file__).parents[2]
@@ -181,10 +182,12 @@ def test_nowhere_to_say_an_error_changes_no_status(monkeypatch: pytest.MonkeyPat
     ("line", "status"),
     [
         ("summary {small} > /dev/full", 74),
-        ("summary {small} >&-", 74),
-        ("summary {small} 2>&-", 0),
-        ("summary missing >&- 2>&-", 2),
-        ("--help > /dev/full", 74),
+        *slow_rows(
+            ("summary {small} >&-", 74),
+            ("summary {small} 2>&-", 0),
+            ("summary missing >&- 2>&-", 2),
+            ("--help > /dev/full", 74),
+        ),
     ],
 )
 def test_streams_that_are_full_or_closed_leave_no_traceback(small: Path, line: str, status: int) -> None:

@@ -196,6 +196,7 @@ def test_reading_and_analysing_load_nothing_heavy():
     assert (done.stdout.strip(), done.stderr) == ("", "")
 
 
+@pytest.mark.slow
 def test_reports_load_no_gradio():
     program = "import sys, memviz.ui.saved.report, memviz.commands.replay; print('gradio' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)

@@ -137,6 +137,7 @@ for _ in range(3):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", [each for each in commands_in_readme() if each.startswith(NEEDS_GPU)])
 def test_recording_command_in_the_readme_records_or_says_what_it_lacks(line, folder):
     """On a machine without a GPU its answer is that it needs one, and what to do instead."""

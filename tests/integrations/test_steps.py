@@ -70,6 +70,7 @@ def test_a_training_without_these_steps_says_so(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.usefixtures("no_search_for_holders")
 def test_memory_that_runs_out_is_kept_at_once(tmp_path):
     """The trainer reports no error, as some do."""
     steps = RecordedSteps(tmp_path / "memory.pickle")
@@ -82,6 +83,7 @@ def test_memory_that_runs_out_is_kept_at_once(tmp_path):
     assert "ran out of memory: 100.00 GiB were asked for" in str(memviz.open(tmp_path / "memory.pickle"))
 
 
+@pytest.mark.usefixtures("no_search_for_holders")
 def test_memory_that_ran_out_and_was_given_again_has_a_file_of_its_own(tmp_path):
     steps = RecordedSteps(tmp_path / "memory.pickle")
     with memviz.predicting("RTX 4090"):

@@ -98,6 +98,7 @@ def test_one_inside_the_other_is_undone_from_within():
 # Attention has to be PyTorch's.
 
 
+@pytest.mark.slow
 def test_eager_attention_of_transformers_becomes_pytorchs_and_goes_back():
     case = llama(attn_implementation="eager")
     eager = one_step(case.model, case.loss)
@@ -109,6 +110,7 @@ def test_eager_attention_of_transformers_becomes_pytorchs_and_goes_back():
     assert different(eager, one_step(case.model, case.loss)) == []
 
 
+@pytest.mark.slow
 def test_a_backend_of_diffusers_own_is_refused():
     model, other = ltx().model, ltx().model
     model.set_attention_backend("_native_math")

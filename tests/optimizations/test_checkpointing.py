@@ -91,6 +91,7 @@ def test_a_checkpointed_block_holds_its_input_and_nothing_else():
     assert held_after_forward(Checkpointing())[0] == DEPTH * INPUT_BYTES
 
 
+@pytest.mark.slow
 def test_the_more_blocks_compute_again_the_less_is_held():
     every = [held_after_forward(each and Checkpointing(every=each))[0] for each in (None, 4, 2, 1)]
     inverted = held_after_forward(Checkpointing(every=4, invert=True))[0]
@@ -383,6 +384,7 @@ def unet() -> Any:
     return workload.build(), workload
 
 
+@pytest.mark.slow
 def test_blocks_are_what_diffusers_checkpoints() -> None:
     """It hands them to a function; here are all of those, and as many transformer blocks."""
     model, workload = unet()

@@ -141,6 +141,7 @@ def test_between_steps_a_state_is_a_byte_and_a_64th(by):
         undo()
 
 
+@pytest.mark.slow
 def test_fit_tries_it_where_training_may_change():
     request = Request("gpt2", {"layers": "1", "narrow": "4"}, optimizer="adamw")
     keeps = {keep: "eight_bit_states" in space_of(request, keep).names for keep in ("outputs", "training", "nothing")}

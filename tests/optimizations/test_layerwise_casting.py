@@ -557,6 +557,7 @@ def test_frozen_weights_train_adapters_with_the_gradients_of_the_rounded_model()
     assert [each.weight.dtype for each in (frozen[0], frozen[2], frozen[4])] == [FP8] * 3
 
 
+@pytest.mark.slow
 def test_training_with_frozen_weights_saves_only_under_checkpointing():
     width, depth = 256, 6
     with torch.device("meta"):

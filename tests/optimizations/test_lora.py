@@ -157,6 +157,7 @@ def test_beside_weights_in_eight_bits_adapters_have_more():
     undo_lora()
 
 
+@pytest.mark.slow
 def test_pieces_of_a_feed_forward_meet_its_adapters():
     whole, pieces = llama(), llama()
     for each in (whole, pieces):

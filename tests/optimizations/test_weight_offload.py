@@ -15,6 +15,7 @@ from memviz.trace.model import Action
 from optimizations import weight_offload
 from optimizations.split_feed_forward import SplitFeedForward
 from optimizations.weight_offload import WeightOffload, host_bytes
+from tests.marks import slow
 from tests.optimizations.tiny import llama, stack
 from tests.optimizations.whole import Whole
 
@@ -186,7 +187,7 @@ def places(model: nn.Module) -> dict[str, str]:
     return {name: each.device.type for name, each in (*model.named_parameters(), *model.named_buffers())}
 
 
-@pytest.mark.parametrize("way", WAYS[:1] + WAYS[2:3] + WAYS[4:], ids=named)
+@pytest.mark.parametrize("way", [WAYS[0], *slow(*WAYS[2:3], *WAYS[4:])], ids=named)
 def test_a_model_in_host_memory_computes_on_the_device_and_is_never_there_as_a_whole(way):
     """It may be larger than the device: only the rest and what computes are there."""
     seen = []

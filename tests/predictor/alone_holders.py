@@ -307,6 +307,7 @@ def test_parameters_are_named_by_the_model_though_the_optimizer_is_nearer():
     assert holder_of(weight).chain.startswith("model.inner.0.0.0.weight (local of test_parameters")
 
 
+@pytest.mark.slow
 def test_workspaces_are_named_and_no_holder_is_found_without_the_option():
     def peak(**options: Any) -> Any:
         with memviz.predicting(card="L4", **options) as predicted:
@@ -332,6 +333,7 @@ train()
 """
 
 
+@pytest.mark.slow
 def test_the_command_writes_holders_that_peak_and_diff_read(tmp_path, capfd):
     (tmp_path / "leak.py").write_text(LEAK)
     file = str(tmp_path / "run.pickle")

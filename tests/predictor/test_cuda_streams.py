@@ -123,6 +123,7 @@ def test_what_nobody_waited_for_is_not_free() -> None:
         assert (active(), device.reserved_bytes) == (0, 0)
 
 
+@pytest.mark.slow
 def test_a_stream_takes_a_thousand_kernels_before_the_first_of_them_is_done() -> None:
     with PredictedDevice(A100):
         one, side = torch.zeros(1, device="cuda"), torch.cuda.Stream()

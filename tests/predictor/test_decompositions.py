@@ -174,6 +174,7 @@ def test_a_compiled_mask_of_blocks_keeps_no_dense_mask() -> None:
         assert any("create_block_mask" in each for each in device.unseen())
 
 
+@pytest.mark.slow
 def test_flex_attention_keeps_a_number_a_row_and_gives_what_its_function_learns_a_gradient() -> None:
     from torch.nn.attention.flex_attention import flex_attention
 
@@ -192,12 +193,6 @@ def test_flex_attention_keeps_a_number_a_row_and_gives_what_its_function_learns_
         sizes = [row.size for row in allocations(device.finish())[after:]]
     assert sizes[:1] == [IN] and sizes[1:6] == [ROW, IN, IN, IN, bias.nbytes]
     assert bias.grad is not None and bias.grad.shape == bias.shape
-
-
-def test_other_operators_that_take_functions_are_refused_by_name() -> None:
-    with PredictedDevice(A100), pytest.raises(UsageError, match="cond cannot be predicted: it takes functions"):
-        x = torch.empty(4, device="cuda")
-        torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
 
 
 NESTED = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")

@@ -212,18 +212,3 @@ def test_a_module_that_was_compiled_before_is_said_too() -> None:
     with PredictedDevice(A100) as device:
         model.cuda()(torch.zeros(2, 8, device="cuda"))
         assert [each for each in device.unseen() if each.startswith("torch.compile is not predicted")]
-
-
-def test_blocks_are_powers_of_two_and_stay_for_others_of_their_size() -> None:
-    with PredictedDevice(A100) as device:
-        assert device.pinned_host_bytes == 0
-        first = torch.empty(3000, dtype=torch.uint8, pin_memory=True)
-        assert device.pinned_host_bytes == 4096
-        del first
-        second = torch.empty(2100, dtype=torch.uint8).pin_memory()
-        assert device.pinned_host_bytes == 4096
-        third = torch.empty(4096, dtype=torch.uint8, pin_memory=True)
-        assert device.pinned_host_bytes == 2 * 4096
-        del second, third
-        fourth = torch.empty(4097, dtype=torch.uint8, pin_memory=True)
-        assert fourth.is_pinned() and device.pinned_host_bytes == 2 * 4096 + 8192

@@ -121,6 +121,7 @@ def test_an_output_let_go_earlier_peaks_as_the_program_that_lets_it_go() -> None
     expect_near(applied(lets_go=False), ActionKind.FREE_EARLIER, applied(lets_go=True))
 
 
+@pytest.mark.slow
 def test_an_estimate_that_changes_nothing_saves_nothing(shape: int) -> None:
     trace = trained(shape)
     result = ReplayedEstimate(Replayer(trace).estimate(), Replayer(trace).estimate(trace))

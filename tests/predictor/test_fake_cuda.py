@@ -92,12 +92,6 @@ def test_autocast_casts_weights_once_and_answers_in_fp32_where_cuda_does(reentra
         }
 
 
-def test_autocast_in_inference_mode() -> None:
-    model = layers()
-    with PredictedDevice(A100), torch.inference_mode(), torch.autocast("cuda", dtype=torch.float16):
-        assert model.cuda()(torch.zeros(2, 128, device="cuda")).dtype == torch.float16
-
-
 @pytest.mark.parametrize("kind", ["foreach", "fused", "for-loop"])
 def test_optimizers_take_what_their_kernels_take(kind: str) -> None:
     model = layers()

@@ -27,6 +27,7 @@ def llama() -> Any:
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL))
 
 
+@pytest.mark.slow
 def test_text_that_nobody_computes_is_generated_without_a_mask() -> None:
     with PredictedDevice(A100) as device:
         model = llama().to("cuda").eval()
@@ -93,6 +94,7 @@ def test_a_large_model_of_the_host_takes_no_memory_however_often_it_is_filled() 
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 256 * 1024
 
 
+@pytest.mark.slow
 def test_a_model_that_was_trained_here_is_loaded_again(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     with PredictedDevice(A100) as device:
@@ -110,6 +112,7 @@ def test_a_model_that_was_trained_here_is_loaded_again(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.safetensors"))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 def test_a_pipeline_of_weights_in_eight_bits_runs_to_its_images() -> None:
     diffusers = pytest.importorskip("diffusers")

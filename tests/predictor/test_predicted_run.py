@@ -29,6 +29,7 @@ def test_what_a_card_keeps_for_itself_is_set_aside_by_kind() -> None:
         assert each.usable_bytes + each.overhead_bytes == card_named(name).memory_bytes
 
 
+@pytest.mark.slow
 def test_a_choice_of_kernels_ends_with_its_run() -> None:
     """Many predictions share one process, and none may affect the next."""
     settings = {"layers": "1", "narrow": "4", "sequence": "256"}
@@ -47,6 +48,7 @@ def test_a_choice_of_kernels_ends_with_its_run() -> None:
     assert torch.backends.cuda.math_sdp_enabled() and torch.backends.cuda.flash_sdp_enabled()
 
 
+@pytest.mark.slow
 def test_segments_are_ordered_as_the_platforms_driver_does_and_the_interval_covers_both() -> None:
     """An H200 under Linux reserved 12,988 MiB."""
     peaks = {}

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from memviz.predictor.device import PredictedDevice
 from memviz.trace.model import Phase
+from tests.marks import slow
 from tests.predictor.rows import A100, Row, allocations
 from tests.replays import replay
 
@@ -52,7 +53,7 @@ class Numbered(Dataset[tuple[Tensor, int]]):
         return torch.full((3, 8), float(number)), number
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, *slow(2)])
 @pytest.mark.parametrize("pinned", [False, True])
 def test_batches_arrive_with_their_values(workers: int, pinned: bool) -> None:
     with PredictedDevice(A100) as device:
@@ -67,6 +68,7 @@ def test_batches_arrive_with_their_values(workers: int, pinned: bool) -> None:
         assert seen == list(range(64)) and device.allocated_bytes == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 def test_what_has_no_values_arrives_without(workers: int) -> None:
     with PredictedDevice(A100) as device:

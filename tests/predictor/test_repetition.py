@@ -138,6 +138,7 @@ def test_repeated_blocks_look_as_if_they_had_run(
 _SIX: Mapping[str, str] = {"layers": "6"}
 
 
+@pytest.mark.slow
 def test_layers_of_a_training_step_are_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     repeated, run, count = _both(monkeypatch, _request("gpt2", _SIX, "adamw"), TrainedBlockRepeater)
     _assert_equal(repeated, run)

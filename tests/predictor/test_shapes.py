@@ -212,6 +212,7 @@ def test_a_second_conversion_in_host_memory_gives_what_the_first_gave() -> None:
     assert first == second == converted()
 
 
+@pytest.mark.slow
 def test_figures_alone_are_those_of_the_whole_prediction() -> None:
     knobs = {"layers": "2", "mode": "training"}
     plan = plan_of(Request("gpt2", knobs, (("checkpointing", {}), ("chunked_cross_entropy", {})), optimizer="adamw"))

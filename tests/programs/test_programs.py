@@ -60,8 +60,7 @@ CASES = {
 }
 PEAKS = json.loads((GOLDEN / "program-peaks.json").read_text(encoding="utf-8"))
 """Their pinned peaks; `python -m tests.contracts` writes them."""
-QUICK = {"hand_adamw", "kv_cache", "lora", "older_code", "own_conversions", "parallel_step"}
-QUICK |= {"monitored", "profiling", "smaller_batch", "workers"}
+QUICK = {"hand_adamw", "lora", "parallel_step"}
 OTHER_CASES = {
     "amp_with_prefetching": Case(steps=8),
     "averaged_weights": Case(steps=2),

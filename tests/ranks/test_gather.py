@@ -55,6 +55,7 @@ def test_a_file_that_ends_its_process_is_one_row(tmp_path: Path, at: int) -> Non
     assert len(summarize_ranks(rows).ranks) == 7
 
 
+@pytest.mark.slow
 def test_whoever_goes_away_leaves_no_process(tmp_path: Path) -> None:
     rows = reduce_here(places_of([str(write_ranks(tmp_path / "job", 4))]), processes=2)
     assert isinstance(next(rows), RankRow)
@@ -71,6 +72,7 @@ def test_an_answer_that_was_half_written_is_not_waited_for() -> None:
     assert not children()
 
 
+@pytest.mark.slow
 def test_whoever_is_killed_leaves_no_process(tmp_path: Path) -> None:
     """The first answer comes when processes are there; they hold the other end of our pipe until they end."""
     folder = write_ranks(tmp_path / "job", 8)

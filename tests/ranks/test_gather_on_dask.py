@@ -21,6 +21,7 @@ from memviz.ranks.gather import Gathering, gather_ranks, reduce_on_dask
 from memviz.ranks.places import places_of
 from memviz.ranks.row import FailedFile, RankRow, Reduced
 from tests.dask_cluster import Cluster, dask_cluster
+from tests.marks import slow
 from tests.ranks.files import read, write_ranks
 from tests.second_process import ROOT, memviz
 from tests.traces import MiB
@@ -52,7 +53,7 @@ def job(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("address", ["", "nonsense", "tcp://127.0.0.1:x"])
+@pytest.mark.parametrize("address", ["nonsense", *slow("", "tcp://127.0.0.1:x")])
 def test_what_is_no_address_is_said_in_one_line(job: Path, address: str) -> None:
     done = memviz("ranks", job, "--scheduler", address)
     assert (done.returncode, done.stdout) == (2, "")
@@ -69,10 +70,12 @@ def test_whoever_takes_a_call_and_is_silent_is_no_scheduler(job: Path, monkeypat
             gather_ranks(Gathering((str(job),), scheduler=address))
 
 
+@pytest.mark.slow
 def test_workers_say_what_this_machine_says(cluster: Any, job: Path) -> None:
     assert gather_ranks(Gathering((str(job),), scheduler=cluster.scheduler_address)) == read(job)
 
 
+@pytest.mark.slow
 def test_workers_without_this_memviz_are_sent_what_they_need(other_cluster: Any, job: Path) -> None:
     address = other_cluster.scheduler_address
     with distributed.Client(address, set_as_default=False) as client:
@@ -81,6 +84,7 @@ def test_workers_without_this_memviz_are_sent_what_they_need(other_cluster: Any,
         assert "memviz-" in next(iter(client.run(memviz_at).values()))
 
 
+@pytest.mark.slow
 def test_a_worker_killed_half_way_costs_no_rank(cluster: Any, tmp_path: Path) -> None:
     folder = write_ranks(tmp_path / "job", 24)
     rows = reduce_on_dask(places_of([str(folder)]), cluster.scheduler_address)
@@ -106,6 +110,7 @@ def killing(address: str, etag: str, size: int, device: str | None) -> Reduced:
     return reduce_rank(Place(address, etag, size), device)
 
 
+@pytest.mark.slow
 def test_a_file_that_kills_every_worker_is_one_row(cluster: Any, tmp_path: Path) -> None:
     places = places_of([str(write_ranks(tmp_path / "job", 8))])
     rows = list(reduce_on_dask(places, cluster.scheduler_address, task=killing))

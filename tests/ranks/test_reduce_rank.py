@@ -15,7 +15,7 @@ from memviz.ranks.row import FailedFile, KindBytes, RankRanOut, RankRow, SiteByt
 from memviz.results.summary import summary_result
 from memviz.trace.load import load_trace
 from tests.ranks.files import written
-from tests.real import real_files
+from tests.real import real_files, slow_if_large
 from tests.traces import MiB, alloc, frame, trace_of
 
 SAMPLES = sorted((Path(__file__).parents[2] / "sample_traces").glob("*.pickle.gz"))
@@ -51,7 +51,7 @@ def test_a_row_holds_the_peak_what_it_is_made_of_and_a_curve_cut_at_steps(tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", [*SAMPLES, *real_files()], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", slow_if_large([*SAMPLES, *real_files()], "name"))
 def test_the_peak_is_that_of_summary_and_all_adds_up(path: Path) -> None:
     row, trace = reduced(path), load_trace(path)
     (summary,) = summary_result(trace, choose_device(trace).name).devices

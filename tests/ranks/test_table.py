@@ -33,6 +33,7 @@ from memviz.ranks.table import (
     row_values,
     write_rows,
 )
+from tests.marks import slow
 from tests.ranks.files import write_ranks, written
 from tests.second_process import memviz
 from tests.traces import MiB
@@ -108,7 +109,7 @@ def test_only_what_is_new_or_changed_is_read_again(job: Path, looked_at: list[st
     assert len(after.ranks) == 6
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, MemoryError])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, *slow(SystemExit, MemoryError)])
 def test_whoever_is_interrupted_goes_on_there(
     job: Path, looked_at: list[str], monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ) -> None:
@@ -246,6 +247,7 @@ def test_a_table_that_unpacks_to_much_is_refused_before_it_does(
         ranks_of_table(bomb, "bomb.parquet")
 
 
+@pytest.mark.slow
 def test_what_takes_more_than_it_says_ends_its_own_process(
     uploaded: tuple[Path, RankSummary], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -255,6 +257,7 @@ def test_what_takes_more_than_it_says_ends_its_own_process(
         ranks_of_table(uploaded[0], "ranks.parquet")
 
 
+@pytest.mark.slow
 def test_a_table_of_much_text_is_refused_without_holding_all_of_it(
     uploaded: tuple[Path, RankSummary], tmp_path: Path
 ) -> None:

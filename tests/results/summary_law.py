@@ -146,7 +146,7 @@ def _check_kept(trace: Trace, device: DeviceTrace, claims: Read) -> None:
     share = sum(each.bytes for each in first)
     check_share(claims["kept"], share, timeline(device).peak_bytes, "what they keep")
     assert 2 * share >= sum(group.bytes for group in groups)
-    # Of unequal layers, some have let go of more than others; `test_real_sentences` counts those.
+    # Of unequal layers, some have let go of more than others; `analysis/findings/test_every_number.py` counts those.
     if "equal" in claims:
         layers = int(claims["layers"].replace(",", ""))
         most = [group_rows(trace, device, rows_of(trace, device, rows, each.label), "size").groups for each in first]

@@ -48,6 +48,7 @@ def test_all_of_it_works_with_numpy_alone():
     assert run(ONLY_NUMPY + ALL_OF_IT) == ("8", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("library", "asked"),
     [

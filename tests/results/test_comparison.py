@@ -22,6 +22,7 @@ from memviz.ui.saved.report import report_page
 from memviz.ui.shell.session import Opened
 from memviz.units import bytes_text
 from tests.house.repository import ROOT
+from tests.marks import slow
 from tests.real import read_once
 from tests.traces import alloc, block, segment, trace_of
 
@@ -51,7 +52,7 @@ def test_diff_and_programs_have_the_rows_of_the_page(by: str) -> None:
     assert programs.diff(*map(str, PATHS), by, len(rows)) == found
 
 
-@pytest.mark.parametrize("by", ["site", "category"])
+@pytest.mark.parametrize("by", ["site", *slow("category")])
 def test_shared_files_have_the_rows_of_the_page(by: str, tmp_path: Path) -> None:
     files = comparison_files(sides(), by)
     written = {kind: tmp_path / name for kind, (name, _) in files.items()}
@@ -78,6 +79,7 @@ def rows_of(page: str) -> list[list[str]]:
     return [[" ".join(unescape(re.sub(r"<[^>]+>", " ", cell)).split()) for cell in row] for row in rows]
 
 
+@pytest.mark.slow
 def test_all_say_the_same_sentence() -> None:
     said = comparison_headline(summarize_comparison(sides()))
     assert comparison_result(sides()).as_json()["headline"] == {"answer": said.answer, "reason": said.reason}
@@ -85,6 +87,7 @@ def test_all_say_the_same_sentence() -> None:
     assert said.answer in page and said.reason in page
 
 
+@pytest.mark.slow
 def test_notes_and_names_of_a_saved_comparison_say_whose_they_are() -> None:
     late = read_once(ROOT / "sample_traces" / "late-start.pickle.gz")
     page = unescape(report_page([sides()[0], (late, late.devices[0])]))

@@ -56,6 +56,7 @@ def test_what_explore_says_is_true_of_every_device():
             check_explore(trace, device, trace_headline(overview(trace, device)))
 
 
+@pytest.mark.slow
 def test_what_compare_says_is_true_of_pairs_and_of_several():
     for sides, names in pairs():
         check_compare(sides, comparison_headline(summarize_comparison(sides)), called(sides, names))
@@ -67,6 +68,7 @@ def test_notes_are_english():
             check_english(note.text)
 
 
+@pytest.mark.slow
 def test_the_device_that_ran_out_of_memory_comes_first():
     for trace in traces():
         first = choose_device(trace)

@@ -323,6 +323,7 @@ def test_an_open_trace_needs_its_file_no_longer(tmp_path):
     assert trace.peak().live_bytes == memviz.open(TRAINING).peak().live_bytes
 
 
+@pytest.mark.slow
 def test_few_frames_with_long_names_in_many_orders_do_not_fill_the_machine() -> None:
     frames = [frame("n" * 4000 + str(i), "f" * 4000 + str(i), i) for i in range(200)]
     trace = trace_of([alloc(512 * i, 512, frames=frames[i:] + frames[:i]) for i in range(100)])

@@ -27,6 +27,7 @@ from memviz.runner.step import Outcome, convert_on_host
 from memviz.runner.workloads import WORKLOADS
 from memviz.trace.model import Action, Phase
 from optimizations import OPTIMIZATIONS, apply_all
+from tests.marks import slow
 from tests.optimizations.tiny import llama
 from tests.runner.runs import GIB
 
@@ -135,7 +136,7 @@ def test_the_older_spelling_of_where_weights_are_is_read(conversion, load):
     assert Request.from_json(Request("flux", load=load).as_json()).load == load
 
 
-@pytest.mark.parametrize("granularity", ["leaf", "block", "model"])
+@pytest.mark.parametrize("granularity", ["block", *slow("leaf", "model")])
 def test_weights_at_the_peak_are_those_that_are_on_the_card_then(granularity):
     """All of them where the model comes as a whole, and little where each layer comes by itself."""
     run = predicted("host", ("weight_offload", {"granularity": granularity})).run
@@ -165,6 +166,7 @@ with torch.no_grad():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", ["weight_offload", "layerwise_casting:skip=", "weight_quantization"])
 def test_a_scripts_model_is_converted_before_it_moves_or_its_peak_says_that_it_was_whole(change, tmp_path):
     whole = 8 * 4 * 1024 * 1025

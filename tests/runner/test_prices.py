@@ -175,6 +175,7 @@ def _check_stored(name: str, rows: dict[str, Any]) -> None:
     assert made == stored, f"Make the prices anew: python -m memviz.runner.prices {' '.join(differing) or name}"
 
 
+@pytest.mark.slow
 def test_the_stored_prices_of_a_preset_are_what_is_predicted(rows: dict[str, Any]) -> None:
     _check_stored("feed_forward", rows)
 

@@ -121,6 +121,7 @@ def test_the_shown_command_asks_for_the_same_run(name: str, optimizer: Any) -> N
     assert parsed(line) == request
 
 
+@pytest.mark.slow
 def test_the_shown_code_runs_in_a_fresh_script(tmp_path: Path) -> None:
     several = (
         ("lora", "weight_quantization", "checkpointing"),

@@ -147,6 +147,7 @@ def test_the_readmes_example_runs(second):
     run(second, "-n", "0", with_torch=True).assert_outcomes(passed=2)
 
 
+@pytest.mark.slow
 def test_the_plugin_explains_itself(second):
     said = run(second, "-n", "0", "--markers").stdout.str()
     assert "@pytest.mark.limit_gpu_memory(limit, card=None, settings=None, assume=None)" in said

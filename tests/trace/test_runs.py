@@ -21,7 +21,7 @@ from memviz.trace.model import About, AnnotationRows, BlockRows, Events, Trace
 from memviz.trace.snapshot import read_snapshot
 from memviz.trace.unpickle import RefersToRow, unpickle
 from memviz.trace.unpickle.rows import places_in
-from tests.real import real_files, requires_real
+from tests.real import each_real_file, requires_real
 from tests.trace.cpp_pickler import cpp_dumps
 from tests.traces import snapshot
 
@@ -306,6 +306,7 @@ def plain_history(count: int, **more: Any) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("write", [*protocols((2, 3, 4, 5)), cpp_dumps])
 def test_long_histories_are_nearly_all_runs(write: Callable[[Any], bytes]) -> None:
     lengths = run_lengths(write(snapshot(plain_history(30_000))))
@@ -367,13 +368,7 @@ def test_the_memo_of_an_explicit_pickle_cannot_be_made_to_explode() -> None:
 
 
 @requires_real
-@pytest.mark.parametrize(
-    "path",
-    [
-        pytest.param(path, id=path.stem, marks=pytest.mark.slow if path.stat().st_size > 1 << 20 else ())
-        for path in real_files()
-    ],
-)
+@each_real_file
 def test_real_files_give_the_same_with_and_without_runs(path: Path) -> None:
     with_runs, without = reads_alike(path.read_bytes())
     assert described_end(with_runs) == described_end(without)

@@ -12,7 +12,7 @@ from memviz.analysis.callstacks.sites import frame_kinds
 from memviz.trace.model import Trace
 from memviz.trace.strip import short_paths, strip_paths
 from memviz.trace.write import snapshot_dict, write_json, write_pickle
-from tests.real import read_once, real_files, requires_real
+from tests.real import each_real_file, read_once, requires_real
 from tests.traces import alloc, block, frame, read, segment, snapshot, trace_of
 
 FORWARD = '  File "/home/alice/secret/model.py", line 3, in forward\n    return self.net(x)\n'
@@ -147,7 +147,7 @@ def figures(trace: Trace) -> list[Any]:
 
 
 @requires_real
-@pytest.mark.parametrize("path", real_files(), ids=lambda path: path.stem)
+@each_real_file
 def test_real_files_lose_their_authors_and_nothing_else(path: Path) -> None:
     trace = read_once(path)
     stripped = strip_paths(trace)

@@ -77,6 +77,7 @@ def test_objects_larger_than_a_frame_stand_outside_of_frames() -> None:
     assert read(pickle.dumps(value, 4), Limits()) == value
 
 
+@pytest.mark.slow
 def test_pickles_longer_than_a_window_are_read_whole() -> None:
     value = [{"name": f"f{i}" * 30, "line": i, "big": 2**40 + i} for i in range(50_000)]
     for protocol in (2, 4):
@@ -160,6 +161,7 @@ def test_deep_nesting_is_refused(opcode: bytes) -> None:
     assert "It nests deeper than 32 levels" in refusal(raw)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("opcode", [b"}", b"]", b"N", b"K\x00", b"K\x00\x94"])
 def test_objects_that_are_never_put_anywhere_are_counted(opcode: bytes) -> None:
     raw = b"\x80\x04(" + opcode * 1_000_000
@@ -180,6 +182,7 @@ def test_nesting_is_read_as_deep_as_is_allowed_and_no_deeper() -> None:
     assert "It nests deeper than 32" in refusal(pickle.dumps([nested]))
 
 
+@pytest.mark.slow
 def test_lists_that_hold_no_others_cost_nothing_for_their_depth() -> None:
     rows = [[number] for number in range(100_000)]
     # 13 MiB are enough. A place among the depths is counted as 100 bytes, which would be 9.5 MiB more.

@@ -14,7 +14,7 @@ from memviz.trace.load import load_trace
 from memviz.trace.model import Trace
 from memviz.trace.write import snapshot_dict, write_json, write_pickle
 from tests import forked
-from tests.real import real_files, requires_real
+from tests.real import each_real_file, requires_real
 from tests.traces import MiB, alloc, block, event, frame, free, read, segment, snapshot, trace_of
 
 BASE = 0x7000_0000_0000
@@ -221,7 +221,7 @@ def test_writing_and_reading_is_the_identity(root: Any) -> None:
 
 
 @requires_real
-@pytest.mark.parametrize("path", real_files(), ids=lambda path: path.stem)
+@each_real_file
 def test_real_files_come_back(path: Path, tmp_path: Path) -> None:
     trace = load_trace(path)
     copy = tmp_path / "copy.pickle"

@@ -4,7 +4,6 @@ import pytest
 
 from memviz.predictor.rules import CUBLAS, RULES, PredictorRule, Standing
 from tests.truth.comparison import compare
-from tests.truth.programs import PROGRAMS
 from tests.truth.recordings import recording, recordings
 
 DIFFERENCES: dict[str, tuple[tuple[bool, bool, bool], int | None, str]] = {
@@ -12,13 +11,12 @@ DIFFERENCES: dict[str, tuple[tuple[bool, bool, bool], int | None, str]] = {
     "train-weights-first": ((True, False, False), None, "Some forty steps were before it, here one."),
 }
 """Exactness of live, allocated and reserved, the first allocation that differs, and why."""
-LONG = {"train-late-start", "train-weights-first", "forward-many-segments"}
-LONG |= {name for name in PROGRAMS if name.startswith(("largest-", "default-device-"))} - {"default-device-forward-128"}
+QUICK = {"forward-complete", "train-mixed-precision", "small-complete"}
 
 
 def marked(value: object, name: str, of: str) -> object:
-    """Slow where it takes a prediction of a long program."""
-    return pytest.param(value, id=name, marks=pytest.mark.slow if LONG & set(of.split(", ")) else ())
+    """Mark what other programs than the quick ones are predicted for as slow."""
+    return pytest.param(value, id=name, marks=() if set(of.split(", ")) <= QUICK else pytest.mark.slow)
 
 
 @pytest.mark.parametrize("name", [marked(name, name, name) for name in recordings()])

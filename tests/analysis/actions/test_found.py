@@ -21,7 +21,7 @@ from memviz.trace.model import Action, Category, DeviceTrace, Labels, Phase, Tra
 from tests.analysis.actions.test_checkpoint import LAYERS, SCRATCH, MiB, address, checkpointed, network, network_events
 from tests.analysis.findings.steps import GRADIENT, Loop
 from tests.analysis.training import BACKWARD, CALL, CALL_BACKWARD, ENGINE, MAIN, NATIVE, NODE, python_only
-from tests.real import read_once, real_files
+from tests.real import read_once, real_files, slow_if_large
 from tests.replays import replay
 from tests.traces import alloc, event, frame, trace_of
 
@@ -92,7 +92,7 @@ def expect_same(start: np.ndarray, asked: np.ndarray, after: DeviceTrace, known:
     assert np.array_equal(np.sort(known[:, begun < 0]), np.sort(asked[:, start < 0]))
 
 
-@pytest.mark.parametrize("path", [*SAMPLES, *real_files()], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", slow_if_large([*SAMPLES, *real_files()], "name"))
 def test_phases_and_purposes_are_those_of_the_recording(path: Path):
     trace = read_once(path)
     for device in trace.devices:

@@ -9,7 +9,7 @@ from memviz.analysis.callstacks.sites import NO_SITE, SiteKind, short_native, sh
 from memviz.analysis.lifetimes import lifetimes, live_rows
 from memviz.analysis.timeline import timeline
 from memviz.trace.model import NO_STACK
-from tests.real import read_once, real_files, requires_real
+from tests.real import each_real_file, read_once, requires_real
 from tests.traces import alloc, frame, trace_of
 
 SITE = "/home/u/.venv/lib/python3.12/site-packages"
@@ -92,7 +92,7 @@ def test_functions_of_cpp_are_shown_without_types(name, short):
 
 
 @requires_real
-@pytest.mark.parametrize("path", real_files(), ids=lambda path: path.stem)
+@each_real_file
 def test_stacks_of_real_programs_land_on_a_line_of_the_user_or_a_backward_node(path):
     """Other scripts put all of it on torch::unwind."""
     trace = read_once(path)

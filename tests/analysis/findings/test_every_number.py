@@ -19,7 +19,7 @@ from memviz.analysis.findings.finding import Finding, FindingKind
 from memviz.analysis.findings.ranking import findings
 from memviz.analysis.lifetimes import lifetimes
 from memviz.units import bytes_text, count_text, percent_text
-from tests.real import read_once, real_files
+from tests.real import read_once, real_files, slow_if_large
 
 SAMPLES = sorted((Path(__file__).resolve().parents[3] / "sample_traces").glob("*.pickle.gz"))
 NUMBER = re.compile(r"\d[\d,.]*(?: (?:B|KiB|MiB|GiB|%))?")
@@ -239,7 +239,7 @@ COUNTED: dict[FindingKind, Callable[[Finding, Raw, list[Block]], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("path", [*SAMPLES, *real_files()], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", slow_if_large([*SAMPLES, *real_files()], "name"))
 def test_every_number_in_a_sentence_is_counted_again(path):
     trace = read_once(path)
     for device in trace.devices:

@@ -5,7 +5,7 @@ import pytest
 
 from memviz.analysis.segments import Fragmentation, fragmentation_at, fragmentation_over
 from memviz.analysis.timeline import timeline
-from tests.real import read_once, real_files, requires_real
+from tests.real import each_real_file, read_once, requires_real
 from tests.simulated_allocator import Allocator
 from tests.traces import MiB, alloc, block, read, segment, trace_of
 
@@ -74,7 +74,7 @@ def test_figures_add_up_to_reserved_at_every_event(expandable: bool) -> None:
 
 
 @requires_real
-@pytest.mark.parametrize("path", real_files(), ids=lambda path: path.stem)
+@each_real_file
 def test_figures_of_real_files_add_up(path: Path) -> None:
     trace = read_once(path)
     for device in trace.devices:

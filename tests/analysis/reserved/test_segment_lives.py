@@ -11,7 +11,7 @@ from memviz.analysis.segments import segment_lives, segments_at
 from memviz.errors import UsageError
 from memviz.trace.model import Trace
 from tests.analysis.reserved.test_segments import BASE, addresses, anything, simulations
-from tests.real import read_once, real_files, requires_real
+from tests.real import each_real_file, read_once, requires_real
 from tests.simulated_allocator import Allocator
 from tests.traces import MiB, alloc, event, free, read, segment, trace_of
 
@@ -91,7 +91,7 @@ def test_a_file_whose_segments_overlap_without_end_is_refused(monkeypatch: pytes
 
 
 @requires_real
-@pytest.mark.parametrize("path", real_files(), ids=lambda path: path.stem)
+@each_real_file
 def test_real_files_add_up(path: Any) -> None:
     trace = read_once(path)
     last = len(trace.devices[0].events) - 1

@@ -11,7 +11,7 @@ from memviz.analysis.timeline import timeline
 from memviz.errors import UsageError
 from memviz.trace.model import DeviceTrace, State, Trace
 from memviz.trace.rounding import NO_DIVISIONS
-from tests.real import read_once, real_files, requires_real
+from tests.real import each_real_file, read_once, requires_real
 from tests.simulated_allocator import Allocator
 from tests.traces import MiB, alloc, block, event, free, read, segment, trace_of
 
@@ -245,7 +245,7 @@ def test_contradictory_files_are_still_tiled_to_the_byte(events: list[Any], held
 
 
 @requires_real
-@pytest.mark.parametrize("path", real_files(), ids=lambda path: path.stem)
+@each_real_file
 def test_real_files_end_in_their_own_blocks_and_add_up_before(path: Any) -> None:
     trace = read_once(path)
     for device in trace.devices:

@@ -38,6 +38,7 @@ def test_at_rest_is_one_part_of_weights_and_states(rank: int) -> None:
             assert held() == 3 * WEIGHTS // 8
 
 
+@pytest.mark.slow
 def test_what_cannot_be_parted_evenly_is_padded() -> None:
     """Ten rows among four: three, three, three and one; the weights are laid out as three everywhere."""
     for rank, rows in enumerate((3, 3, 3, 1)):
@@ -59,12 +60,14 @@ def peak(**settings: Any) -> int:
         return device.peak_requested_bytes
 
 
+@pytest.mark.slow
 def test_whole_layers_stay_where_they_are_not_parted_again() -> None:
     layer, more = WIDTH * WIDTH * 4, peak(reshard_after_forward=False) - peak()
     # All of them at the end of forward, instead of the two or three that are worked with.
     assert 2 * layer <= more <= COUNT * layer
 
 
+@pytest.mark.slow
 def test_mixed_precision_halves_what_is_gathered() -> None:
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
     beside = 2 * WEIGHTS // 8 + 2 * WORKSPACE
@@ -81,6 +84,7 @@ def test_offloaded_shards_are_on_the_host() -> None:
         assert {weight.device.type for weight in model.parameters()} == {"cpu"}
 
 
+@pytest.mark.slow
 def test_checkpoints_go_on_top() -> None:
     from torch.utils.checkpoint import checkpoint
 

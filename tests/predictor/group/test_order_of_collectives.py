@@ -39,6 +39,7 @@ def test_collectives_come_one_after_the_other_whichever_stream_asks(is_async: bo
         del first
 
 
+@pytest.mark.slow
 def test_fsdp1_holds_gradients_of_few_blocks_while_they_are_reduced() -> None:
     """It waits for the free before last at every gathering, and that is behind the reducing before."""
 

@@ -32,6 +32,7 @@ def run(rank: int, schedule: Any = Schedule1F1B, *, told: bool = True) -> tuple[
         return held(), device.peak_requested_bytes
 
 
+@pytest.mark.slow
 def test_at_rest_are_weights_gradients_and_what_comes_in() -> None:
     """One input piece per side and microbatch; the last stage keeps its outputs."""
     for rank, sides in enumerate((1, 2, 2, 2)):

@@ -9,6 +9,7 @@ import pytest
 
 from memviz.predictor.group.ranks import GroupRank
 from tests import forked
+from tests.marks import slow
 from tests.second_process import predict
 
 PROGRAM = Path(__file__).parents[2] / "programs" / "parallel_step.py"
@@ -23,7 +24,7 @@ def begun(rank: GroupRank, way: str, meet_at: Path) -> subprocess.Popen[str]:
     return forked.start([str(PROGRAM), way], of=forked.with_torch, env=environment, text=True, **pipes)
 
 
-@pytest.mark.parametrize("way", ["data", "sharded", "tensor"])
+@pytest.mark.parametrize("way", ["data", *slow("sharded", "tensor")])
 def test_gradients_and_outputs_are_those_of_one_process(way: str, tmp_path: Path) -> None:
     ranks = [begun(GroupRank(number, 2), way, tmp_path / "meet") for number in range(2)]
     for process in ranks:
@@ -32,7 +33,7 @@ def test_gradients_and_outputs_are_those_of_one_process(way: str, tmp_path: Path
         assert float(out) < ROUNDING
 
 
-@pytest.mark.parametrize("way", ["data", "sharded", "tensor"])
+@pytest.mark.parametrize("way", ["data", *slow("sharded", "tensor")])
 def test_the_same_program_is_predicted(way: str) -> None:
     done = predict("--json", "--world-size", "2", "--rank", "1", PROGRAM, way)
     assert done.returncode == 0, done.stderr

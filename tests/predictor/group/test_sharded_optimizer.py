@@ -10,6 +10,7 @@ WIDTH, COUNT, WORLD = 256, 6, 4
 LAYER = WIDTH * WIDTH * 4
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_states_at_rest_are_of_a_ranks_own_weights() -> None:
     # To import it warns.

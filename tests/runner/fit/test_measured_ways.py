@@ -186,6 +186,7 @@ def times_of(folder: Path, uuid: str) -> list[tuple[float, float]]:
     return sorted((float(path.name.split()[1]), float(path.read_text())) for path in folder.glob(f"{uuid} *"))
 
 
+@pytest.mark.slow
 def test_two_workers_that_see_the_same_cards_measure_one_at_a_time_on_each(address: str, folder: Path) -> None:
     ways = [with_layers(layers) for layers in (1, 2, 7, 4)]
     with dask_client.dask_client(address) as client:

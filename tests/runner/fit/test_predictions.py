@@ -2,9 +2,9 @@
 
 import json
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -116,12 +116,13 @@ def test_what_is_wrong_with_one_ends_it_for_all(tmp_path: Path) -> None:
 def test_at_the_end_of_its_time_it_ends_what_is_under_way_and_does_not_hear_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    killed = threading.Event()
+    under_way, killed = threading.Event(), threading.Event()
 
     class Slow(Worker):
         def run(self, requests: list[Request], *, figures_only: bool) -> Iterator[Event]:
             for event in super().run(requests, figures_only=figures_only):
                 if event.request.settings["layers"] == "3":
+                    under_way.set()
                     assert killed.wait(60)
                     event.what = "killed"
                 yield event
@@ -130,17 +131,19 @@ def test_at_the_end_of_its_time_it_ends_what_is_under_way_and_does_not_hear_of_i
             killed.set()
 
     monkeypatch.setattr(predictions, "Worker", Slow)
+    clock = SimpleNamespace(monotonic=lambda: 10.0 if under_way.is_set() else 0.0)
+    monkeypatch.setattr(predictions, "time", clock)
     heard: list[str] = []
     left = iter(REQUESTS)
     with Predictor(processes=1, kept=KeptPredictions(tmp_path)) as predictor:
         predictor.all(
             lambda: next(left, None),
             lambda request, prediction: heard.append(request.settings["layers"]),
-            until=time.monotonic() + 1.0,
+            until=10.0,
         )
         assert heard == ["1", "2"]
         killed.clear()
-        predictor.one(REQUESTS[2], until=time.monotonic())
+        predictor.one(REQUESTS[2], until=10.0)
         assert killed.is_set()
     assert KeptPredictions(tmp_path).get(REQUESTS[2]) is None
 

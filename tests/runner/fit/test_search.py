@@ -141,6 +141,7 @@ def test_a_search_ends_once_many_tries_gain_nothing_but_makes_those_that_were_as
     assert not whole.is_settled and whole.tried == whole.planned == trials_of(len(space.candidates))
 
 
+@pytest.mark.slow
 def test_what_is_refused_is_kept_apart_and_what_was_asked_for_comes_first(tmp_path: Path) -> None:
     class Refusing(Teller):
         def one(self, request: Request) -> Prediction:
@@ -153,6 +154,7 @@ def test_what_is_refused_is_kept_apart_and_what_was_asked_for_comes_first(tmp_pa
     assert searched.refused[0] == "Not with []."
 
 
+@pytest.mark.slow
 def test_what_is_refused_does_not_count_as_a_try(tmp_path: Path) -> None:
     class Refusing(Teller):
         def one(self, request: Request) -> Prediction:

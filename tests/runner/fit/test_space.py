@@ -61,6 +61,7 @@ def test_what_must_stay_decides_what_may_change() -> None:
     assert sizes[0] < sizes[1] < sizes[2]
 
 
+@pytest.mark.slow
 def test_weights_in_fewer_bits_belong_to_what_keeps_nothing() -> None:
     space = inference_space()
     casting = [
@@ -72,6 +73,7 @@ def test_weights_in_fewer_bits_belong_to_what_keeps_nothing() -> None:
     assert {each.keeps for each in casting} == {"nothing"}
 
 
+@pytest.mark.slow
 def test_half_precision_is_a_change_of_training_and_of_the_outputs_of_inference() -> None:
     def keeps_of(space: Space) -> set[str]:
         candidates = space.candidates.values()
@@ -95,6 +97,7 @@ def test_what_was_asked_for_is_always_on() -> None:
         assert dict(candidate.request.optimizations)["checkpointing"] == {"every": "2"}
 
 
+@pytest.mark.slow
 def test_what_must_stay_is_relative_to_what_was_asked_for() -> None:
     lora, cast = Request("gpt2", {"layers": "1"}, (("lora", {}),), optimizer="adamw"), ("layerwise_casting", {})
     space = space_of(lora, "outputs")
@@ -108,6 +111,7 @@ def test_what_must_stay_is_relative_to_what_was_asked_for() -> None:
     assert {candidate.keeps for candidate in quantized.candidates.values()} == {"outputs"}
 
 
+@pytest.mark.slow
 def test_a_space_that_is_too_large_to_look_at_is_drawn_from_and_begins_as_ever(monkeypatch) -> None:
     whole = training_space("nothing")
     assert len(whole.candidates) > 600
@@ -185,6 +189,7 @@ def test_what_was_said_stays() -> None:
     assert next(way for way in others if way.layout == "8 tensor").request.settings["batch"] == "16"
 
 
+@pytest.mark.slow
 def test_the_way_that_was_asked_for_has_a_name_among_the_others() -> None:
     space, work = searched(), Cost(0, 0, 0, None, None)
     ways = [Trial(candidate, Prediction(), work) for candidate in space.candidates.values()]

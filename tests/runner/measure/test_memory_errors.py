@@ -88,6 +88,7 @@ class Inner(nn.Module):
         return held
 
 
+@pytest.mark.usefixtures("no_search_for_holders")
 def test_what_a_library_ran_out_of_memory_with_is_live_at_the_end_of_the_trace():
     """The error that arrives is another one, raised after the first one's tensors were freed."""
     gpu = TorchsGpu()

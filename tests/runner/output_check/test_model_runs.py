@@ -252,6 +252,7 @@ def test_a_wrong_dropout_is_no_rounding(wrong):
     assert verdict.words.endswith("This is a bug, not rounding.")
 
 
+@pytest.mark.slow
 def test_the_right_one_drawn_in_another_order_is():
     for apply in (split(lambda ff, x: ff.net[1](x)), SplitFeedForward(splits=SPLITS).apply):
         found = compared(apply, "rounding")
@@ -268,6 +269,7 @@ def frozen_where_it_is_cast() -> nn.Module:
     return model
 
 
+@pytest.mark.slow
 def test_where_the_same_random_numbers_are_drawn_they_are_compared():
     """Casting draws random numbers as the model did, so dropout is unchanged; a new seed changes it."""
     cast = LayerwiseCasting(skip=r"net\.2").apply

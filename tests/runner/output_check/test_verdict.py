@@ -152,15 +152,6 @@ def test_without_float64_the_type_decides(monkeypatch):
     assert compared(split_wrongly(only_bias=True), "rounding").verdict.words.endswith(BUG)
 
 
-def test_a_rewrite_that_cancels_digits_is_named():
-    def careless(ff: FeedForward, x: Tensor) -> Tensor:
-        return (plain(ff, x) + 3e3) - 3e3
-
-    verdict = compared(with_forward(careless), "rounding").verdict
-    assert (verdict.ok, verdict.place) == (None, "layers.0")
-    assert verdict.words.endswith("times what the reference loses to rounding; in float64 both agree.")
-
-
 def test_a_wrong_gradient_behind_a_right_output_is_found():
     class Lost(torch.autograd.Function):
         @staticmethod
@@ -288,6 +279,7 @@ def test_what_a_careless_rewrite_loses_is_said_as_a_multiple_of_the_references_o
         return lambda: None
 
     found = compare_outputs(lambda: Outputs("sample"), tokens(), careless, training=False, claim="rounding")
+    assert found.verdict.ok is None
     place = next(each for each in (*found.layers, *found.outputs) if each.rounding.exact is not None)
     apart = place.alone if hasattr(place, "alone") else place.difference
     times = apart.relative_l2 / max(place.rounding.floor, one_rounding(torch.float32))

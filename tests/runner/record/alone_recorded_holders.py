@@ -60,6 +60,7 @@ def train(path: Path | None, steps: int = 5, **options: Any) -> Trace:
     return done.trace
 
 
+@pytest.mark.slow
 def test_a_list_of_losses_is_found_in_a_real_process_and_stays_in_the_file(tmp_path):
     trace = train(tmp_path / "run.pickle", holders=True)
     last = len(trace.devices[0].events) - 1
@@ -75,6 +76,7 @@ def test_a_list_of_losses_is_found_in_a_real_process_and_stays_in_the_file(tmp_p
     assert "grows by 6.00 KiB" in finding.sentence and "alone_recorded_holders.py:" in finding.line
 
 
+@pytest.mark.slow
 def test_pytorchs_own_viewer_opens_the_file(tmp_path):
     train(tmp_path / "run.pickle", holders=True)
     from torch.cuda import _memory_viz
@@ -177,6 +179,7 @@ def test_a_cycle_that_waits_is_told_from_what_a_variable_holds():
         gc.enable()
 
 
+@pytest.mark.slow
 def test_trainers_note_holders_too(tmp_path):
     steps = RecordedSteps(tmp_path / "memory.pickle", first=1, last=2, holders=True)
     with memviz.predicting("L4"):

@@ -235,6 +235,7 @@ def test_an_error_goes_on_and_the_recording_is_written(tmp_path):
     assert not is_recording()
 
 
+@pytest.mark.usefixtures("no_search_for_holders")
 def test_out_of_memory_keeps_what_was_live_then(tmp_path):
     gpu = FakeGpu(limit=10_000)
     with (

@@ -82,6 +82,7 @@ def test_every_prompt_reaches_the_output(name: str) -> None:
         assert (other - output(name)).norm() > 1e-3 * output(name).norm()
 
 
+@pytest.mark.slow
 def test_without_guidance_a_step_of_sdxl_looks_at_the_prompt_alone() -> None:
     workload = replace(make_workload("sdxl_pipeline").small(), guided=False)
     inputs = workload.inputs(CPU)
@@ -99,6 +100,7 @@ def test_without_guidance_a_step_of_sdxl_looks_at_the_prompt_alone() -> None:
             model.guided = True
 
 
+@pytest.mark.slow
 def test_latents_of_flux_are_unpacked_as_diffusers_does() -> None:
     from diffusers import FluxPipeline
 

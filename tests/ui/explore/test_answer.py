@@ -27,7 +27,7 @@ from memviz.ui.explore.state import ExploreState
 from memviz.ui.explore.tab import maps
 from memviz.ui.shell.session import Context, Session
 from memviz.ui.shell.store import TraceStore
-from tests.real import read_once, real_files, requires_real
+from tests.real import each_real_file, read_once, requires_real
 from tests.traces import MiB, alloc, event, frame, free, trace_of
 from tests.ui.page import HOSTILE, elements, rows, tags, words
 
@@ -204,7 +204,7 @@ def test_text_from_a_file_stays_text_in_every_panel():
 
 
 @requires_real
-@pytest.mark.parametrize("path", real_files(), ids=lambda path: path.stem)
+@each_real_file
 def test_every_real_file_has_a_lower_half(path):
     trace = read_once(path)
     for device in trace.devices:

@@ -149,6 +149,7 @@ def test_of_many_that_come_together_the_first_is_looked_at(context: Context, fol
     assert on_upload(context, Session(), {"stored": keys[1], "beside": "1"}).chosen == keys[1]
 
 
+@pytest.mark.slow
 def test_a_table_that_was_brought_is_drawn_and_opens_nothing_of_its_places(
     context: Context, folder: Path, tmp_path: Path
 ) -> None:

@@ -493,6 +493,7 @@ def test_the_field_is_there_for_this_workload_alone_and_its_text_stays_text(answ
     assert changed(CONFIG_FIELDS, {"workload": "gpt2"}, listing)[1]
 
 
+@pytest.mark.slow
 def test_programs_give_it_among_the_settings(answers: RunAnswers) -> None:
     settings = {"config": TINY, "sequence": 32, "mode": "inference", "dtype": "bf16"}
     found = asyncio.run(predict_run(answers, "config.json", settings, [], card="T4", owner=""))

@@ -136,6 +136,7 @@ def test_outputs_are_checked_in_the_background(answers: RunAnswers) -> None:
     assert "--no-numerics" not in checked.command
 
 
+@pytest.mark.slow
 def test_a_check_and_a_price_that_take_too_long_are_over_and_say_so(tmp_path: Path) -> None:
     hurried = RunAnswers(TraceStore(), tmp_path, replace(AT_HOME, price_seconds=0.01))
     try:

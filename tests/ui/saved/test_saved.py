@@ -80,6 +80,7 @@ def test_texts_of_a_trace_stay_within_their_places(count: int):
     page.encode("utf-8", "replace")
 
 
+@pytest.mark.slow
 def test_the_page_keeps_its_limit_and_has_the_one_script_that_the_policy_names():
     frames = [[frame(f"{i}" + "x" * 300_000, "/y" * 100_000, i)] for i in range(30)]
     trace = trace_of([alloc(i, 4096, frames=each) for i, each in enumerate(frames)])

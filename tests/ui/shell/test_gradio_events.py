@@ -118,6 +118,7 @@ print(json.dumps([len(answers), [each.__qualname__ for each in answers if each._
 """
 
 
+@pytest.mark.slow
 def test_no_answer_of_the_page_says_its_last_part_again() -> None:
     count, repeating = json.loads(forked.run(["-c", _REPEATING], of=forked.with_page).stdout)
     assert count > 5

@@ -140,6 +140,7 @@ print(json.dumps([page.config, page.shared_page.rewrite_config(page.config)], de
 """
 
 
+@pytest.mark.slow
 def test_browsers_get_no_component_that_only_programs_use():
     done = forked.run(["-c", _BOTH], of=forked.with_page)
     whole, seen = json.loads(done.stdout)

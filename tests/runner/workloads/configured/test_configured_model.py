@@ -13,6 +13,7 @@ from memviz.runner.output_check.comparison import check_outputs
 from memviz.runner.plan import plan_of
 from memviz.runner.request import Request, Run
 from memviz.runner.workloads.transformers_model import ConfiguredModel, configured_workload
+from tests.marks import slow
 
 LLAMA = {
     "model_type": "llama",
@@ -107,6 +108,7 @@ def test_lora_trains_two_thin_layers_beside_each_linear_one_and_nothing_else() -
     assert not any("lm_head.lora" in name for name in trained)
 
 
+@pytest.mark.slow
 def test_each_token_in_the_cache_takes_its_keys_and_values_to_the_byte() -> None:
     one = predicted(LLAMA, mode="inference", tokens="1024")
     two = predicted(LLAMA, mode="inference", tokens="3072")
@@ -117,6 +119,7 @@ def test_each_token_in_the_cache_takes_its_keys_and_values_to_the_byte() -> None
     assert grown == 2048 * of_a_token * 3 + 2048 * of_a_token // 2
 
 
+@pytest.mark.slow
 def test_a_pass_with_a_cache_finds_as_many_tokens_each_time() -> None:
     request = Request(
         "config.json", {"mode": "inference", "tokens": "512"}, config=checked_config(json.dumps(LLAMA)), warmup=1
@@ -126,7 +129,7 @@ def test_a_pass_with_a_cache_finds_as_many_tokens_each_time() -> None:
     assert few.peak_requested_bytes == many.peak_requested_bytes
 
 
-@pytest.mark.parametrize("mode", ["training", "lora"])
+@pytest.mark.parametrize("mode", ["training", *slow("lora")])
 def test_its_small_twin_shows_whether_outputs_stay(mode: str) -> None:
     request = Request("config.json", {"mode": mode}, (("checkpointing", {}),), config=checked_config(json.dumps(LLAMA)))
     numerics = check_outputs(plan_of(request), lambda phase: None, "predicted")
@@ -135,6 +138,7 @@ def test_its_small_twin_shows_whether_outputs_stay(mode: str) -> None:
     assert "64 tokens" in numerics["on"]
 
 
+@pytest.mark.slow
 def test_a_window_shorter_than_the_sequence_takes_a_mask() -> None:
     mistral = {
         **LLAMA,
