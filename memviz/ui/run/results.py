@@ -371,6 +371,9 @@ def _fit(run: Run) -> Html:
     return joined(tag("b", mark, class_=kind), tag("b", words), tag("small", detail))
 
 
+CHECKING = tag("small", "checking …")
+
+
 def _output_html(run: Run, base: Run | None) -> Html:
     numerics = run.numerics or {}
     verdict = numerics.get("verdict")
@@ -378,7 +381,7 @@ def _output_html(run: Run, base: Run | None) -> Html:
         error = numerics.get("error")
         if error:
             return tag("small", f"could not be compared: {cut(str(error))}")
-        return Html("–") if base is None or not run.request.optimizations else tag("small", "checking …")
+        return Html("–") if base is None or not run.request.optimizations else CHECKING
     sentence = str(verdict["words"])
     short = str(verdict.get("short") or sentence.removesuffix(", as claimed"))
     kind = {True: "mv-good", False: "mv-bad"}.get(verdict.get("ok"))  # type: ignore[arg-type]

@@ -35,7 +35,7 @@ from memviz.ui.run.published_examples import (
     stand_in_fields,
     story_fields,
 )
-from memviz.ui.run.results import head_html, kept_runs_value, legend_html, progress_text, results_html
+from memviz.ui.run.results import CHECKING, head_html, kept_runs_value, legend_html, progress_text, results_html
 from memviz.ui.saved.document import GENEROUS, Document, SavedLinks, html_text
 from memviz.ui.saved.timeline import saved_pieces, site_labels
 from memviz.ui.shell.gradio_events import IN_PARTS, in_parts
@@ -463,7 +463,8 @@ def _page(answers: RunAnswers, state: RunState, status: OrderStatus) -> str:
         if search is not None:
             usable = answers.usable_bytes(search.order.request.card)
             head, found = fit_head_html(search, usable), fit_html(search, usable, state.way)
-        results = results_html(status, answers.shown(status))
+        # A page that is kept will not hear how a check ends.
+        results = Html(results_html(status, answers.shown(status)).replace(CHECKING, tag("small", "not compared")))
     places = [tag("div", id=f"run-{trace.letter}") for trace in traces]
     legend = tag("div", legend_html(traces), id="run-legend") if traces else ""
     linked = tag("div", *places, legend, class_="mv-linked mv-run-timelines")

@@ -15,10 +15,11 @@ from memviz.runner.jobs.worker_process import RunError, Worker
 from memviz.runner.own_source import functions_of
 from memviz.runner.request import Request, run_of
 from memviz.ui.run import answer as run_answers
-from memviz.ui.run.answer import AT_HOME, RunAnswers, run_limits
+from memviz.ui.run.answer import AT_HOME, RunAnswers, RunState, run_limits
 from memviz.ui.run.form import RunRequests
 from memviz.ui.run.programs import UnfinishedRun, predict_run
 from memviz.ui.run.results import results_html
+from memviz.ui.run.tab import shared_files
 from memviz.ui.shell.session import Session
 from memviz.ui.shell.store import TraceStore
 from tests.runner.processes import wait_until
@@ -58,6 +59,16 @@ def test_the_trace_of_a_run_has_its_figures(answers: RunAnswers) -> None:
     facts = [answers.store.get(each.key).about.facts for each in session.opened]  # type: ignore[union-attr]
     assert all(fact["work"].endswith("FLOP") for fact in facts)
     assert (facts[0]["output difference"], facts[1]["output difference"]) == ("–", "not compared")
+
+
+def test_a_page_that_is_kept_does_not_wait_for_a_check(answers: RunAnswers, tmp_path: Path) -> None:
+    done = over(answers, answers.begin(asked("Baseline", "Half"), "kept", keeps=False))
+    assert "checking …" in words(results_html(done, 1))
+    sent = tmp_path / "runs.html"
+    _, write = shared_files(answers, RunState(order=done.id))["page"]
+    write(sent)
+    page = sent.read_text()
+    assert "not compared" in page and "checking …" not in page
 
 
 def test_an_output_check_made_since_is_compared_and_kept(answers: RunAnswers) -> None:
