@@ -113,7 +113,7 @@ def _verdict(shown: ShownRanks, card: str, compared: tuple[JobChanges, list[str]
     choice = card if card in CARD_CHOICES else ""
     answer = fit_on_card(shown.job.ranks, card_memory(choice)) if choice else None
     against = None if compared is None else jobs_headline(*compared)
-    return ranks_verdict_html(shown.job, shown.names, shown.number, answer, against, choice)
+    return ranks_verdict_html(shown.job, shown.names, shown.number, answer, compared=against, choice=choice)
 
 
 def one_rank(context: Context, session: Session, rank: int | None, job: int = 0) -> str:

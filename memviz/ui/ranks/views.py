@@ -29,6 +29,7 @@ def ranks_verdict_html(
     names: Sequence[str] = (),
     number: int = 0,
     card: OnCard | None = None,
+    *,
     compared: Headline | None = None,
     choice: str = "",
 ) -> Html:
