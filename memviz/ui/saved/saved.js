@@ -8,9 +8,7 @@ import { mount as mountRanks } from "../components/rank_map/rank_map.js";
 import { mount as mountPlot } from "../components/reserved_plot/reserved_plot.js";
 import { mount as mountPair } from "../components/segment_pair/segment_pair.js";
 import { mount as mountWaterfall } from "../components/waterfall/waterfall.js";
-import { draw, listenToButtons, onDrawn, place, readTexts, saved, state, texts } from "./panels.js";
-import { pinnedPanel } from "./pinned.js";
-import { sortTables } from "./tables.js";
+import { draw, listenToButtons, onDrawn, pinnedPanel, place, readTexts, saved, sortTables, state, texts } from "./panels.js";
 import { SavedTrace } from "./trace.js";
 
 /** @typedef {import("../components/base.js").Gradio} Gradio */

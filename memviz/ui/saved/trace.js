@@ -14,8 +14,7 @@ export class SavedTrace {
   /** @param {any} data as explore.py writes it */
   constructor(data) {
     this.data = data;
-    /** What was unpacked, by its name.
-     * @type {Map<string, any>} */
+    /** @type {Map<string, any>} */
     this.known = new Map();
   }
 
@@ -98,8 +97,7 @@ export class SavedTrace {
     });
   }
 
-  /** What is known of one allocation.
-   * @param {number} row */
+  /** @param {number} row */
   async allocation(row) {
     const [{ begins, ends, size }, { stack }, { group }, { header, columns }] = await Promise.all([
       this.spans(),

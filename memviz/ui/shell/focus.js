@@ -18,15 +18,13 @@ let words = "";
 let place = 0;
 /** By keys, or by what speaks for them; who points at things sees where they are. */
 let isKeyed = false;
-/** The tab that they were put on, until they press something.
- * @type {HTMLElement | null} */
+/** @type {HTMLElement | null} */
 let given = null;
 
 /** @param {HTMLElement} node */
 const isSeen = (node) => node.isConnected && node.getClientRects().length > 0;
 
-/** What Tab comes to there.
- * @param {Element | null} area */
+/** @param {Element | null} area */
 function stopsIn(area) {
   return (area ? all(STOPS, area) : []).filter((node) => node.tabIndex >= 0 && !(/** @type {HTMLButtonElement} */ (node).disabled) && isSeen(node));
 }

@@ -3,8 +3,44 @@
 // (worker.js), and its first picture in Explore where nothing else is looked at. Gradio's own upload is left to
 // browsers and servers where this way does not answer.
 import { Component, el, known, mounting, say } from "../base.js";
+import { unpackAside } from "../memory_timeline/data.js";
 import { mounted } from "../memory_timeline/timeline.js";
-import { keepSpare, takeWorker } from "./workers.js";
+
+/** @typedef {import("../memory_timeline/total.js").Total} Total */
+
+// -- threads that run worker.js: the next one starts while nobody waits for it
+
+const KEPT_AFTER_MS = 2000;
+
+/** @type {Worker | null} */
+let spare = null;
+
+/** What they run stands in the page as text, and needs no address. */
+const newWorker = () => new Worker(URL.createObjectURL(new Blob([document.getElementById("memviz-worker")?.textContent || ""], { type: "text/javascript" })));
+
+function takeWorker() {
+  const worker = spare || newWorker();
+  spare = null;
+  setTimeout(keepSpare, KEPT_AFTER_MS);
+  return worker;
+}
+
+function keepSpare() {
+  if (globalThis.Worker) spare ||= newWorker();
+}
+
+unpackAside(
+  (piece, header, body) =>
+    new Promise((done, fail) => {
+      const worker = takeWorker();
+      worker.onmessage = ({ data }) => {
+        worker.terminate();
+        if (data.made) done(data.made);
+        else fail(new Error(data.fault));
+      };
+      worker.postMessage({ unpack: [piece, header, body] });
+    }),
+);
 
 const TARGETS = "#files, #first-files";
 const PATIENCE_MS = 8000;
@@ -20,7 +56,6 @@ const STOP_MS = 1000;
 /** rank2 before rank10. */
 const NATURAL = new Intl.Collator(undefined, { numeric: true });
 
-/** @typedef {import("../memory_timeline/total.js").Total} Total */
 /** What Gradio is told: a file that is open now, or one that is refused.
  * @typedef {{ drop: number } & ({ stored: string, beside?: string, begins?: string } | { refused: string, reason: string, turn: string })} Told */
 
@@ -206,11 +241,9 @@ class Arrivals extends Component {
   drops = 0;
   /** How many files of the newest drop are open. */
   opened = { drop: 0, count: 0 };
-  /** Files that it will be told of together.
-   * @type {Gathered | null} */
+  /** @type {Gathered | null} */
   gathered = null;
-  /** What Gradio is being told.
-   * @type {Promise<any>} */
+  /** @type {Promise<any>} */
   telling = known;
 
   /** @param {HTMLElement} host @param {import("../base.js").Gradio} gradio */
@@ -230,8 +263,7 @@ class Arrivals extends Component {
     if (event.defaultPrevented || !isGradios(event)) target.value = "";
   }
 
-  /** Before Gradio takes them.
-   * @param {Event} event @param {FileList | null} [list] */
+  /** @param {Event} event @param {FileList | null} [list] */
   take(event, list) {
     if (isGradios(event) || !isSupported() || !list?.length || !(event.target instanceof Element) || !event.target.closest(TARGETS)) return;
     event.preventDefault();

@@ -1,9 +1,8 @@
 // @ts-check
 // One of many traces is drawn before the server has answered, where its pieces are at hand; and the pieces of those that
 // are likely to come next are asked for meanwhile, one trace at a time.
-import { FIRST_MEANING, piecesAsked } from "./data.js";
-import { isAtHand, keepPiece, piecesOf } from "./kept.js";
-import { Part } from "./part.js";
+import { FIRST_MEANING, isAtHand, keepPiece, piecesAsked, piecesOf } from "./data.js";
+import { Part } from "./viewport.js";
 
 /** @typedef {import("./timeline.js").Value} Value */
 

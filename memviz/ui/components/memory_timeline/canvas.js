@@ -1,8 +1,8 @@
 // @ts-check
 // Every allocation as pixels, what is reserved above them hatched, and which allocation a pixel shows.
 import { clamp, el, isDark, pixelOf, pixelRatio } from "../base.js";
-import { Part } from "./part.js";
 import { columnInstants, columnInstantsByTime, paint } from "./raster.js";
+import { Part } from "./viewport.js";
 
 const MOST_COLUMNS = 2400;
 const MOVING_MS = 7;

@@ -1,20 +1,61 @@
 // @ts-check
 // One trace as the timeline draws from it: what the server sends of it, piece by piece, and what is asked of that.
 import { palettesOf } from "../base.js";
-import { keepPiece, piecesOf } from "./kept.js";
 import { bytesOf, ready } from "./packed.js";
-import { Spans, summed, wide } from "./spans.js";
+import { Spans, Stack, summed, wide } from "./spans.js";
+
+/** @typedef {import("./packed.js").Piece} Piece */
+
+// -- pieces at hand: of traces that were drawn, that came by themselves or were asked for ahead. What was used longest ago
+// goes first, and the newest stays.
+
+export const MOST_BYTES = 64 << 20;
+
+/** By name; under `value` what the page said of the trace.
+ * @typedef {Record<string, any>} Pieces */
+
+/** By trace, the newest last.
+ * @type {Map<string, Pieces>} */
+const kept = new Map();
+
+/** @param {any} piece */
+const bytesIn = (piece) => Object.values(piece.columns || piece.spans || {}).reduce((sum, field) => sum + (ArrayBuffer.isView(field) ? field.byteLength : 0), 0);
+
+/** @param {Pieces} pieces */
+const bytesInAll = (pieces) => Object.values(pieces).reduce((sum, piece) => sum + bytesIn(piece), 0);
+
+/** @param {string} key @param {string} name @param {any} made */
+export function keepPiece(key, name, made) {
+  kept.set(key, { ...piecesOf(key), [name]: made });
+  let bytes = [...kept.values()].reduce((sum, pieces) => sum + bytesInAll(pieces), 0);
+  for (const [oldest, pieces] of kept) {
+    if (bytes <= MOST_BYTES || kept.size === 1) return;
+    bytes -= bytesInAll(pieces);
+    kept.delete(oldest);
+  }
+}
+
+/** @param {string} key @returns {Pieces} */
+export function piecesOf(key) {
+  const pieces = kept.get(key);
+  if (!pieces) return {};
+  kept.delete(key);
+  kept.set(key, pieces);
+  return pieces;
+}
+
+/** @param {string} key */
+export const isAtHand = (key) => Boolean(kept.get(key)?.timeline && kept.get(key)?.groups);
 
 const MOST_AT_ONCE = 1 << 21;
 /** Of the colours, as a timeline begins. */
 export const FIRST_MEANING = "category";
 
-/** @typedef {import("./packed.js").Piece} Piece */
 /** @typedef {import("../base.js").Gradio["server"]} Server */
 /** Allocations to light: those of one group, by what they are grouped.
  * @typedef {{ by: string, group: string }} Light */
 
-// -- pieces
+// -- what the server sends
 
 /** @typedef {(piece: string, header: any, body: string) => Promise<Piece>} Unpack */
 /** Who unpacks what is so large that it would stop the page for a moment.
@@ -58,18 +99,15 @@ export class TimelineData {
   sites = null;
   /** @type {Promise<void> | null} */
   sitesAsked = null;
-  /** The colour's group of each allocation.
-   * @type {ArrayLike<number>} */
+  /** @type {ArrayLike<number>} */
   group = [];
   /** A bit for each allocation: its group is inferred, and not sure.
    * @type {ArrayLike<number> | null} */
   probable = null;
   meaning = "";
-  /** Of the groups.
-   * @type {string[]} */
+  /** @type {string[]} */
   labels = [];
-  /** Of the groups, by mode.
-   * @type {Record<string, string[]>} */
+  /** @type {Record<string, string[]>} */
   colours = {};
   /** @type {Record<string, Uint32Array>} */
   palettes = {};
@@ -117,15 +155,13 @@ export class TimelineData {
     return this.sitesAsked;
   }
 
-  /** What the colour of an allocation says, and how sure that is.
-   * @param {number} row */
+  /** @param {number} row */
   groupWords(row) {
     const isProbable = this.probable && (this.probable[row >> 3] >> (row & 7)) & 1;
     return `${isProbable ? "probably " : ""}${this.labels[this.group[row]]}`;
   }
 
-  /** Empty until they are read.
-   * @param {number} row */
+  /** @param {number} row */
   siteOf(row) {
     return (this.sites && this.sites.labels[this.sites.code[row]]) || "";
   }
@@ -135,7 +171,9 @@ export class TimelineData {
   /** Live rows from the bottom up.
    * @param {number} instant @param {boolean} [byGroup] */
   stackAt(instant, byGroup = true) {
-    return this.spans.stackAt(instant, this.group, this.labels.length, byGroup);
+    const stack = new Stack(byGroup ? this.labels.length : 1);
+    stack.moveTo(this.spans, this.group, instant, byGroup);
+    return stack;
   }
 
   /** Where an allocation stands in the stack of an instant; null where it is not live.
@@ -150,8 +188,7 @@ export class TimelineData {
     return null;
   }
 
-  /** Live bytes of each group.
-   * @param {number} instant */
+  /** @param {number} instant */
   groupBytes(instant) {
     const sums = new Float64Array(this.labels.length);
     for (const row of this.stackAt(instant)) sums[this.group[row]] += this.spans.size[row];

@@ -2,8 +2,8 @@
 // What pointer, wheel and fingers do on the plot, and what the tooltip says of what they point at.
 import { clamp, newTip, pointIn, showTip, tipLines } from "../base.js";
 import { bytesText, eventText, grouped } from "../words.js";
-import { Part } from "./part.js";
 import { ENDS } from "./tools.js";
+import { Part } from "./viewport.js";
 
 const WHEEL_LINE = 24;
 const WHEEL_MOST = 400;
@@ -19,11 +19,9 @@ export const STILL_PIXELS = 3;
 
 export class Interaction extends Part {
   tip = newTip();
-  /** Where the tooltip was asked for.
-   * @type {Point | null} */
+  /** @type {Point | null} */
   tipAt = null;
-  /** Pointers that are down, by their numbers.
-   * @type {Map<number, Point>} */
+  /** @type {Map<number, Point>} */
   fingers = new Map();
   isDragging = false;
 

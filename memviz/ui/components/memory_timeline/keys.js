@@ -2,8 +2,7 @@
 // What the keys do while the plot has the focus.
 import { clamp, plainKey } from "../base.js";
 import { bytesText } from "../words.js";
-import { Part } from "./part.js";
-import { ZOOM } from "./viewport.js";
+import { Part, ZOOM } from "./viewport.js";
 
 export const KEYS_HELP =
   "Left and right pan, plus and minus zoom, W and S zoom the height, Shift with up or down moves in it, V fits it to the chosen allocation, 0 shows all, P goes to the peak, Shift with left or right moves one event, up and down walk the stack, Enter pins, Escape undoes, T changes the axis, B zooms into a box that is dragged, M takes a ruler whose end the arrows move: up and down to the next edge, Enter begins it anew there.";

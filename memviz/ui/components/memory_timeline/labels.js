@@ -3,37 +3,28 @@
 import { byteRules, failureMark, groundLine, peakMark, sideLabels, steppedPath, tickAt } from "../axes.js";
 import { clamp, shape } from "../base.js";
 import { bytesText, eventText } from "../words.js";
-import { Part } from "./part.js";
+import { Part } from "./viewport.js";
 
 const LETTER = 6.1;
 
-/** @typedef {import("./timeline.js").MemoryTimeline} MemoryTimeline */
 /** @typedef {import("./data.js").TimelineData} TimelineData */
 /** @typedef {import("./viewport.js").Viewport} Viewport */
 /** @typedef {import("../axes.js").Label} Label */
 
 export class Labels extends Part {
-  /** @param {MemoryTimeline} timeline */
-  constructor(timeline) {
-    super(timeline);
-    this.node = shape("svg", { class: "mvt-svg", "aria-hidden": "true" });
-    /** What keeps lines of bytes within the plot. */
-    this.inside = shape("rect", { x: 0, y: 0 });
-    const clip = `mvt-inside-${timeline.id}`;
-    this.definition = shape("clipPath", { id: clip });
-    this.definition.append(this.inside);
-    this.clipped = shape("g", { "clip-path": `url(#${clip})` });
-    /** The height under the pointer, in all that are linked. */
-    this.ruler = shape("g", {});
-    /** @type {number | null} */
-    this.rulerBytes = null;
-  }
+  node = shape("svg", { class: "mvt-svg", "aria-hidden": "true" });
+  /** What keeps lines of bytes within the plot. */
+  definition = shape("clipPath", { id: `mvt-inside-${this.timeline.id}` });
+  clipped = shape("g", { "clip-path": `url(#mvt-inside-${this.timeline.id})` });
+  /** The height under the pointer, in all that are linked. */
+  ruler = shape("g", {});
+  /** @type {number | null} */
+  rulerBytes = null;
 
   resize() {
     const { width, height } = this.viewport;
     this.node.setAttribute("viewBox", `0 0 ${width} ${height}`);
-    this.inside.setAttribute("width", String(width));
-    this.inside.setAttribute("height", String(height));
+    this.definition.replaceChildren(shape("rect", { x: 0, y: 0, width, height }));
   }
 
   /** @param {TimelineData} data */

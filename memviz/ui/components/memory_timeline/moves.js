@@ -1,7 +1,7 @@
 // @ts-check
 // How the view moves: where to, how fast, and that linked timelines hear of it.
 import { clamp, say } from "../base.js";
-import { Part } from "./part.js";
+import { Part } from "./viewport.js";
 
 const GLIDE_MS = 160;
 /** Of the height, left free above and below what it is fitted to. */
@@ -160,8 +160,7 @@ export class Moves extends Part {
     say("memviz:view", { from: timeline.id, linked, axis: viewport.axis, ...places, height });
   }
 
-  /** Another one has moved.
-   * @param {SharedView} view */
+  /** @param {SharedView} view */
   follow({ axis, first, last, height }) {
     const { timeline, viewport } = this;
     if (!timeline.data || axis !== viewport.axis) return;

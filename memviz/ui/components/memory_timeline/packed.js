@@ -18,8 +18,7 @@ export function bytesOf(base64) {
   return bytes;
 }
 
-/** Columns by name.
- * @param {Header} header @param {BufferSource} buffer @returns {Promise<Columns>} */
+/** @param {Header} header @param {BufferSource} buffer @returns {Promise<Columns>} */
 export async function unpack(header, buffer) {
   const stream = new Blob([buffer]).stream().pipeThrough(new DecompressionStream("deflate"));
   const raw = new Uint8Array(await new Response(stream).arrayBuffer());

@@ -3,7 +3,7 @@
 // the edges of allocations, so that what is measured is theirs to the byte.
 import { clamp, shape } from "../base.js";
 import { bytesText, durationText, grouped } from "../words.js";
-import { Part } from "./part.js";
+import { Part } from "./viewport.js";
 
 /** How far an edge draws an end. */
 const PULL_PIXELS = 5;
@@ -18,8 +18,7 @@ const END_RADIUS = 3;
  * @typedef {{ instant: number, us: number | null, bytes: number }} End */
 
 export class Ruler extends Part {
-  /** Where it began, and where it is drawn to.
-   * @type {[End, End] | null} */
+  /** @type {[End, End] | null} */
   ends = null;
   node = shape("g", {});
 
@@ -116,8 +115,7 @@ export class Ruler extends Part {
     });
   }
 
-  /** To the next edge above or below.
-   * @param {1 | -1} direction */
+  /** @param {1 | -1} direction */
   climb(direction) {
     this.moveFar((far, data) => {
       const edges = this.edges(far.instant, data);

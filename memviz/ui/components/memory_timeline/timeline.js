@@ -1,27 +1,21 @@
 // @ts-check
 // One device's memory timeline: what it shows, what is chosen in it, and what it says to the rest of the page. Its parts
 // lie beside this file; README.md says which, what comes in and what goes out.
-import { Component, countPicture, el, mounting, onModeChange, onSaid, refusalWords, say, token, isDark } from "../base.js";
+import { Component, countPicture, el, isDark, mounting, onceQuiet, onModeChange, onSaid, refusalWords, say, token } from "../base.js";
 import { cutMiddle } from "../words.js";
 import { Ahead } from "./ahead.js";
 import { PlotCanvas } from "./canvas.js";
-import { Choosing } from "./choosing.js";
-import { Controls } from "./controls.js";
-import { FIRST_MEANING, TimelineData } from "./data.js";
-import { Filters } from "./filters.js";
+import { FIRST_MEANING, isAtHand, keepPiece, TimelineData } from "./data.js";
 import { Interaction } from "./interaction.js";
-import { isAtHand, keepPiece } from "./kept.js";
 import { Keys, KEYS_HELP } from "./keys.js";
 import { Labels, momentWords } from "./labels.js";
-import { Legend } from "./legend.js";
+import { Filters, Legend } from "./legend.js";
 import { Moves } from "./moves.js";
-import { Overview } from "./overview.js";
-import { Phases } from "./phases.js";
-import { Reading } from "./reading.js";
+import { Overview, Phases } from "./overview.js";
 import { Ruler } from "./ruler.js";
-import { Telling } from "./telling.js";
-import { Tools } from "./tools.js";
-import { drawTotal, HEADROOM } from "./total.js";
+import { Choosing, Telling } from "./telling.js";
+import { Controls, Tools } from "./tools.js";
+import { drawTotal, HEADROOM, Reading } from "./total.js";
 import { Viewport } from "./viewport.js";
 
 const SETTLE_MS = 120;
@@ -65,7 +59,10 @@ export class MemoryTimeline extends Component {
   isAway = true;
   isSharp = false;
   frame = 0;
-  settle = 0;
+  settle = onceQuiet(() => {
+    this.isSharp = true;
+    this.schedule();
+  }, SETTLE_MS);
   /** Tokens of the page. Asking for a style is slow, so each is asked for once per mode.
    * @type {Record<string, string>} */
   tokens = {};
@@ -312,11 +309,7 @@ export class MemoryTimeline extends Component {
   redraw(isSharp = false) {
     if (!this.viewport.width || !this.data || !this.value || this.isAway) return;
     this.isSharp = this.isSharp || isSharp;
-    clearTimeout(this.settle);
-    this.settle = setTimeout(() => {
-      this.isSharp = true;
-      this.schedule();
-    }, SETTLE_MS);
+    this.settle();
     this.schedule();
   }
 
@@ -345,8 +338,7 @@ export class MemoryTimeline extends Component {
     countPicture(this.root);
   }
 
-  /** Of the page, as #rrggbb.
-   * @param {string} name */
+  /** @param {string} name */
   colour(name) {
     return (this.tokens[`${isDark()}${name}`] ??= token(this.root, name));
   }
@@ -383,8 +375,7 @@ export class MemoryTimeline extends Component {
 /** @type {Set<MemoryTimeline>} */
 export const mounted = new Set();
 
-/** Those with this name, in the order of their badges.
- * @param {string} name */
+/** @param {string} name */
 export const linked = (name) =>
   [...mounted].filter(({ root, value, data }) => root.isConnected && value?.linked === name && data).sort((a, b) => ((a.value?.badge || "") < (b.value?.badge || "") ? -1 : 1));
 

@@ -42,8 +42,7 @@ export class Viewport {
 
   // -- what there is to see
 
-  /** All that can be shown.
-   * @returns {Stretch} */
+  /** @returns {Stretch} */
   whole() {
     if (!this.align) return this.own();
     const { extent } = this.align[this.axis];
@@ -205,8 +204,7 @@ export class Viewport {
 
   // -- the axis
 
-  /** Round places in sight and what they are called.
-   * @returns {{ place: number, text: string }[]} */
+  /** @returns {{ place: number, text: string }[]} */
   ticks() {
     const isEvent = this.axis === "event";
     const step = roundStep((this.last - this.first) / Math.max(this.width / TICK_ROOM, 2), isEvent ? 1 : 0.001);
@@ -221,5 +219,17 @@ export class Viewport {
       ticks.push({ place: k * step + shift, text });
     }
     return ticks;
+  }
+}
+
+/** What all parts of the timeline have: the timeline itself, and what it shows of the trace. */
+export class Part {
+  /** @param {import("./timeline.js").MemoryTimeline} timeline */
+  constructor(timeline) {
+    this.timeline = timeline;
+  }
+
+  get viewport() {
+    return this.timeline.viewport;
   }
 }

@@ -82,7 +82,7 @@ class Overlay extends MemoryTimeline {
   say() {}
 }
 
-/** @param {import("../memory_timeline/part.js").Part} part */
+/** @param {import("../memory_timeline/viewport.js").Part} part */
 const overlayOf = ({ timeline }) => /** @type {Overlay} */ (timeline);
 
 class Lines extends PlotCanvas {

@@ -1,6 +1,6 @@
 // @ts-check
 // A form whose HTML is made by memviz/ui, which escapes every text. See __init__.py for its value.
-import { Component, el, latest, mounting, nearest } from "../base.js";
+import { Component, el, latest, mounting, nearest, onceQuiet } from "../base.js";
 
 const REST_MS = 250;
 const MOST_READ = (1 << 20) + 1;
@@ -17,16 +17,15 @@ class PlainForm extends Component {
   form = el("form", { class: "mv-settings", novalidate: "" });
   /** @type {string | null} */
   version = null;
-  /** What stands in each part.
-   * @type {Map<Element, string>} */
+  /** @type {Map<Element, string>} */
   shown = new Map();
-  resting = 0;
 
   /** @param {HTMLElement} host @param {import("../base.js").Gradio} gradio */
   constructor(host, gradio) {
     super(host, gradio);
     this.root = this.form;
-    this.say = latest(this.tell.input);
+    const say = latest(this.tell.input);
+    this.rest = onceQuiet(() => say(this.values()), REST_MS);
     this.form.addEventListener("submit", (event) => event.preventDefault());
     this.form.addEventListener("input", (event) => this.changed(/** @type {Field} */ (event.target)));
     this.form.addEventListener("change", (event) => this.chosen(/** @type {HTMLInputElement} */ (event.target)));
@@ -118,8 +117,7 @@ class PlainForm extends Component {
     const filled = this.field(field.dataset.fills);
     if (filled) filled.value = field.selectedOptions[0].dataset.usable || "";
     for (const other of this.fields()) if (other.dataset.fills === field.name) other.value = "";
-    clearTimeout(this.resting);
-    this.resting = setTimeout(() => this.say(this.values()), REST_MS);
+    this.rest();
   }
 
   /** A file's text goes into the field that it is for; the file itself goes nowhere.
@@ -148,7 +146,7 @@ class PlainForm extends Component {
   clicked(event) {
     const button = nearest(event, "[data-act]");
     if (!button) return;
-    clearTimeout(this.resting);
+    this.rest.cancel();
     if (button.hasAttribute("data-act-above")) this.giveWay();
     this.tell.click({ ...this.values(), ...button.dataset });
   }

@@ -261,7 +261,7 @@ export const columnOf = (event, { first }) => Math.max(lastNotAfter(first, event
 const lastEventOf = (column, { first, count }) => first[column] + Math.max(count[column], 1) - 1;
 
 /** @param {number} column @param {Columns} columns */
-export function columnWords(column, columns) {
+function columnWords(column, columns) {
   const [first, last] = [columns.first[column], lastEventOf(column, columns)];
   return last > first ? `events ${grouped(Math.max(first, 0))} to ${grouped(last)}, at most` : eventText(last);
 }

@@ -4,8 +4,7 @@
 import { actOnKey, button, clamp, Component, countPicture, el, mounting, newTip, onModeChange, onSaid, pointIn, refusalWords, say, showTip, switchOf, tipLines } from "../base.js";
 import { bytesText, eventText, grouped } from "../words.js";
 import { MapCanvas } from "./canvas.js";
-import { chooseRowLength, drawingOrder, MOST_ROWS, placesOf, shelveWithin, sum, tilesIn } from "./layout.js";
-import { FREE, Moment } from "./moment.js";
+import { chooseRowLength, drawingOrder, FREE, Moment, MOST_ROWS, placesOf, shelveWithin, sum, tilesIn } from "./layout.js";
 
 const ECHO_MS = 3000;
 const NARROW = 560;
@@ -333,11 +332,10 @@ export class SegmentMap extends Component {
   }
 }
 
-/** Tiles as they are read: along the rows.
- * @param {Moment} moment @param {Layout} layout */
+/** @param {Moment} moment @param {Layout} layout */
 function inOrder({ tiles }, layout) {
   const order = [];
-  for (const segment of layout.firstPiece.keys()) for (let t = tiles.first[segment]; t < tiles.first[segment + 1]; t++) order.push(t);
+  for (const segment of layout.pieces.keys()) for (let t = tiles.first[segment]; t < tiles.first[segment + 1]; t++) order.push(t);
   return order;
 }
 

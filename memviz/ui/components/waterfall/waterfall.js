@@ -27,11 +27,9 @@ const rows = () => all(ROW);
 const named = ({ dataset }) => ({ by: dataset.compareBy || "", row: dataset.compareRow || "" });
 
 class Rows {
-  /** Masks that were asked for, by what they are of.
-   * @type {Map<string, Masks>} */
+  /** @type {Map<string, Masks>} */
   known = new Map();
-  /** What stays lit.
-   * @type {Named | null} */
+  /** @type {Named | null} */
   kept = null;
   shown = "";
   /** @type {HTMLElement | null} */

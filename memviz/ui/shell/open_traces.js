@@ -1,7 +1,52 @@
 // @ts-check
+// Of many open traces, as of ranks, a click on one marks it and shows its timeline before the server has answered:
+// [data-mv-timeline] is a row's control, and names the timeline. What the mouse rests on is asked for before it is
+// clicked, and after a click those beside it: who goes through ranks goes to the next one.
+//
 // A double click on the name of an open trace, or F2 while it is in focus, renames it in place. Enter and leaving the
 // field keep the new name, Escape the old one; without a name it has that of its file again.
-import { el, nearest } from "../components/base.js";
+import { all, el, nearest, onceQuiet, onSaid, say } from "../components/base.js";
+
+const ROWS = "#traces [data-mv-timeline]";
+const EXPLORED = "#timeline .mvt";
+const REST_MS = 60;
+
+/** A row was clicked, whose trace is not there yet. */
+let isGoing = false;
+
+const rows = () => all(ROWS);
+
+/** @param {{ show?: string, expect?: string[] }} detail */
+function ask(detail) {
+  const root = /** @type {HTMLElement | null} */ (document.querySelector(EXPLORED));
+  if (root?.offsetParent) say("memviz:ahead", { root, ...detail });
+}
+
+const rest = onceQuiet((/** @type {Event} */ event) => {
+  const key = nearest(event, ROWS)?.dataset.mvTimeline;
+  if (key) ask({ expect: [key] });
+}, REST_MS);
+
+/** @param {MouseEvent} event */
+function go(event) {
+  const row = nearest(event, ROWS);
+  if (!row) return;
+  isGoing = true;
+  for (const each of rows()) {
+    each.parentElement?.classList.toggle("mv-chosen", each === row);
+    each.ariaCurrent = each === row ? "true" : null;
+  }
+  ask({ show: row.dataset.mvTimeline });
+}
+
+/** @param {{ key: string }} shown */
+function expectNeighbours({ key }) {
+  if (!isGoing) return;
+  isGoing = false;
+  const keys = rows().map((row) => row.dataset.mvTimeline || "");
+  const at = keys.indexOf(key);
+  if (at >= 0) ask({ expect: [keys[at - 1], keys[at + 1]].filter(Boolean) });
+}
 
 const ROW = '#traces [data-act="choose"]';
 const MOST_LETTERS = 80;
@@ -38,7 +83,11 @@ function rename({ title, dataset: { key = "" } }) {
   field.select();
 }
 
-export function listenToNames() {
+export function listenToRows() {
+  document.addEventListener("pointerover", rest);
+  document.addEventListener("focusin", rest);
+  document.addEventListener("click", go, true);
+  onSaid("memviz:begun", expectNeighbours);
   document.addEventListener("dblclick", (event) => {
     const row = nearest(event, ROW);
     if (row && nearest(event, "b")) rename(row);
