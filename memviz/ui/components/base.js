@@ -124,8 +124,7 @@ export const known = new Promise((done) => {
 
 /** @param {(event: any) => void} tell @param {(waiting: any[], data: any) => any[]} queue */
 function telling(tell, queue) {
-  /** @type {any[]} */
-  let waiting = [];
+  /** @type {any[]} */ let waiting = [];
   /** @type {any} */
   let said;
   const soon = onceQuiet(again, SEEN_MS);
@@ -155,8 +154,7 @@ function telling(tell, queue) {
 
 export const isDark = () => document.body.classList.contains("dark");
 
-/** 0xRRGGBB as a little-endian pixel.
- * @param {number} rgb */
+/** 0xRRGGBB as a little-endian pixel. @param {number} rgb */
 export const pixel = (rgb) => (0xff000000 | ((rgb & 0xff) << 16) | (rgb & 0xff00) | (rgb >> 16)) >>> 0;
 
 /** @param {Element} root @param {string} name @returns {string} "#rrggbb" */
@@ -165,8 +163,7 @@ export function token(root, name) {
   return /^#[0-9a-f]{6}$/i.test(text) ? text : "#808080";
 }
 
-/** Red, green and blue of a pixel.
- * @param {number} px */
+/** Red, green and blue of a pixel. @param {number} px */
 export const channels = (px) => [px & 0xff, (px >> 8) & 0xff, (px >> 16) & 0xff];
 
 /** @param {number} px @param {number} other @param {number} share of the other */
@@ -203,8 +200,7 @@ export function pointIn(node, { clientX, clientY }) {
   return { x: clientX - left, y: clientY - top };
 }
 
-/** For tests, which wait for a picture.
- * @param {HTMLElement} root */
+/** For tests, which wait for a picture. @param {HTMLElement} root */
 export const countPicture = (root) => (root.dataset.drawn = String(Number(root.dataset.drawn || 0) + 1));
 
 // -- the tooltip
@@ -225,8 +221,7 @@ export function showTip(tip, at, room, lines) {
   tip.style.top = `${beside(at.y, tip.offsetHeight, room.height)}px`;
 }
 
-/** Of what the server was asked and did not give.
- * @param {string} what @param {unknown} error */
+/** Of what the server was asked and did not give. @param {string} what @param {unknown} error */
 export const refusalWords = (what, error) => `${what} (${error instanceof Error ? error.message : error}). Open the trace again.`;
 
 // -- files
@@ -251,8 +246,7 @@ export class Component {
     this.host = host;
     this.server = gradio.server;
     this.tell = gradio.tell;
-    /** @type {HTMLElement} */
-    this.root = el("div");
+    /** @type {HTMLElement} */ this.root = el("div");
     Object.assign(host, { memviz: this });
   }
 

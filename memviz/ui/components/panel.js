@@ -29,8 +29,7 @@ export function mount(element, { watch, tell }) {
     const control = nearest(event, "[data-act]");
     if (control && element.contains(control)) clicked(control);
   });
-  /** @type {HTMLElement | null} */
-  let pressed = null;
+  /** @type {HTMLElement | null} */ let pressed = null;
   element.addEventListener("pointerdown", (event) => (pressed = nearest(event, "[data-act]")));
   element.addEventListener("pointerup", (event) => {
     const control = nearest(event, "[data-act]");

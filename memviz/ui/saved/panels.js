@@ -21,8 +21,7 @@ export async function readTexts() {
   texts.push(...JSON.parse(await new Response(packed).text()));
 }
 
-/** @type {Map<string, () => void>} */
-const followers = new Map();
+/** @type {Map<string, () => void>} */ const followers = new Map();
 
 /** @param {string} id @param {() => void} follow */
 export const onDrawn = (id, follow) => followers.set(id, follow);

@@ -33,8 +33,7 @@ const server = {
  * @param {(host: HTMLElement, gradio: Gradio) => unknown} component @param {string} id @param {any} value @param {(data: any) => void} [select] */
 function mounted(component, id, value, select = () => {}) {
   const props = { value };
-  /** @type {(() => void)[]} */
-  const watching = [];
+  /** @type {(() => void)[]} */ const watching = [];
   // An event says what it says when it is sent, as to a server.
   const tell = { select: (/** @type {any} */ event) => select(JSON.parse(JSON.stringify(event))), click: () => {} };
   component(place(id), { props, server, watch: (_, changed) => watching.push(changed), tell });
@@ -47,11 +46,9 @@ function mounted(component, id, value, select = () => {}) {
 // -- Explore
 
 let pinned = -1;
-/** @type {(value: any) => void} */
-let giveTimeline = () => {};
+/** @type {(value: any) => void} */ let giveTimeline = () => {};
 
-/** What the file has no columns for is not offered.
- * @param {string} key */
+/** What the file has no columns for is not offered. @param {string} key */
 function offerWhatIsKept(key) {
   const { value, pieces } = traces[key].data;
   for (const option of place("timeline").querySelectorAll("option")) {
@@ -103,8 +100,7 @@ function turnExplore(before) {
 
 // -- Compare
 
-/** @type {(before: State) => void} */
-let turnComparison = () => {};
+/** @type {(before: State) => void} */ let turnComparison = () => {};
 
 function startComparison() {
   if (!saved.compare) return;

@@ -51,8 +51,7 @@ function expectNeighbours({ key }) {
 const ROW = '#traces [data-act="choose"]';
 const MOST_LETTERS = 80;
 
-/** The field lies over the list, which an answer may draw anew meanwhile.
- * @param {HTMLElement} row */
+/** The field lies over the list, which an answer may draw anew meanwhile. @param {HTMLElement} row */
 function rename({ title, dataset: { key = "" } }) {
   const row = () => /** @type {HTMLElement | null} */ (document.querySelector(`${ROW}[data-key="${CSS.escape(key)}"]`));
   const name = row()?.querySelector("b");

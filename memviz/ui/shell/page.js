@@ -22,8 +22,7 @@ const FIND = "[data-mv-find] input, [data-mv-find] textarea, input[data-mv-find]
 
 // -- lighting: what is rested on, not what is passed over, since each asks the server
 
-/** @type {string | null} */
-let lit = null;
+/** @type {string | null} */ let lit = null;
 let lighting = 0;
 
 /** @param {HTMLElement | null} node */

@@ -15,10 +15,8 @@ const ACTS = ["pointerdown", "click", "keydown", "wheel", "change", "drop"];
 
 /** Where the browser's history stands. @type {Entry} */
 const here = { view: null, tab: "", address: location.href };
-/** @type {State | null} */
-let awaited = null;
-/** @type {State | null} */
-let latest = null;
+/** @type {State | null} */ let awaited = null;
+/** @type {State | null} */ let latest = null;
 /** The visitor did something since the last entry. */
 let hasActed = false;
 /** Gone back to the samples or from them, which the server is asked for. */
@@ -28,8 +26,7 @@ const isHome = () => !document.querySelector("[data-mv-link]");
 const tabName = (/** @type {HTMLElement | undefined} */ tab) => tab?.textContent?.trim() || "";
 const shownTab = () => tabName(all(TAB).find((tab) => tab.getAttribute("aria-selected") === "true"));
 
-/** The pixels of a view are not what makes it another one.
- * @param {State | null} view */
+/** The pixels of a view are not what makes it another one. @param {State | null} view */
 const told = (view) => JSON.stringify(view && { ...view, sight: null });
 
 /** The first change after an action is an entry; what comes of the same action later belongs to it.
@@ -49,8 +46,7 @@ const rest = onceQuiet((/** @type {State} */ view) => {
   if (!isHome() && told(view) !== told(here.view)) keep({ view, tab: shownTab(), address: location.href });
 }, REST_MS);
 
-/** A trace is shown from its beginning, or as a link says.
- * @param {State} view */
+/** A trace is shown from its beginning, or as a link says. @param {State} view */
 function begin(view) {
   rest.cancel();
   latest = view;
@@ -79,8 +75,7 @@ function goHome() {
 
 /** @param {PopStateEvent} event */
 function popped({ state }) {
-  /** @type {Entry | undefined} */
-  const entry = state?.memviz;
+  /** @type {Entry | undefined} */ const entry = state?.memviz;
   if (!entry) return;
   rest.cancel();
   hasActed = false;

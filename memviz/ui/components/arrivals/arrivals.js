@@ -12,8 +12,7 @@ import { mounted } from "../memory_timeline/timeline.js";
 
 const KEPT_AFTER_MS = 2000;
 
-/** @type {Worker | null} */
-let spare = null;
+/** @type {Worker | null} */ let spare = null;
 
 /** What they run stands in the page as text, and needs no address. */
 const newWorker = () => new Worker(URL.createObjectURL(new Blob([document.getElementById("memviz-worker")?.textContent || ""], { type: "text/javascript" })));
@@ -86,11 +85,9 @@ class Arrival {
   isOver = false;
   /** The server has begun to read it. */
   isBegun = false;
-  /** @type {Worker | null} */
-  worker = null;
+  /** @type {Worker | null} */ worker = null;
   done = () => {};
-  /** Gradio is about to be told of it, or never will be.
-   * @type {() => void} */
+  /** Gradio is about to be told of it, or never will be. @type {() => void} */
   pass = () => {};
   passed = new Promise((/** @type {(_: void) => void} */ pass) => (this.pass = pass));
 
@@ -106,8 +103,7 @@ class Arrival {
     this.row = el("div", { class: "mv-arrival", role: "status" }, el("b", { title: file.name }, file.name), this.words, cancel, this.line);
   }
 
-  /** Resolves when it is open, refused or cancelled.
-   * @returns {Promise<void>} */
+  /** Resolves when it is open, refused or cancelled. @returns {Promise<void>} */
   run() {
     this.isFirst = !document.querySelector("[data-mv-link]") && !document.body.classList.contains("mv-first");
     this.say("reading", 0);
@@ -231,8 +227,7 @@ class Arrival {
 // -- all of them, in their order
 
 class Arrivals extends Component {
-  /** @type {Arrival[]} */
-  waiting = [];
+  /** @type {Arrival[]} */ waiting = [];
   lanes = 0;
   /** @type {Arrival | undefined} */
   last;
@@ -241,10 +236,8 @@ class Arrivals extends Component {
   drops = 0;
   /** How many files of the newest drop are open. */
   opened = { drop: 0, count: 0 };
-  /** @type {Gathered | null} */
-  gathered = null;
-  /** @type {Promise<any>} */
-  telling = known;
+  /** @type {Gathered | null} */ gathered = null;
+  /** @type {Promise<any>} */ telling = known;
 
   /** @param {HTMLElement} host @param {import("../base.js").Gradio} gradio */
   constructor(host, gradio) {
@@ -318,8 +311,7 @@ class Arrivals extends Component {
     return gathered.done;
   }
 
-  /** How many were open before these.
-   * @param {number} drop @param {number} count */
+  /** How many were open before these. @param {number} drop @param {number} count */
   countOpened(drop, count) {
     if (this.opened.drop !== drop) this.opened = { drop, count: 0 };
     this.opened.count += count;
@@ -352,8 +344,7 @@ class Arrivals extends Component {
   }
 }
 
-/** What we left to it ourselves.
- * @param {Event} event */
+/** What we left to it ourselves. @param {Event} event */
 const isGradios = (event) => /** @type {CustomEvent} */ (event).detail === "gradio";
 
 export const mount = mounting(Arrivals);

@@ -24,8 +24,7 @@ const SHARE_OF_FILE = 96;
 export const probeOf = (size) => Math.min(Math.max(Math.floor(size / SHARE_OF_FILE), LEAST_PROBE), MOST_PROBE);
 
 export class Line {
-  /** @type {{ bytes: number, ms: number }[]} */
-  last = [];
+  /** @type {{ bytes: number, ms: number }[]} */ last = [];
   /** All that were ever taken. */
   count = 0;
 
@@ -73,8 +72,7 @@ const MOST_PLAIN = 64 << 20;
 
 /** Lets the worker's other tasks go first: answers are heard, and the next request sets out, while a file is packed. */
 const turn = new MessageChannel();
-/** @type {(() => void)[]} */
-const turns = [];
+/** @type {(() => void)[]} */ const turns = [];
 turn.port1.onmessage = () => turns.shift()?.();
 const othersFirst = () =>
   /** @type {Promise<void>} */ (
@@ -88,8 +86,7 @@ const othersFirst = () =>
 
 /** Packed parts, made ready while a request is on its way. */
 class Packing {
-  /** @type {Uint8Array<ArrayBuffer>[]} */
-  parts = [];
+  /** @type {Uint8Array<ArrayBuffer>[]} */ parts = [];
   size = 0;
   isOver = false;
   wake = () => {};
@@ -120,8 +117,7 @@ class Packing {
     this.isOver = true;
   }
 
-  /** What is ready, once that is worth a request; all, once no more is wanted.
-   * @returns {Promise<Part>} */
+  /** What is ready, once that is worth a request; all, once no more is wanted. @returns {Promise<Part>} */
   async take() {
     const enough = () => this.size >= LEAST_SENT && this.isWanted();
     while (!enough() && !this.isOver) await Promise.race([new Promise((done) => (this.wake = () => done(null))), this.making]);
@@ -134,8 +130,7 @@ class Packing {
 export class Sending {
   /** How much of the file is sent as it is, or packed. */
   at = 0;
-  /** @type {Packing | null} */
-  packing = null;
+  /** @type {Packing | null} */ packing = null;
 
   /** @param {File} file @param {boolean} mayPack @param {Line} line @param {() => boolean} isOver */
   constructor(file, mayPack, line, isOver) {

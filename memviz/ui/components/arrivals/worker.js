@@ -84,8 +84,7 @@ function post(own, { body, isPlain, isLast }, number) {
 /** @param {string} own */
 async function listen(own) {
   const reader = /** @type {ReadableStream<Uint8Array>} */ ((await ask(own, {})).body).getReader();
-  /** @type {Uint8Array[]} */
-  let pieces = [];
+  /** @type {Uint8Array[]} */ let pieces = [];
   let [have, needed] = [0, 0];
   for (;;) {
     const { done, value } = await reader.read();

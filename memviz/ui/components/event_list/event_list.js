@@ -110,28 +110,21 @@ const GRID_LABEL = "Events; arrows move, Enter takes the timeline there";
  * @typedef {{ node: HTMLElement, cells: HTMLElement[], said: string, row: number }} Slot */
 
 class EventList extends Component {
-  /** @type {string | null} */
-  key = null;
-  /** @type {Value | null} */
-  value = null;
+  /** @type {string | null} */ key = null;
+  /** @type {Value | null} */ value = null;
   /** The moment's event, and where it stands. */
   at = -1;
-  /** @type {Place} */
-  place = { row: 0, is_there: false, count: 0 };
+  /** @type {Place} */ place = { row: 0, is_there: false, count: 0 };
   // What is let through.
-  /** @type {number[]} */
-  actions = [];
+  /** @type {number[]} */ actions = [];
   text = "";
 
   // The list as it is filtered now.
   count = 0;
   cursor = 0;
-  /** @type {number | null} */
-  wanted = null;
-  /** @type {Map<number, Line[]>} */
-  pages = new Map();
-  /** @type {Set<number>} */
-  asked = new Set();
+  /** @type {number | null} */ wanted = null;
+  /** @type {Map<number, Line[]>} */ pages = new Map();
+  /** @type {Set<number>} */ asked = new Set();
   generation = 0;
   ticket = 0;
   /** When somebody in the browser said last where the moment is. */
@@ -141,16 +134,13 @@ class EventList extends Component {
   top = 0;
   view = 0;
   row = ROW;
-  /** @type {Scale | null} */
-  scale = null;
+  /** @type {Scale | null} */ scale = null;
   /** As the scroll bar has it. */
   scrolledTo = 0;
 
   // What is drawn.
-  /** @type {Column[]} */
-  shown = [];
-  /** @type {Slot[]} */
-  slots = [];
+  /** @type {Column[]} */ shown = [];
+  /** @type {Slot[]} */ slots = [];
   frame = 0;
   settle = onceQuiet(() => this.scale && this.setTop(this.top, this.scale), SETTLE_MS);
 
@@ -261,8 +251,7 @@ class EventList extends Component {
     this.total.textContent = refusalWords("The events could not be read", error);
   }
 
-  /** Another list: other rows under the same numbers.
-   * @param {Place} place @param {Value} value */
+  /** Another list: other rows under the same numbers. @param {Place} place @param {Value} value */
   renew(place, { count: all }) {
     this.generation++;
     this.ticket++;
@@ -430,8 +419,7 @@ class EventList extends Component {
   async read(page) {
     const { generation, asked } = this;
     asked.add(page);
-    /** @type {Line[]} */
-    let lines = [];
+    /** @type {Line[]} */ let lines = [];
     try {
       lines = await this.server.event_page(this.request({ first: page * PAGE, last: (page + 1) * PAGE }));
     } catch (error) {

@@ -11,8 +11,7 @@ const BOX = ".mv-icicle button";
 
 // -- one memory for all panels of the page: what is kept lit, and what the timeline has said last
 
-/** @type {LitPanel[]} */
-const panels = [];
+/** @type {LitPanel[]} */ const panels = [];
 const memory = {
   /** @type {Light | null} */
   kept: null,
@@ -25,8 +24,7 @@ const memory = {
 
 const isSeen = () => panels.some(({ element }) => element.offsetParent);
 
-/** What is lit while nothing is pointed at.
- * @returns {Light | null} */
+/** What is lit while nothing is pointed at. @returns {Light | null} */
 function resting() {
   const node = /** @type {HTMLElement | null} */ (document.querySelector("[data-light-rest]"));
   return memory.kept || (node ? { by: node.dataset.lightRest, group: node.dataset.lightRestGroup } : null);
@@ -51,8 +49,7 @@ function tellKept() {
   say("memviz:kept", memory.kept && { ...memory.kept, words: row?.querySelector("[data-keep]")?.textContent || memory.kept.group });
 }
 
-/** When nothing is pointed at any more, what is kept comes back in place of nothing.
- * @param {Event} event */
+/** When nothing is pointed at any more, what is kept comes back in place of nothing. @param {Event} event */
 function bringBack(event) {
   if (/** @type {CustomEvent} */ (event).detail || !resting() || !isSeen()) return;
   event.stopImmediatePropagation();

@@ -10,8 +10,7 @@ import { Part } from "./viewport.js";
 const MOST_NAMED = 1_000;
 
 export class Ahead extends Part {
-  /** Keys; the last one is wanted most.
-   * @type {string[]} */
+  /** Keys; the last one is wanted most. @type {string[]} */
   wanted = [];
   isAsking = false;
 
@@ -30,8 +29,7 @@ export class Ahead extends Part {
     delete this.timeline.root.dataset.ahead;
   }
 
-  /** What the page says of a trace, for the next time.
-   * @param {Value} value */
+  /** What the page says of a trace, for the next time. @param {Value} value */
   note(value) {
     if (!value.linked && isAtHand(value.key)) keepPiece(value.key, "value", { ...value, state: {} });
   }

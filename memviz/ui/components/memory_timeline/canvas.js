@@ -118,8 +118,7 @@ export class PlotCanvas extends Part {
     return clamp(Math.floor(((x - this.left) / this.wide) * this.columns), 0, this.columns - 1);
   }
 
-  /** The allocation at a point; -1 for none.
-   * @param {Point} at */
+  /** The allocation at a point; -1 for none. @param {Point} at */
   rowAt({ x, y }) {
     const column = Math.floor(((x - this.left) / this.wide) * this.columns);
     const row = Math.floor((1 - y / this.viewport.height) * this.rows);

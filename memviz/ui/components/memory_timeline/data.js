@@ -14,8 +14,7 @@ export const MOST_BYTES = 64 << 20;
 /** By name; under `value` what the page said of the trace.
  * @typedef {Record<string, any>} Pieces */
 
-/** By trace, the newest last.
- * @type {Map<string, Pieces>} */
+/** By trace, the newest last. @type {Map<string, Pieces>} */
 const kept = new Map();
 
 /** @param {any} piece */
@@ -58,8 +57,7 @@ export const FIRST_MEANING = "category";
 // -- what the server sends
 
 /** @typedef {(piece: string, header: any, body: string) => Promise<Piece>} Unpack */
-/** Who unpacks what is so large that it would stop the page for a moment.
- * @type {Unpack | null} */
+/** Who unpacks what is so large that it would stop the page for a moment. @type {Unpack | null} */
 let aside = null;
 
 /** @param {Unpack} how */
@@ -92,25 +90,17 @@ export async function piecesAsked(server, key, meaning, among = []) {
 // -- one trace
 
 export class TimelineData {
-  /** µs of each event.
-   * @type {Float64Array | null} */
+  /** µs of each event. @type {Float64Array | null} */
   times = null;
-  /** @type {{ labels: string[], code: ArrayLike<number> } | null} */
-  sites = null;
-  /** @type {Promise<void> | null} */
-  sitesAsked = null;
-  /** @type {ArrayLike<number>} */
-  group = [];
-  /** A bit for each allocation: its group is inferred, and not sure.
-   * @type {ArrayLike<number> | null} */
+  /** @type {{ labels: string[], code: ArrayLike<number> } | null} */ sites = null;
+  /** @type {Promise<void> | null} */ sitesAsked = null;
+  /** @type {ArrayLike<number>} */ group = [];
+  /** A bit for each allocation: its group is inferred, and not sure. @type {ArrayLike<number> | null} */
   probable = null;
   meaning = "";
-  /** @type {string[]} */
-  labels = [];
-  /** @type {Record<string, string[]>} */
-  colours = {};
-  /** @type {Record<string, Uint32Array>} */
-  palettes = {};
+  /** @type {string[]} */ labels = [];
+  /** @type {Record<string, string[]>} */ colours = {};
+  /** @type {Record<string, Uint32Array>} */ palettes = {};
 
   /** @param {Server} server @param {string} key @param {any} timeline @param {any} groups */
   constructor(server, key, timeline, groups) {
@@ -168,8 +158,7 @@ export class TimelineData {
 
   // -- what is asked of it
 
-  /** Live rows from the bottom up.
-   * @param {number} instant @param {boolean} [byGroup] */
+  /** Live rows from the bottom up. @param {number} instant @param {boolean} [byGroup] */
   stackAt(instant, byGroup = true) {
     const stack = new Stack(byGroup ? this.labels.length : 1);
     stack.moveTo(this.spans, this.group, instant, byGroup);

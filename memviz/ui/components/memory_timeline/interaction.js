@@ -19,10 +19,8 @@ export const STILL_PIXELS = 3;
 
 export class Interaction extends Part {
   tip = newTip();
-  /** @type {Point | null} */
-  tipAt = null;
-  /** @type {Map<number, Point>} */
-  fingers = new Map();
+  /** @type {Point | null} */ tipAt = null;
+  /** @type {Map<number, Point>} */ fingers = new Map();
   isDragging = false;
 
   /** @param {HTMLElement} plot */
@@ -43,8 +41,7 @@ export class Interaction extends Part {
 
   // -- moving the view
 
-  /** With Ctrl or Shift, or over the byte axis, it zooms the height.
-   * @param {WheelEvent} event */
+  /** With Ctrl or Shift, or over the byte axis, it zooms the height. @param {WheelEvent} event */
   wheel(event) {
     const { timeline, viewport } = this;
     if (!timeline.data) return;

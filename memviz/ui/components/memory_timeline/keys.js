@@ -111,8 +111,7 @@ export class Keys extends Part {
     if (next !== undefined) this.timeline.choosing.setMoment(next);
   }
 
-  /** Up or down in the stack of the moment; what stands there is said.
-   * @param {1 | -1} step */
+  /** Up or down in the stack of the moment; what stands there is said. @param {1 | -1} step */
   walk(step) {
     const { timeline } = this;
     const { data } = timeline;

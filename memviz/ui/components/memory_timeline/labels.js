@@ -18,8 +18,7 @@ export class Labels extends Part {
   clipped = shape("g", { "clip-path": `url(#mvt-inside-${this.timeline.id})` });
   /** The height under the pointer, in all that are linked. */
   ruler = shape("g", {});
-  /** @type {number | null} */
-  rulerBytes = null;
+  /** @type {number | null} */ rulerBytes = null;
 
   resize() {
     const { width, height } = this.viewport;
@@ -85,8 +84,7 @@ export class Labels extends Part {
     });
     // Of a state alone nothing is known to be a peak.
     const known = viewport.isStill() ? "" : ", peak";
-    /** @type {Label[]} */
-    const labels = [];
+    /** @type {Label[]} */ const labels = [];
     if (isSeen(most.bytes)) labels.push([viewport.yOf(most.bytes), bytesText(most.bytes), `reserved${known}`]);
     // Segments over time add up to what is reserved, and say so once.
     if (isSeen(live) && !this.timeline.value?.of) labels.push([viewport.yOf(live), bytesText(live), `live${known}`]);

@@ -18,20 +18,14 @@ const LONGEST_CHIP = 36;
 
 export class Filters extends Part {
   node = el("div", { class: "mvt-chips" });
-  /** @type {Kept | null} */
-  kept = null;
-  /** What a row or box elsewhere on the page keeps lit: here, only its words.
-   * @type {string | null} */
+  /** @type {Kept | null} */ kept = null;
+  /** What a row or box elsewhere on the page keeps lit: here, only its words. @type {string | null} */
   row = null;
-  /** What other parts of the page want lit, kept or pointed at.
-   * @type {Light | null} */
+  /** What other parts of the page want lit, kept or pointed at. @type {Light | null} */
   wanted = null;
-  /** @type {Uint8Array | null} */
-  light = null;
-  /** @type {Uint8Array | null} */
-  pointed = null;
-  /** @type {number | null} */
-  pointedGroup = null;
+  /** @type {Uint8Array | null} */ light = null;
+  /** @type {Uint8Array | null} */ pointed = null;
+  /** @type {number | null} */ pointedGroup = null;
 
   listen() {
     onSaid("memviz:kept", (row) => {
@@ -99,8 +93,7 @@ export class Filters extends Part {
     this.show();
   }
 
-  /** The last thing that was kept in the legend.
-   * @returns {boolean} whether there was one */
+  /** The last thing that was kept in the legend. @returns {boolean} whether there was one */
   drop() {
     const had = this.kept !== null;
     if (had) this.keep(null);

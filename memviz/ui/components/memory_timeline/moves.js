@@ -18,8 +18,7 @@ export class Moves extends Part {
 
   // -- to where
 
-  /** What is not named stays.
-   * @param {Partial<Sight>} sight */
+  /** What is not named stays. @param {Partial<Sight>} sight */
   to(sight) {
     const { timeline, viewport } = this;
     viewport.look(this.bounded(sight));

@@ -18,14 +18,12 @@ const END_RADIUS = 3;
  * @typedef {{ instant: number, us: number | null, bytes: number }} End */
 
 export class Ruler extends Part {
-  /** @type {[End, End] | null} */
-  ends = null;
+  /** @type {[End, End] | null} */ ends = null;
   node = shape("g", {});
 
   // -- its ends
 
-  /** From a point of the plot to another one.
-   * @param {Point} start @param {Point} here */
+  /** From a point of the plot to another one. @param {Point} start @param {Point} here */
   stretch(start, here) {
     const { data } = this.timeline;
     if (data) this.set(this.endAt(start, data), this.endAt(here, data), data);
@@ -183,8 +181,7 @@ export class Ruler extends Part {
     this.node.replaceChildren(inside, ...this.label(b));
   }
 
-  /** Beside its far end, within the plot.
-   * @param {Point} at */
+  /** Beside its far end, within the plot. @param {Point} at */
   label({ x, y }) {
     const { width, height } = this.viewport;
     const words = this.words();

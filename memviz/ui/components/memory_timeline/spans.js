@@ -24,10 +24,8 @@ export function summed(steps) {
 export class Spans {
   /** @param {Record<string, any>} columns @param {number} events */
   constructor(columns, events) {
-    /** @type {Uint32Array} */
-    const start = summed(columns.start);
-    /** @type {Uint32Array} */
-    const end = columns.span;
+    /** @type {Uint32Array} */ const start = summed(columns.start);
+    /** @type {Uint32Array} */ const end = columns.span;
     for (let i = 0; i < end.length; i++) end[i] += start[i];
     this.count = start.length;
     this.instants = events + 1;
@@ -40,16 +38,14 @@ export class Spans {
       if (end[i] < this.instants) this.live[end[i]] -= this.size[i];
     }
     summed(this.live);
-    /** @type {Uint32Array} */
-    this.reservedAt = summed(columns.reserved_at);
+    /** @type {Uint32Array} */ this.reservedAt = summed(columns.reserved_at);
     this.reserved = wide(columns.reserved_low, columns.reserved_high);
     this._blockEnds = blockMaxima(this.end, ROW_BLOCK);
     this._blockPeaks = blockMaxima(this.live, INSTANT_BLOCK);
     this.peak = this.largestIn(0, this.instants);
   }
 
-  /** From what another thread has made: only its columns come across.
-   * @param {any} made @returns {Spans} */
+  /** From what another thread has made: only its columns come across. @param {any} made @returns {Spans} */
   static of(made) {
     return Object.assign(Object.create(Spans.prototype), made);
   }
@@ -78,8 +74,7 @@ export class Spans {
     return at < 0 ? 0 : this.reserved[at];
   }
 
-  /** The first instant at which most is reserved.
-   * @returns {{ bytes: number, instant: number }} */
+  /** The first instant at which most is reserved. @returns {{ bytes: number, instant: number }} */
   reservedPeak() {
     const { reserved, reservedAt } = this;
     let row = 0;

@@ -150,8 +150,7 @@ export class Telling extends Part {
     this.isHeldBack = false;
   }
 
-  /** To how it was, as it was said then.
-   * @param {Said} said */
+  /** To how it was, as it was said then. @param {Said} said */
   async back(said) {
     const { timeline } = this;
     if (said.key !== timeline.value?.key) return;

@@ -34,20 +34,16 @@ const ROOM = { left: 60, right: 110, upper: 12, lower: 30 };
  * }} Value */
 
 export class MemoryTimeline extends Component {
-  /** @type {Value | null} */
-  value = null;
-  /** @type {TimelineData | null} */
-  data = null;
+  /** @type {Value | null} */ value = null;
+  /** @type {TimelineData | null} */ data = null;
   viewport = new Viewport();
 
   // What people choose, in instants and rows of the lifetimes.
   moment = 0;
   pin = -1;
-  /** @type {[number, number] | null} */
-  range = null;
+  /** @type {[number, number] | null} */ range = null;
   order = "category";
-  /** Which allocations keep their colour while the others are dimmed.
-   * @type {Uint8Array | null} */
+  /** Which allocations keep their colour while the others are dimmed. @type {Uint8Array | null} */
   lit = null;
 
   // What is under way.
@@ -194,8 +190,7 @@ export class MemoryTimeline extends Component {
     this.telling.take({ at });
   }
 
-  /** More is said of the trace that is shown.
-   * @param {Value} value */
+  /** More is said of the trace that is shown. @param {Value} value */
   async update(value) {
     const wasAhead = this.value?.isAhead;
     const isRecoloured = value.linked && JSON.stringify([value.colour, value.among]) !== JSON.stringify([this.value?.colour, this.value?.among]);

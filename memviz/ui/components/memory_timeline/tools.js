@@ -10,16 +10,14 @@ import { Part, ZOOM } from "./viewport.js";
 
 /** A box lower or narrower than this leaves that side of the view as it is. */
 const LEAST_BOX = 6;
-/** @type {Record<Tool, string>} */
-const TOOLS = { move: "Move", box: "Box", ruler: "Ruler" };
+/** @type {Record<Tool, string>} */ const TOOLS = { move: "Move", box: "Box", ruler: "Ruler" };
 
 /** @typedef {"move" | "box" | "ruler"} Tool */
 /** What happens as a pointer moves, once it is let go, and if it never comes to that.
  * @typedef {{ move: (here: Point) => void, end?: () => void, cancel?: () => void }} Drag */
 
 export class Tools extends Part {
-  /** @type {Tool} */
-  tool = "move";
+  /** @type {Tool} */ tool = "move";
   box = el("div", { class: "mvt-box", hidden: "", "aria-hidden": "true" });
   bytesAxis = el("div", { class: "mvt-bytes", "aria-hidden": "true", title: "Drag over the bytes to see, or turn the wheel; a double click shows all of them" });
   eventsAxis = el("div", { class: "mvt-events", "aria-hidden": "true", title: "A click chooses that moment" });
@@ -38,8 +36,7 @@ export class Tools extends Part {
     for (const name of ["pointerdown", "dblclick", "keydown"]) this.fullHeight.addEventListener(name, (event) => event.stopPropagation());
   }
 
-  /** What another one has drawn goes.
-   * @param {Tool} tool */
+  /** What another one has drawn goes. @param {Tool} tool */
   take(tool) {
     this.tool = tool;
     this.timeline.ruler.end();
@@ -47,8 +44,7 @@ export class Tools extends Part {
     this.timeline.root.dataset.tool = tool;
   }
 
-  /** Back to moving.
-   * @returns {boolean} whether there was anything to end */
+  /** Back to moving. @returns {boolean} whether there was anything to end */
   end() {
     const had = this.timeline.ruler.end() || this.tool !== "move";
     if (had) this.take("move");
@@ -127,8 +123,7 @@ export class Tools extends Part {
     const { viewport } = this;
     this.hideBox();
     const [left, right, upper, lower] = this.sidesOf(one, other);
-    /** @type {Partial<Sight>} */
-    const sight = {};
+    /** @type {Partial<Sight>} */ const sight = {};
     if (right - left >= LEAST_BOX) Object.assign(sight, { first: viewport.placeAt(left), last: viewport.placeAt(right) });
     if (lower - upper >= LEAST_BOX) Object.assign(sight, { bottom: viewport.bytesAt(lower), top: viewport.bytesAt(upper) });
     this.timeline.moves.glide(sight, true);
@@ -158,12 +153,10 @@ export class Tools extends Part {
   }
 }
 
-/** In order, and within 0 and `most`.
- * @param {number} one @param {number} other @param {number} most */
+/** In order, and within 0 and `most`. @param {number} one @param {number} other @param {number} most */
 const between = (one, other, most) => [clamp(Math.min(one, other), 0, most), clamp(Math.max(one, other), 0, most)];
 
-/** Of a press on the plot or at its side.
- * @type {("pointerup" | "pointercancel")[]} */
+/** Of a press on the plot or at its side. @type {("pointerup" | "pointercancel")[]} */
 export const ENDS = ["pointerup", "pointercancel"];
 
 export class Controls {

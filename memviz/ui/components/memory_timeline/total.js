@@ -79,8 +79,7 @@ export function mostPerColumn(values, count) {
 const MOST_PATIENCE_MS = 3000;
 
 export class Reading extends Part {
-  /** @type {Total | null} */
-  total = null;
+  /** @type {Total | null} */ total = null;
 
   /** @param {Total} total */
   show(total) {

@@ -15,10 +15,8 @@ const isOlder = (version, shown) => /^\d+$/.test(version) && /^\d+$/.test(shown 
 
 class PlainForm extends Component {
   form = el("form", { class: "mv-settings", novalidate: "" });
-  /** @type {string | null} */
-  version = null;
-  /** @type {Map<Element, string>} */
-  shown = new Map();
+  /** @type {string | null} */ version = null;
+  /** @type {Map<Element, string>} */ shown = new Map();
 
   /** @param {HTMLElement} host @param {import("../base.js").Gradio} gradio */
   constructor(host, gradio) {
@@ -67,8 +65,7 @@ class PlainForm extends Component {
     if (isFocused) node.querySelector("button")?.focus();
   }
 
-  /** What was folded out and what had the focus stay so.
-   * @param {Value} value */
+  /** What was folded out and what had the focus stay so. @param {Value} value */
   draw(value) {
     const focused = /** @type {Field | null} */ (this.form.contains(document.activeElement) ? document.activeElement : null)?.name;
     const open = [...this.form.querySelectorAll("details")].map((details) => details.open);
@@ -153,8 +150,7 @@ class PlainForm extends Component {
 
   /** With `turn`, by which the server tells which of two was told last: they can overtake each other. */
   values() {
-    /** @type {Record<string, string | boolean>} */
-    const values = { turn: String(Date.now()) };
+    /** @type {Record<string, string | boolean>} */ const values = { turn: String(Date.now()) };
     for (const field of this.fields()) {
       if (!field.name || (field.type === "radio" && !field.checked)) continue;
       if ("several" in field.dataset) {

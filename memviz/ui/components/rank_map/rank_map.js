@@ -39,8 +39,7 @@ const LEAST_STEP_WIDTH = 44;
  * @typedef {{ ranks: number[], names: string[], peaks: number[], groups: number[], outliers: number[], steps: string[], columns: number, highest: number, chosen: number | null, shades: string, label: string }} Value */
 
 class RankMap extends Component {
-  /** @type {Value | null} */
-  value = null;
+  /** @type {Value | null} */ value = null;
   shades = new Uint8Array(0);
   /** The row that keys stand on. */
   row = 0;

@@ -22,10 +22,8 @@ const KEYS_HELP =
  * @typedef {{ live: number, recorded: number | null, lines: (number | null)[] }} Ends */
 
 class ReservedPlot extends Component {
-  /** @type {Value | null} */
-  value = null;
-  /** @type {Axis} */
-  axis = "event";
+  /** @type {Value | null} */ value = null;
+  /** @type {Axis} */ axis = "event";
   /** The column that is pointed at. */
   ruler = NOWHERE;
   width = 0;

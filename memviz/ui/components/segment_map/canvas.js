@@ -40,10 +40,8 @@ export class MapCanvas {
     this.tops = new Int32Array(0);
     /** The tile of each pixel of each row. */
     this.owner = new Int32Array(0);
-    /** @type {{ row: number, x: number, tile: number, colour: number }[]} */
-    this.labels = [];
-    /** @type {{ moment: Moment, layout: Layout } | null} */
-    this.drawn = null;
+    /** @type {{ row: number, x: number, tile: number, colour: number }[]} */ this.labels = [];
+    /** @type {{ moment: Moment, layout: Layout } | null} */ this.drawn = null;
   }
 
   /** @param {Moment} moment @param {Layout} layout @param {number} width */
@@ -188,8 +186,7 @@ export class MapCanvas {
 
   // -- what a pixel shows
 
-  /** The row and tile at a point; -1 for none.
-   * @param {import("../base.js").Point} at */
+  /** The row and tile at a point; -1 for none. @param {import("../base.js").Point} at */
   under({ x, y }) {
     const nothing = { x, y, row: -1, tile: -1 };
     if (!this.drawn || x < 0 || x >= this.width) return nothing;
@@ -238,16 +235,14 @@ function drawPattern(target, pattern, { at, y, tall }, look) {
 
 // -- colours of pixels
 
-/** Of a few colours, for very many pixels.
- * @param {number} px @param {Look} look */
+/** Of a few colours, for very many pixels. @param {number} px @param {Look} look */
 function faded(px, look) {
   const known = look.faded.get(px) ?? mixed(px, look.page, FADED);
   look.faded.set(px, known);
   return known;
 }
 
-/** Ink or white, whichever can be read on this fill.
- * @param {number} px */
+/** Ink or white, whichever can be read on this fill. @param {number} px */
 export function textOn(px) {
   const [red, green, blue] = channels(px).map((value) => (value / 255 <= 0.04045 ? value / 255 / 12.92 : ((value / 255 + 0.055) / 1.055) ** 2.4));
   return 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.19 ? "#131316" : "#ffffff";

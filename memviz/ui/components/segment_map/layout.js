@@ -21,8 +21,7 @@ const SLACK = 1e-6;
 /** `pieces` by segment, in the order in which they are drawn.
  * @typedef {{ pieces: Map<number, Piece[]>, heads: { group: number, row: number }[], rows: number, rowBytes: number }} Layout */
 
-/** Powers of two, and multiples of the 20 MiB that the allocator takes at a time.
- * @param {number} total */
+/** Powers of two, and multiples of the 20 MiB that the allocator takes at a time. @param {number} total */
 export function rowLengths(total) {
   const lengths = [];
   for (let size = KIB; size < 2 * total || size === KIB; size *= 2) lengths.push(size);
@@ -33,10 +32,8 @@ export function rowLengths(total) {
 /** `sizes` of segments and their `group`, in the `order` in which they are drawn.
  * @param {Numbers} sizes @param {Numbers} group @param {number[]} order @param {number} rowBytes @returns {Layout} */
 export function shelve(sizes, group, order, rowBytes) {
-  /** @type {Layout["pieces"]} */
-  const pieces = new Map();
-  /** @type {Layout["heads"]} */
-  const heads = [];
+  /** @type {Layout["pieces"]} */ const pieces = new Map();
+  /** @type {Layout["heads"]} */ const heads = [];
   let [row, at, last] = [-1, 0, -1];
   const nextRow = () => ([row, at] = [row + 1, 0]);
   for (const segment of order) {
@@ -63,8 +60,7 @@ export function shelve(sizes, group, order, rowBytes) {
 export function chooseRowLength(sizes, group, order, width) {
   const total = sum(sizes);
   const target = Math.min(Math.max(Math.round(total / (width * 256 * KIB)), 16), 48);
-  /** @type {{ length: number, fill: number, isEnough: boolean } | null} */
-  let best = null;
+  /** @type {{ length: number, fill: number, isEnough: boolean } | null} */ let best = null;
   for (const length of rowLengths(total)) {
     if (total / length > MOST_ROWS) continue;
     const { rows } = shelve(sizes, group, order, length);
@@ -188,14 +184,12 @@ export class Moment {
     return new Moment(header, { size: sizes, group: c.segment_group, flags: c.segment_flags, low: c.segment_address_low, high: c.segment_address_high }, tiles);
   }
 
-  /** The block that holds an allocation; -1 when it is not live here.
-   * @param {number} row of the lifetimes */
+  /** The block that holds an allocation; -1 when it is not live here. @param {number} row of the lifetimes */
   tileOf(row) {
     return row < 0 ? -1 : this.tiles.row.indexOf(row + 1);
   }
 
-  /** The allocation in a tile; -1 for free ones.
-   * @param {number} tile */
+  /** The allocation in a tile; -1 for free ones. @param {number} tile */
   rowOf(tile) {
     return this.tiles.kind[tile] === FREE ? -1 : this.tiles.row[tile] - 1;
   }

@@ -20,8 +20,7 @@ const KEYS_HELP = "Left and right walk the blocks, up and down change the row, E
 /** @typedef {{ at?: number, pin?: number, colour?: string }} State */
 
 export class SegmentMap extends Component {
-  /** @type {string | null} */
-  key = null;
+  /** @type {string | null} */ key = null;
   at = -1;
   colour = "category";
   /** A row of the lifetimes. */
@@ -29,10 +28,8 @@ export class SegmentMap extends Component {
   /** The tile that is pointed at. */
   cursor = NOTHING;
   by = "size";
-  /** @type {Moment | null} */
-  drawn = null;
-  /** @type {Layout | null} */
-  layout = null;
+  /** @type {Moment | null} */ drawn = null;
+  /** @type {Layout | null} */ layout = null;
   /** Of the plot, when it was drawn. */
   width = 0;
   /** How long a row is; 0 until that is chosen. */

@@ -27,13 +27,10 @@ const rows = () => all(ROW);
 const named = ({ dataset }) => ({ by: dataset.compareBy || "", row: dataset.compareRow || "" });
 
 class Rows {
-  /** @type {Map<string, Masks>} */
-  known = new Map();
-  /** @type {Named | null} */
-  kept = null;
+  /** @type {Map<string, Masks>} */ known = new Map();
+  /** @type {Named | null} */ kept = null;
   shown = "";
-  /** @type {HTMLElement | null} */
-  dragged = null;
+  /** @type {HTMLElement | null} */ dragged = null;
 
   /** @param {HTMLElement} element @param {Gradio["server"]} server */
   constructor(element, server) {
