@@ -2,7 +2,7 @@
 // Plain HTML that tells what was clicked in it; panel.py says what a control is.
 import { inTurn, nearest } from "./base.js";
 
-/** @typedef {import("./base.js").Gradio} Gradio */
+/** @import { Gradio } from "./base.js" */
 
 /** @param {HTMLElement} one @param {HTMLElement} other */
 const areAlike = (one, other) => JSON.stringify({ ...one.dataset }) === JSON.stringify({ ...other.dataset });

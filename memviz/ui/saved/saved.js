@@ -11,8 +11,8 @@ import { mount as mountWaterfall } from "../components/waterfall/waterfall.js";
 import { draw, listenToButtons, onDrawn, pinnedPanel, place, readTexts, saved, sortTables, state, texts } from "./panels.js";
 import { SavedTrace } from "./trace.js";
 
-/** @typedef {import("../components/base.js").Gradio} Gradio */
-/** @typedef {import("./panels.js").State} State */
+/** @import { Gradio } from "../components/base.js" */
+/** @import { State } from "./panels.js" */
 
 // -- what a server would answer
 

@@ -6,7 +6,7 @@ import { Component, el, known, mounting, say } from "../base.js";
 import { unpackAside } from "../memory_timeline/data.js";
 import { mounted } from "../memory_timeline/timeline.js";
 
-/** @typedef {import("../memory_timeline/total.js").Total} Total */
+/** @import { Total } from "../memory_timeline/total.js" */
 
 // -- threads that run worker.js: the next one starts while nobody waits for it
 

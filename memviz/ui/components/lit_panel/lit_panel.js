@@ -4,7 +4,7 @@ import { all, nearest, onSaid, saveFile, say } from "../base.js";
 import { mount as mountPanel } from "../panel.js";
 
 /** @typedef {{ by?: string, group?: string }} Light */
-/** @typedef {import("../base.js").Gradio} Gradio */
+/** @import { Gradio } from "../base.js" */
 
 const ROW = ":is(tr, li)[data-light-by]";
 const BOX = ".mv-icicle button";

@@ -4,7 +4,7 @@
 import { FIRST_MEANING, isAtHand, keepPiece, piecesAsked, piecesOf } from "./data.js";
 import { Part } from "./viewport.js";
 
-/** @typedef {import("./timeline.js").Value} Value */
+/** @import { Value } from "./timeline.js" */
 
 /** Characters of the keys last asked for, which the page's element tells of: a test waits for its own. */
 const MOST_NAMED = 1_000;

@@ -10,9 +10,9 @@ const SHARES = [1, 1 / 2, 1 / 3];
 const HATCH_PERIOD = 5;
 const NONE = -1;
 
-/** @typedef {import("./viewport.js").Viewport} Viewport */
-/** @typedef {import("./data.js").TimelineData} TimelineData */
-/** @typedef {import("../base.js").Point} Point */
+/** @import { Viewport } from "./viewport.js" */
+/** @import { TimelineData } from "./data.js" */
+/** @import { Point } from "../base.js" */
 
 /** The instant that each column of a stretch of the axis shows.
  * @param {import("./spans.js").Spans} spans @param {Viewport} viewport @param {{ first: number, last: number, columns: number }} stretch */

@@ -4,7 +4,7 @@ import { palettesOf } from "../base.js";
 import { bytesOf, ready } from "./packed.js";
 import { Spans, Stack, summed, wide } from "./spans.js";
 
-/** @typedef {import("./packed.js").Piece} Piece */
+/** @import { Piece } from "./packed.js" */
 
 // -- pieces at hand: of traces that were drawn, that came by themselves or were asked for ahead. What was used longest ago
 // goes first, and the newest stays.

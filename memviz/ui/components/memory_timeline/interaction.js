@@ -14,8 +14,8 @@ const FINGERS_APART = 24;
 /** As far a pointer may move in a click. */
 export const STILL_PIXELS = 3;
 
-/** @typedef {import("./data.js").TimelineData} TimelineData */
-/** @typedef {import("../base.js").Point} Point */
+/** @import { TimelineData } from "./data.js" */
+/** @import { Point } from "../base.js" */
 
 export class Interaction extends Part {
   tip = newTip();

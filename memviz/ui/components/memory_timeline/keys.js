@@ -10,7 +10,7 @@ const PAN = 0.1;
 const FAR = 1e9;
 const NOWHERE = -1;
 
-/** @typedef {import("./data.js").TimelineData} TimelineData */
+/** @import { TimelineData } from "./data.js" */
 
 export class Keys extends Part {
   /** Where in the stack of the moment a person has walked to, and which allocation that is. */

@@ -7,9 +7,9 @@ import { Part } from "./viewport.js";
 
 const LETTER = 6.1;
 
-/** @typedef {import("./data.js").TimelineData} TimelineData */
-/** @typedef {import("./viewport.js").Viewport} Viewport */
-/** @typedef {import("../axes.js").Label} Label */
+/** @import { TimelineData } from "./data.js" */
+/** @import { Viewport } from "./viewport.js" */
+/** @import { Label } from "../axes.js" */
 
 export class Labels extends Part {
   node = shape("svg", { class: "mvt-svg", "aria-hidden": "true" });

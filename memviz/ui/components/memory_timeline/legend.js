@@ -6,9 +6,8 @@ import { button, el, isDark, onSaid, say } from "../base.js";
 import { bytesText, cutMiddle, grouped } from "../words.js";
 import { Part } from "./viewport.js";
 
-/** @typedef {import("./timeline.js").MemoryTimeline} MemoryTimeline */
-/** @typedef {import("./data.js").TimelineData} TimelineData */
-/** @typedef {import("./data.js").Light} Light */
+/** @import { MemoryTimeline } from "./timeline.js" */
+/** @import { Light, TimelineData } from "./data.js" */
 
 const LONGEST = 30;
 const LONGEST_CHIP = 36;

@@ -7,9 +7,7 @@ const GLIDE_MS = 160;
 /** Of the height, left free above and below what it is fitted to. */
 const MARGIN = 0.15;
 
-/** @typedef {import("./viewport.js").Axis} Axis */
-/** @typedef {import("./viewport.js").Height} Height */
-/** @typedef {import("./viewport.js").Sight} Sight */
+/** @import { Axis, Height, Sight } from "./viewport.js" */
 /** What a linked timeline tells the others: places in the measure of `align`, and bytes, or `null` for all of them.
  * @typedef {{ axis: Axis, first: number, last: number, height: Height | null }} SharedView */
 

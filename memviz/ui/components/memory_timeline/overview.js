@@ -6,7 +6,7 @@ import { instantsOf } from "./canvas.js";
 import { STILL_PIXELS } from "./interaction.js";
 import { Part } from "./viewport.js";
 
-/** @typedef {import("./data.js").TimelineData} TimelineData */
+/** @import { TimelineData } from "./data.js" */
 
 export const OVERVIEW = 30;
 /** Above the highest peak. */

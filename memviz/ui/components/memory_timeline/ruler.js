@@ -12,8 +12,8 @@ const KEY_STEP = 1 / 40;
 const LETTER = 6.1;
 const END_RADIUS = 3;
 
-/** @typedef {import("./data.js").TimelineData} TimelineData */
-/** @typedef {import("../base.js").Point} Point */
+/** @import { TimelineData } from "./data.js" */
+/** @import { Point } from "../base.js" */
 /** `us` is where it was put on the axis of time, which may be between two events; `null` where its instant says all.
  * @typedef {{ instant: number, us: number | null, bytes: number }} End */
 

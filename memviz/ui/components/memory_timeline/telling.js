@@ -4,8 +4,8 @@ import { clamp, latest, onceQuiet, say } from "../base.js";
 import { bytesText } from "../words.js";
 import { Part } from "./viewport.js";
 
-/** @typedef {import("./viewport.js").Axis} Axis */
-/** @typedef {import("./data.js").Light} Light */
+/** @import { Axis } from "./viewport.js" */
+/** @import { Light } from "./data.js" */
 
 /** Each is optional: an event, an allocation, a span of events.
  * @typedef {{ at?: number, pin?: number, from?: number, to?: number }} Place */

@@ -23,14 +23,14 @@ const NARROW = 640;
 const NAME_LETTER = 7;
 const ROOM = { left: 60, right: 110, upper: 12, lower: 30 };
 
-/** @typedef {import("./viewport.js").Axis} Axis */
-/** @typedef {import("./telling.js").State} State */
+/** @import { Alignment, Axis } from "./viewport.js" */
+/** @import { Said, State } from "./telling.js" */
 /** What memviz.ui.payloads.timelines.timeline_value makes; README.md says what each means.
  * @typedef {{
  *   key: string, label?: string, has_times?: boolean, phases?: [name: string, first: number, last: number][],
  *   ooms?: { event: number, reserved: number, text: string }[], state?: State,
  *   isAhead?: boolean, linked?: string, plain?: boolean, badge?: string, name?: string, top?: number, band?: boolean, axis?: Axis,
- *   of?: string, follows?: string, ruler?: { bytes: number, text: string, is_limit?: boolean }, colour?: string, among?: string[], align?: Record<Axis, import("./viewport.js").Alignment>,
+ *   of?: string, follows?: string, ruler?: { bytes: number, text: string, is_limit?: boolean }, colour?: string, among?: string[], align?: Record<Axis, Alignment>,
  * }} Value */
 
 export class MemoryTimeline extends Component {
@@ -182,7 +182,7 @@ export class MemoryTimeline extends Component {
   }
 
   /** Shows the part of the run that another timeline shows, and its moment. Its height is its own.
-   * @param {import("./telling.js").Said} said */
+   * @param {Said} said */
   async follow({ at, axis, sight }) {
     const { viewport } = this;
     if (axis !== viewport.axis) await this.setAxis(axis);

@@ -4,9 +4,9 @@
 import { button, clamp, el, switchOf } from "../base.js";
 import { Part, ZOOM } from "./viewport.js";
 
-/** @typedef {import("./timeline.js").MemoryTimeline} MemoryTimeline */
-/** @typedef {import("./viewport.js").Sight} Sight */
-/** @typedef {import("../base.js").Point} Point */
+/** @import { MemoryTimeline } from "./timeline.js" */
+/** @import { Sight } from "./viewport.js" */
+/** @import { Point } from "../base.js" */
 
 /** A box lower or narrower than this leaves that side of the view as it is. */
 const LEAST_BOX = 6;

@@ -7,7 +7,7 @@ import { bytesText } from "../words.js";
 import { OVERVIEW, OVERVIEW_ROOM } from "./overview.js";
 import { Part } from "./viewport.js";
 
-/** @typedef {import("./timeline.js").MemoryTimeline} MemoryTimeline */
+/** @import { MemoryTimeline } from "./timeline.js" */
 
 const SHADE = 0.4;
 export const HEADROOM = 1.06;

@@ -19,8 +19,7 @@ const HATCH_PERIOD = 5;
 const PALE = 0.62;
 const FADED = 0.7;
 
-/** @typedef {import("./layout.js").Moment} Moment */
-/** @typedef {import("./layout.js").Layout} Layout */
+/** @import { Layout, Moment } from "./layout.js" */
 /** What a picture is drawn with; `faded` remembers what was mixed.
  * @typedef {{ scale: number, page: number, hatch: number, line: number, faded: Map<number, number>, palette: Uint32Array }} Look */
 /** A row's columns from `x` to `end`, which show one tile.

@@ -13,8 +13,8 @@ const LEAST_TIP_ROOM = 120;
 const NOTHING = -1;
 const KEYS_HELP = "Left and right walk the blocks, up and down change the row, Enter pins, Escape undoes. The table below says the same.";
 
-/** @typedef {import("./layout.js").Layout} Layout */
-/** @typedef {import("../base.js").Point} Point */
+/** @import { Layout } from "./layout.js" */
+/** @import { Gradio, Point } from "../base.js" */
 /** What memviz.ui.payloads.segment_view.map_value makes.
  * @typedef {{ key: string, events: number, at: number, pin: number, colour: string }} Value */
 /** @typedef {{ at?: number, pin?: number, colour?: string }} State */
@@ -62,7 +62,7 @@ export class SegmentMap extends Component {
   table = el("div", { class: "mvs-table" });
   details = el("details", { class: "mvs-details" }, el("summary", {}, "As a table"), this.table);
 
-  /** @param {HTMLElement} host @param {import("../base.js").Gradio} gradio */
+  /** @param {HTMLElement} host @param {Gradio} gradio */
   constructor(host, gradio) {
     super(host, gradio);
     const controls = el("div", { class: "mvs-controls" }, el("span", { class: "mvs-rows" }, this.rowText, this.longer, this.shorter), this.orders.node);

@@ -11,7 +11,7 @@ import { mount as mountPanel } from "../panel.js";
 const MOST_KEPT = 32;
 const ROW = "[data-compare-row]";
 
-/** @typedef {import("../base.js").Gradio} Gradio */
+/** @import { Gradio } from "../base.js" */
 /** A row, and by what the table is grouped.
  * @typedef {{ by: string, row: string }} Named */
 /** Per trace one bit per allocation.
