@@ -259,9 +259,7 @@ export class Component {
   }
 
   /** @param {any} _value */
-  load(_value) {
-    this.attach();
-  }
+  load(_value) {}
 }
 
 /** Of a class of components: what Gradio calls for each of its elements.
@@ -271,6 +269,7 @@ export const mounting = (kind) => (/** @type {HTMLElement} */ host, /** @type {G
   const component = new kind(host, gradio);
   const load = () => {
     const { value } = gradio.props;
+    component.attach();
     component.load(typeof value === "string" ? (value ? JSON.parse(value) : null) : value);
   };
   gradio.watch("value", load);

@@ -4,9 +4,6 @@ import { inTurn, nearest } from "./base.js";
 
 /** @import { Gradio } from "./base.js" */
 
-/** @param {HTMLElement} one @param {HTMLElement} other */
-const areAlike = (one, other) => JSON.stringify({ ...one.dataset }) === JSON.stringify({ ...other.dataset });
-
 /** Answers can overtake each other on their way. A panel that holds their number ([data-mv-answer]) tells of an older one
  * that was shown after a newer one, as of a click, so that what it has overwritten is asked for again.
  * @param {HTMLElement} element @param {Gradio["watch"]} watch @param {(data: any) => void} click */
@@ -33,8 +30,9 @@ export function mount(element, { watch, tell }) {
   element.addEventListener("pointerdown", (event) => (pressed = nearest(event, "[data-act]")));
   element.addEventListener("pointerup", (event) => {
     const control = nearest(event, "[data-act]");
+    const acts = [control, pressed].map((node) => JSON.stringify({ ...node?.dataset }));
     // Where it was drawn anew while it was pressed, a browser says nothing of a click.
-    if (control && pressed && !pressed.isConnected && areAlike(control, pressed)) clicked(control);
+    if (control && pressed && !pressed.isConnected && acts[0] === acts[1]) clicked(control);
     pressed = null;
   });
   element.addEventListener("keydown", (event) => {

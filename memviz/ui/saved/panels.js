@@ -26,14 +26,11 @@ export async function readTexts() {
 /** @param {string} id @param {() => void} follow */
 export const onDrawn = (id, follow) => followers.set(id, follow);
 
-/** @param {Panel} panel */
-const viewOf = ({ fields, views }) => texts[views[fields.map((field) => state[field]).join("|")]];
-
 /** Those whose view is another one now; `anew` is drawn in any case. All HTML is the page's own, which escapes every text.
  * @param {string} [anew] */
 export function draw(anew) {
   for (const panel of /** @type {Panel[]} */ (saved.panels)) {
-    const html = viewOf(panel);
+    const html = texts[panel.views[panel.fields.map((field) => state[field]).join("|")]];
     if (html === undefined || (panel.shown === html && panel.place !== anew)) continue;
     panel.shown = html;
     place(panel.place).innerHTML = html;

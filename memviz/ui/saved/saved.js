@@ -117,15 +117,7 @@ function startComparison() {
   };
 }
 
-// -- What if
-
-function startWhatIf() {
-  if (!saved.plot) return;
-  mounted(mountPlot, "what-if-plot", saved.plot);
-  mounted(mountPair, "what-if-maps", { maps: saved.shown_maps });
-}
-
-// -- Ranks and Run
+// -- Ranks
 
 function startRanks() {
   if (!saved.ranks) return;
@@ -134,10 +126,6 @@ function startRanks() {
     draw();
   });
   onDrawn("ranks-one", () => give({ ...saved.ranks, chosen: Number(state.rank) }));
-}
-
-function startRun() {
-  for (const value of saved.run || []) mounted(mountTimeline, `run-${value.badge}`, value);
 }
 
 // -- light or dark: as somebody chose, else as the system has it
@@ -163,9 +151,10 @@ async function start() {
   await readTexts();
   startExplore();
   startComparison();
-  startWhatIf();
+  if (saved.plot) mounted(mountPlot, "what-if-plot", saved.plot);
+  if (saved.plot) mounted(mountPair, "what-if-maps", { maps: saved.shown_maps });
   startRanks();
-  startRun();
+  for (const value of saved.run || []) mounted(mountTimeline, `run-${value.badge}`, value);
   listenToButtons((before) => {
     turnExplore(before);
     turnComparison(before);

@@ -3,7 +3,7 @@
 // (worker.js), and its first picture in Explore where nothing else is looked at. Gradio's own upload is left to
 // browsers and servers where this way does not answer.
 import { Component, el, known, mounting, say } from "../base.js";
-import { unpackAside } from "../memory_timeline/data.js";
+import { unpacking } from "../memory_timeline/data.js";
 import { mounted } from "../memory_timeline/timeline.js";
 
 /** @import { Total } from "../memory_timeline/total.js" */
@@ -28,18 +28,16 @@ function keepSpare() {
   if (globalThis.Worker) spare ||= newWorker();
 }
 
-unpackAside(
-  (piece, header, body) =>
-    new Promise((done, fail) => {
-      const worker = takeWorker();
-      worker.onmessage = ({ data }) => {
-        worker.terminate();
-        if (data.made) done(data.made);
-        else fail(new Error(data.fault));
-      };
-      worker.postMessage({ unpack: [piece, header, body] });
-    }),
-);
+unpacking.aside = (piece, header, body) =>
+  new Promise((done, fail) => {
+    const worker = takeWorker();
+    worker.onmessage = ({ data }) => {
+      worker.terminate();
+      if (data.made) done(data.made);
+      else fail(new Error(data.fault));
+    };
+    worker.postMessage({ unpack: [piece, header, body] });
+  });
 
 const TARGETS = "#files, #first-files";
 const PATIENCE_MS = 8000;

@@ -28,36 +28,20 @@ const COLUMNS = [
   { name: "Annotation", cell: ANNOTATION, width: "minmax(90px, 2fr)", from: (value) => (value.has_annotations ? 860 : Infinity) },
 ];
 
-/** @param {number} width @param {Value} value */
-const columnsWithin = (width, value) => COLUMNS.filter((column) => column.from(value) <= width);
-
 /** @param {Column} column */
 const classOf = (column) => `mve-${column.name.toLowerCase().replace(/\W.*/, "")}${column.number ? " mve-number" : ""}`;
-
-/** @param {Column} column */
-const headerCell = (column) => el("span", { role: "columnheader", class: classOf(column) }, column.name);
-
-/** @param {Column} column */
-const emptyCell = (column) => el("span", { role: "gridcell", class: `${classOf(column)}${column.code ? " mve-code" : ""}` });
-
-/** @param {Line | undefined} line */
-const lookOf = (line) => (line ? ` mve-${line[LOOK]}` : "");
 
 /** @param {Line} line */
 const eventOf = (line) => Number(line[EVENT]);
 
-/** @param {HTMLElement} node @param {Column} column @param {Line} line */
-function write(node, { cell }, line) {
+/** @param {HTMLElement} node @param {Column} column @param {Line | undefined} line @param {string} event until the line is there */
+function write(node, { cell }, line, event) {
+  node.removeAttribute("title");
+  if (!line) return void (node.textContent = cell === EVENT ? event : cell === SITE ? "…" : "");
   const text = cell === EVENT ? grouped(eventOf(line)) : String(line[cell]);
   node.textContent = cell === ACTION && line[LOOK] === "oom" ? `✗ ${text}` : text;
   if (cell === BYTES) node.title = String(line[EXACT]);
   else if (TITLED.includes(cell)) node.title = text;
-}
-
-/** @param {HTMLElement} node @param {Column} column @param {string} event its number, as far as it is known */
-function writeWaiting(node, { cell }, event) {
-  node.textContent = cell === EVENT ? event : cell === SITE ? "…" : "";
-  node.removeAttribute("title");
 }
 
 // -- scrolling a list that is taller than browsers let an element be
@@ -181,7 +165,6 @@ class EventList extends Component {
 
   /** @override @param {Value | null} value */
   load(value) {
-    this.attach();
     this.root.hidden = !value || !value.key;
     if (!value || !value.key) this.key = null;
     else if (value.key !== this.key) this.start(value);
@@ -345,12 +328,12 @@ class EventList extends Component {
 
   /** @param {Value} value */
   showColumns(value) {
-    const columns = columnsWithin(this.root.clientWidth, value);
+    const columns = COLUMNS.filter((column) => column.from(value) <= this.root.clientWidth);
     if (columns.length === this.shown.length && columns.every((column, i) => column === this.shown[i])) return;
     this.shown = columns;
     this.root.style.setProperty("--mve-columns", columns.map((column) => column.width).join(" "));
     this.grid.setAttribute("aria-colcount", String(columns.length));
-    this.header.replaceChildren(...columns.map(headerCell));
+    this.header.replaceChildren(...columns.map((column) => el("span", { role: "columnheader", class: classOf(column) }, column.name)));
     this.rows.replaceChildren();
     this.slots = [];
   }
@@ -359,7 +342,7 @@ class EventList extends Component {
   slot(row) {
     const needed = Math.ceil(this.view / this.row) + 2;
     while (this.slots.length < needed) {
-      const cells = this.shown.map(emptyCell);
+      const cells = this.shown.map((column) => el("span", { role: "gridcell", class: `${classOf(column)}${column.code ? " mve-code" : ""}` }));
       const node = el("div", { class: "mve-row", role: "row", id: `mve-${this.id}-${this.slots.length}` }, ...cells);
       this.rows.append(node);
       this.slots.push({ node, cells, said: "", row: -1 });
@@ -397,12 +380,12 @@ class EventList extends Component {
     const said = `${this.generation}|${row}|${Boolean(line)}|${isMoment}|${isCursor}`;
     if (said === slot.said) return slot;
     Object.assign(slot, { said, row });
-    node.className = `mve-row${lookOf(line)}${isMoment ? " mve-moment" : ""}${isCursor ? " mve-cursor" : ""}`;
+    node.className = `mve-row${line ? ` mve-${line[LOOK]}` : ""}${isMoment ? " mve-moment" : ""}${isCursor ? " mve-cursor" : ""}`;
     node.setAttribute("aria-rowindex", String(row + 2));
     node.setAttribute("aria-selected", String(isMoment));
     if (isCursor) this.grid.setAttribute("aria-activedescendant", node.id);
     const event = this.isFiltered ? "" : grouped(row);
-    this.shown.forEach((column, i) => (line ? write(slot.cells[i], column, line) : writeWaiting(slot.cells[i], column, event)));
+    this.shown.forEach((column, i) => write(slot.cells[i], column, line, event));
     return slot;
   }
 

@@ -83,9 +83,6 @@ function listenOnce() {
 
 // -- one panel
 
-/** @param {HTMLElement} row @returns {Light} */
-const lightOf = ({ dataset }) => ({ by: dataset.lightBy, group: dataset.lightGroup });
-
 /** @param {HTMLElement} row */
 const isKept = ({ dataset }) => memory.kept?.by === dataset.lightBy && memory.kept?.group === dataset.lightGroup;
 
@@ -118,7 +115,7 @@ class LitPanel {
     this.isFocusWanted = event.detail === 0 && Boolean(nearest(event, '[data-act="zoom"]'));
     // What else a row offers lights nothing.
     const row = nearest(event, `${ROW} :is([data-act], .mv-whole)`) ? null : nearest(event, ROW);
-    if (row) keep(isKept(row) ? null : lightOf(row));
+    if (row) keep(isKept(row) ? null : { by: row.dataset.lightBy, group: row.dataset.lightGroup });
   }
 
   /** @param {HTMLElement} button */

@@ -57,13 +57,8 @@ export const FIRST_MEANING = "category";
 // -- what the server sends
 
 /** @typedef {(piece: string, header: any, body: string) => Promise<Piece>} Unpack */
-/** Who unpacks what is so large that it would stop the page for a moment. @type {Unpack | null} */
-let aside = null;
-
-/** @param {Unpack} how */
-export function unpackAside(how) {
-  aside = how;
-}
+/** Who unpacks what is so large that it would stop the page for a moment. */
+export const unpacking = { aside: /** @type {Unpack | null} */ (null) };
 
 /** {header, columns}, or {header, spans} of the piece "timeline".
  * @param {Server} server @param {{ key: string, piece: string, [more: string]: any }} request @returns {Promise<any>} */
@@ -71,13 +66,14 @@ export async function piece(server, request) {
   const { header, body, columns } = await server.timeline_piece(request);
   // A saved page answers out of itself, unpacked already.
   if (columns) return { header, columns };
-  if (body.length > MOST_AT_ONCE && aside) return aside(request.piece, header, body);
+  if (body.length > MOST_AT_ONCE && unpacking.aside) return unpacking.aside(request.piece, header, body);
   return (await ready(request.piece, header, bytesOf(body))).made;
 }
 
 /** What a timeline is drawn from: as far as it is at hand, and else as the server has it. Colours by anything but category
  * are not kept: what they mean depends on whom it is compared with.
- * @param {Server} server @param {string} key @param {string} meaning @param {string[]} [among] @returns {Promise<any[]>} */
+ * @param {Server} server @param {string} key @param {string} meaning
+ * @param {string[]} [among] the groups that have hues, where several traces share them @returns {Promise<any[]>} */
 export async function piecesAsked(server, key, meaning, among = []) {
   const isKept = meaning === FIRST_MEANING;
   const at = piecesOf(key);
@@ -110,12 +106,6 @@ export class TimelineData {
     this.colourBy(groups);
   }
 
-  /** @param {Server} server @param {string} key @param {string} meaning @param {string[]} [among] */
-  static async of(server, key, meaning, among = []) {
-    const [timeline, groups] = await piecesAsked(server, key, meaning, among);
-    return new TimelineData(server, key, timeline, groups);
-  }
-
   /** @param {any} groups the piece */
   colourBy({ header, columns }) {
     this.group = columns.group;
@@ -124,11 +114,6 @@ export class TimelineData {
     this.labels = header.labels;
     this.colours = header.colours;
     this.palettes = palettesOf(header.palettes);
-  }
-
-  /** @param {string} meaning @param {string[]} [among] the groups that have hues, where several traces share them */
-  groupsBy(meaning, among = []) {
-    return piece(this.server, { key: this.key, piece: "groups", meaning, among });
   }
 
   async readTimes() {

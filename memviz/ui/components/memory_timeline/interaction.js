@@ -137,7 +137,12 @@ export class Interaction extends Part {
     if (event.target === this.timeline.tools.eventsAxis) return this.leave();
     const at = this.local(event);
     this.timeline.sayRuler(this.viewport.bytesAt(at.y));
-    const row = canvas.rowAt(at);
+    this.point(at, data);
+  }
+
+  /** @param {Point} at @param {TimelineData} data */
+  point(at, data) {
+    const row = this.timeline.canvas.rowAt(at);
     if (row < 0) return this.hideTip();
     this.tipAt = at;
     this.showTip(at, this.tipLines(at, row, data));
@@ -163,15 +168,9 @@ export class Interaction extends Part {
   /** Once the sites are there, what is pointed at then is named.
    * @param {number} row @param {TimelineData} data */
   siteOf(row, data) {
-    if (!data.sitesAsked) data.readSites().then(() => this.timeline.data === data && this.nameWhatIsPointedAt(data));
+    const name = () => this.timeline.data === data && !this.tip.hidden && this.tipAt && this.point(this.tipAt, data);
+    if (!data.sitesAsked) data.readSites().then(name);
     return data.siteOf(row);
-  }
-
-  /** @param {TimelineData} data */
-  nameWhatIsPointedAt(data) {
-    if (this.tip.hidden || !this.tipAt) return;
-    const row = this.timeline.canvas.rowAt(this.tipAt);
-    if (row >= 0) this.showTip(this.tipAt, this.tipLines(this.tipAt, row, data));
   }
 
   /** @param {Point} at @param {string[][]} lines */

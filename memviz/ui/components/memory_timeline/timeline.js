@@ -5,7 +5,7 @@ import { Component, countPicture, el, isDark, mounting, onceQuiet, onModeChange,
 import { cutMiddle } from "../words.js";
 import { Ahead } from "./ahead.js";
 import { PlotCanvas } from "./canvas.js";
-import { FIRST_MEANING, isAtHand, keepPiece, TimelineData } from "./data.js";
+import { FIRST_MEANING, isAtHand, keepPiece, piece, piecesAsked, TimelineData } from "./data.js";
 import { Interaction } from "./interaction.js";
 import { Keys, KEYS_HELP } from "./keys.js";
 import { Labels, momentWords } from "./labels.js";
@@ -133,7 +133,6 @@ export class MemoryTimeline extends Component {
 
   /** @override @param {Value | null} value */
   async load(value) {
-    this.attach();
     if (!value?.isAhead) this.ahead.end();
     if (!value || !value.key) {
       // Nothing is open yet; but what is being read is shown.
@@ -150,11 +149,12 @@ export class MemoryTimeline extends Component {
     if (this.value && this.value.key === value.key) return this.update(value);
     this.waiting.textContent = this.reading.total ? "" : "Drawing the timeline…";
     try {
-      const data = await TimelineData.of(this.server, value.key, value.state?.colour || value.colour || FIRST_MEANING, value.among);
+      const meaning = value.state?.colour || value.colour || FIRST_MEANING;
+      const [timeline, groups] = await piecesAsked(this.server, value.key, meaning, value.among);
       if (ticket !== this.ticket) return;
       this.reading.over();
       this.waiting.textContent = "";
-      this.start(value, data);
+      this.start(value, new TimelineData(this.server, value.key, timeline, groups));
     } catch (error) {
       if (ticket === this.ticket) this.waiting.textContent = refusalWords("The timeline could not be drawn", error);
     }
@@ -249,7 +249,7 @@ export class MemoryTimeline extends Component {
   async setMeaning(meaning) {
     const { data } = this;
     if (!data) return;
-    const groups = await data.groupsBy(meaning, this.value?.among);
+    const groups = await piece(this.server, { key: data.key, piece: "groups", meaning, among: this.value?.among || [] });
     if (data !== this.data) return;
     data.colourBy(groups);
     this.controls.meaning.select.value = data.meaning;

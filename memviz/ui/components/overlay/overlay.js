@@ -37,7 +37,6 @@ class Overlay extends MemoryTimeline {
 
   /** @override @param {any} value */
   async load(value) {
-    this.attach();
     this.wanted = value && value.linked ? value : null;
     this.root.hidden = !this.wanted || !this.wanted.shown;
     this.root.classList.add("mvt-plain");

@@ -1,6 +1,6 @@
 // @ts-check
 // A form whose HTML is made by memviz/ui, which escapes every text. See __init__.py for its value.
-import { Component, el, latest, mounting, nearest, onceQuiet } from "../base.js";
+import { all, Component, el, latest, mounting, nearest, onceQuiet } from "../base.js";
 
 const REST_MS = 250;
 const MOST_READ = (1 << 20) + 1;
@@ -34,17 +34,11 @@ class PlainForm extends Component {
 
   /** @override @param {Value | null} value */
   load(value) {
-    this.attach();
     this.form.hidden = !value || !value.html;
     if (!value) return;
     if (value.version !== this.version && !isOlder(value.version, this.version)) this.draw(value);
-    for (const node of this.within("[data-fault]")) this.refuse(node, value.faults[node.dataset.fault || ""] || "");
-    for (const node of this.within("[data-part]")) this.fill(node, value.parts[node.dataset.part || ""] || "");
-  }
-
-  /** @param {string} selector @returns {NodeListOf<HTMLElement>} */
-  within(selector) {
-    return this.form.querySelectorAll(selector);
+    for (const node of all("[data-fault]", this.form)) this.refuse(node, value.faults[node.dataset.fault || ""] || "");
+    for (const node of all("[data-part]", this.form)) this.fill(node, value.parts[node.dataset.part || ""] || "");
   }
 
   fields() {
@@ -78,20 +72,17 @@ class PlainForm extends Component {
   }
 
   fold() {
-    const all = this.all();
-    if (all) all.open = !narrow.matches || all.open;
+    for (const fields of this.foldable()) fields.open = !narrow.matches || fields.open;
+  }
+
+  foldable() {
+    return /** @type {HTMLDetailsElement[]} */ (all("details.mv-fields", this.form));
   }
 
   /** To what comes of it: that stands at the top, and on a narrow screen below all fields. */
   giveWay() {
-    const all = this.all();
-    if (all && narrow.matches) all.open = false;
+    if (narrow.matches) for (const fields of this.foldable()) fields.open = false;
     window.scrollTo({ top: 0 });
-  }
-
-  /** @returns {HTMLDetailsElement | null} */
-  all() {
-    return this.form.querySelector("details.mv-fields");
   }
 
   /** @param {HTMLElement} node @param {string} words */

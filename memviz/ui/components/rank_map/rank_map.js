@@ -74,7 +74,6 @@ class RankMap extends Component {
 
   /** @override @param {Value | null} value */
   load(value) {
-    this.attach();
     this.value = value && value.ranks?.length ? value : null;
     this.root.hidden = !this.value;
     if (!this.value) return;
@@ -97,7 +96,7 @@ class RankMap extends Component {
     const names = all("span", this.names).map((node) => write(node, { x: -8, y: parseFloat(node.style.top) + 4, style: `fill:${ink};font-size:11px;text-anchor:end` }));
     const bars = value.peaks.map((peak, row) => shape("rect", { x: width + 8, y: row * this.height, width: (peak / value.highest) * 90, height: Math.max(this.height - 1, 1), style: `fill:${soft}` }));
     const shades = shadesOf(isDark(), 0);
-    const keys = [0, 0.5, 1].map((share) => /** @type {[string, string]} */ ([colourOf(shades[1 + Math.round(share * 254)]), `${bytesText(share * value.highest)} live`]));
+    const keys = [0, 0.5, 1].map((share) => /** @type {[string, string]} */ ([`rgb(${channels(shades[1 + Math.round(share * 254)]).join(" ")})`, `${bytesText(share * value.highest)} live`]));
     return { nodes: [...steps, ...names, ...bars], canvas: { node: this.picture, left: 0, width }, width, height: value.ranks.length * this.height, room: { left: 90, right: 110, upper: 24, lower: 12 }, keys };
   }
 
@@ -211,9 +210,6 @@ class RankMap extends Component {
     this.showMark();
   }
 }
-
-/** Of a little-endian pixel. @param {number} pixel */
-const colourOf = (pixel) => `rgb(${channels(pixel).join(" ")})`;
 
 /** Where there is no room for the place on the mesh, the number stays.
  * @param {string} words @param {number} top */

@@ -67,7 +67,6 @@ class ReservedPlot extends Component {
 
   /** @override @param {any} value */
   load(value) {
-    this.attach();
     this.value = value && value.axes ? /** @type {Value} */ (value) : null;
     this.root.hidden = !this.value;
     if (!this.value) return;

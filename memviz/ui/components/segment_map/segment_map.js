@@ -86,7 +86,6 @@ export class SegmentMap extends Component {
 
   /** @override @param {Value | null} value */
   load(value) {
-    this.attach();
     this.root.hidden = !value || !value.key;
     if (!value || !value.key) this.key = null;
     else if (value.key !== this.key) this.start(value);
