@@ -1,4 +1,4 @@
-"""What the caching allocator takes for a request, and the address ranges reserved from the device at any event.
+"""Sizes that the caching allocator takes for a request, and the address ranges reserved from the device at any event.
 
 Its constants are the same in every release from 2.0 on. Analysis and simulated allocator both need them, and neither
 may import the other.
