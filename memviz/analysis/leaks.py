@@ -72,7 +72,7 @@ def growth(trace: Trace, device: DeviceTrace, by: str = "site", *, top: int = 20
 
 
 def freed_at_once(trace: Trace, device: DeviceTrace, *, top: int | None = None) -> Groups:
-    """By call site. Bytes are summed over all such allocations: traffic, never live together."""
+    """Return them by call site. Bytes are summed over all such allocations: traffic, never live together."""
     rows, count = lifetimes(device), len(device.events)
     # The order among allocs and frees alone: a segment may be made in between.
     order = np.append(np.cumsum(device.events.action <= Action.FREE_COMPLETED), count + 1)
