@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from memviz.trace.rounding import LARGE_SEGMENT, MIN_BLOCK, NO_DIVISIONS, SMALL_SIZE, Divisions, round_sizes
+from memviz.trace.reserved import LARGE_SEGMENT, MIN_BLOCK, NO_DIVISIONS, SMALL_SIZE, Divisions, round_sizes
 
 MiB = 1 << 20
 GiB = 1 << 30

@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import Literal, Protocol
 
 from memviz.trace.model import Action
-from memviz.trace.rounding import MiB
+from memviz.trace.reserved import MiB
 
 PoolId = tuple[int, int]
 DEFAULT_POOL: PoolId = (0, 0)

@@ -3,7 +3,7 @@
 Read `malloc`, then `_take_cached` (best fit among what is cached), `_take_new` (the ladder from a fresh segment to out
 of memory), `_split_and_hand_out` and `complete_free` (merging). The functions of expandable segments come first:
 address space is reserved once, and memory is put behind it page by page.
-`memviz.trace.rounding` rounds whole columns; here sizes come one at a time, where numpy costs more than arithmetic.
+`memviz.trace.reserved` rounds whole columns; here sizes come one at a time, where numpy costs more than arithmetic.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from memviz.allocator.blocks import (
 from memviz.allocator.settings import Settings
 from memviz.errors import UsageError
 from memviz.trace.model import Action
-from memviz.trace.rounding import (
+from memviz.trace.reserved import (
     LARGE_SEGMENT,
     LARGEST_REQUEST,
     MIN_BLOCK,

@@ -16,7 +16,7 @@ from memviz.allocator.recorded_requests import ReplayStep, Source
 from memviz.allocator.replay_result import Agreement, Mismatch, RanOut, Replayed
 from memviz.allocator.start_layout import FIRST_START_CAUSE, AddressSpaces, lay_out_as_recorded, unsigned
 from memviz.trace.model import Action
-from memviz.trace.rounding import MIN_BLOCK, SMALL_SEGMENT, SMALL_SIZE
+from memviz.trace.reserved import MIN_BLOCK, SMALL_SEGMENT, SMALL_SIZE
 
 Entry = tuple[int, int, int]
 """Action, address and size."""

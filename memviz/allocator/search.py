@@ -28,7 +28,7 @@ from memviz.allocator.replay_result import Figures
 from memviz.allocator.replayer import CardMemory, Replayer, always_had_room
 from memviz.allocator.settings import NEWEST, SINCE, Release, Settings
 from memviz.trace.model import Action, reserved_after
-from memviz.trace.rounding import SLOTS, MiB
+from memviz.trace.reserved import SLOTS, MiB
 from memviz.units import bytes_text, percent_text
 
 

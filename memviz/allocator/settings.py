@@ -12,7 +12,7 @@ from typing import Any
 
 from memviz.errors import UsageError
 from memviz.trace.model import Action, DeviceTrace, Trace
-from memviz.trace.rounding import LARGE_SEGMENT, MIN_LARGE_ALLOC, SLOTS, MiB
+from memviz.trace.reserved import LARGE_SEGMENT, MIN_LARGE_ALLOC, SLOTS, MiB
 
 Release = tuple[int, int]
 OLDEST: Release = (2, 0)

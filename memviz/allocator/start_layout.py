@@ -25,8 +25,7 @@ from memviz.allocator.blocks import Block, BlockPool, ExpandableSegment, PoolId
 from memviz.allocator.caching import CachingAllocator, add_expandable, rounding
 from memviz.allocator.settings import Settings
 from memviz.trace.model import NO_STACK, Action, DeviceTrace, Ints8, State, Trace
-from memviz.trace.reserved import range_history, segments_after
-from memviz.trace.rounding import SMALL_SEGMENT, SMALL_SIZE
+from memviz.trace.reserved import SMALL_SEGMENT, SMALL_SIZE, range_history, segments_after
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from memviz.analysis.purpose.reasons import REASON_TEXTS, Certainty
 from memviz.analysis.segments import segments_at
 from memviz.errors import UsageError
 from memviz.trace.model import NO_STACK, Action, Category, DeviceTrace, Ints8, Phase, Trace
-from memviz.trace.rounding import SMALL_SIZE, divisions_of, round_sizes
+from memviz.trace.reserved import SMALL_SIZE, divisions_of, round_sizes
 from memviz.trace.write import Cells, Table, hexadecimal, slices, where, write_tables
 
 

@@ -18,7 +18,7 @@ from memviz.trace.intern import distinct, is_among
 from memviz.trace.memviz_labels import HOLDERS_CUT_FACT
 from memviz.trace.model import NO_STACK, Action, Bools, DeviceTrace, Note, Trace, driver_free
 from memviz.trace.profile import is_profiled
-from memviz.trace.rounding import LARGE_SEGMENT
+from memviz.trace.reserved import LARGE_SEGMENT
 from memviz.units import bytes_text, count_text, counted, percent_text
 
 History = Literal["complete", "late", "none"]

@@ -71,11 +71,11 @@ def growth(trace: Trace, device: DeviceTrace, by: str = "site", *, top: int = 20
     return Growth(by, names, tuple(live.tolist()), tuple(largest), tuple(rest.tolist()))
 
 
-def freed_at_once(trace: Trace, device: DeviceTrace, by: str = "site", *, top: int | None = None) -> Groups:
-    """Bytes are summed over all such allocations: traffic, never live together."""
+def freed_at_once(trace: Trace, device: DeviceTrace, *, top: int | None = None) -> Groups:
+    """Return them by call site. Bytes are summed over all such allocations: traffic, never live together."""
     rows, count = lifetimes(device), len(device.events)
     # The order among allocs and frees alone: a segment may be made in between.
     order = np.append(np.cumsum(device.events.action <= Action.FREE_COMPLETED), count + 1)
     freed = np.minimum(rows.free_requested, rows.end)
     at_once = np.flatnonzero((rows.start >= 0) & (freed < count) & (order[freed] == order[rows.start] + 1))
-    return group_rows(trace, device, at_once, by, top=top)
+    return group_rows(trace, device, at_once, "site", top=top)

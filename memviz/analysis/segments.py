@@ -15,8 +15,19 @@ from memviz.analysis.lifetimes import BEFORE, lifetimes
 from memviz.analysis.timeline import timeline
 from memviz.errors import UsageError
 from memviz.trace.model import Bools, Bytes1, Columns, DeviceTrace, Ints4, Ints8, Segments, Trace
-from memviz.trace.reserved import RangeHistory, in_order, range_history, segments_after, upto
-from memviz.trace.rounding import MIN_BLOCK, SMALL_SIZE, divisions_of, large_segment_of, max_split_size_of, round_sizes
+from memviz.trace.reserved import (
+    MIN_BLOCK,
+    SMALL_SIZE,
+    RangeHistory,
+    divisions_of,
+    in_order,
+    large_segment_of,
+    max_split_size_of,
+    range_history,
+    round_sizes,
+    segments_after,
+    upto,
+)
 
 # Segments of the allocator: address ranges reserved at an event, the blocks and gaps that tile them, their lives.
 #

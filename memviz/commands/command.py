@@ -121,8 +121,7 @@ def request_of(args: argparse.Namespace, **more: Any) -> Request:
     from memviz.allocator.context import DEFAULT_CARD
     from memviz.predictor.cards import card_text
     from memviz.runner.config_source import with_config
-    from memviz.runner.knobs import parse_name_and_knobs
-    from memviz.runner.request import Request
+    from memviz.runner.request import Request, parse_name_and_knobs
 
     axes = dict(pair(text, "--parallel takes AXIS=N, as in --parallel tensor=2") for text in args.parallel)
     request = Request(

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from memviz.commands.terminal import print_line
 from memviz.errors import UsageError
 from memviz.results.run import rank_list
+from memviz.runner.record.recorded_script import sibling_path
 from memviz.runner.record.recording import free_path
 from memviz.units import bytes_text
 
@@ -56,7 +57,7 @@ def predict_all_ranks(args: argparse.Namespace) -> int:
         raise UsageError("--rank all predicts the ranks of a group; say of how many with --world-size N.")
     if args.output is not None:
         # Of whichever class, the first rank is there.
-        free_path(_path_of(args.output, 0), overwrite=args.overwrite)
+        free_path(sibling_path(args.output, "rank0"), overwrite=args.overwrite)
     with TemporaryDirectory(prefix="memviz-ranks-") as folder:
         runs = _Runs(args, Path(folder))
         classes = classes_of(args.world_size, runs.predict)
@@ -156,15 +157,9 @@ def _figures_in(lines: Sequence[str]) -> dict[str, Any] | None:
 def _keep_snapshot(args: argparse.Namespace, source: Path, rank: int) -> str | None:
     if args.output is None:
         return None
-    path = free_path(_path_of(args.output, rank), overwrite=args.overwrite)
+    path = free_path(sibling_path(args.output, f"rank{rank}"), overwrite=args.overwrite)
     path.write_bytes(source.read_bytes())
     return str(path)
-
-
-def _path_of(output: Path, rank: int) -> Path:
-    """`run.pickle` is `run.rank0.pickle` of rank 0."""
-    name, dot, endings = output.name.partition(".")
-    return output.with_name(f"{name}.rank{rank}{dot}{endings}")
 
 
 def _class_sentence(ranks: Sequence[int], figures: dict[str, Any], file: str | None) -> str:

@@ -18,7 +18,7 @@ import numpy as np
 
 from memviz.allocator.blocks import AllocationFailed, Block, DeviceMemory, PoolId
 from memviz.allocator.caching import CachingAllocator
-from memviz.allocator.history import ModelHistory, final_state
+from memviz.allocator.event_replay import ModelHistory, final_state
 from memviz.allocator.settings import Settings
 from memviz.trace.intern import Interner
 from memviz.trace.model import (

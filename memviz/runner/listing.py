@@ -12,7 +12,7 @@ import torch
 
 from memviz.predictor.accuracy import is_like_recorded
 from memviz.predictor.cards import CARD_KINDS
-from memviz.runner.knobs import described
+from memviz.runner.request import described
 from memviz.runner.workloads import WORKLOADS
 from memviz.runner.workloads.own import program_rows
 from memviz.runner.workloads.transformers_model import ConfiguredModel

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from memviz.errors import UsageError
-from memviz.runner.knobs import Knob, read_value
+from memviz.runner.request import Knob, read_value
 from memviz.text import nearest
 
 _EXPECTED = "a function that returns (model, inputs) or (model, inputs, loss)"

@@ -17,8 +17,17 @@ from typing import Any, Literal, get_args
 
 from memviz.errors import UsageError
 from memviz.predictor.cards import KnownCard, card_named
-from memviz.runner.knobs import as_text, described, label_of_value, with_knobs
-from memviz.runner.request import ALONE, Optimizer, Parallel, Request, parallel_of
+from memviz.runner.request import (
+    ALONE,
+    Optimizer,
+    Parallel,
+    Request,
+    as_text,
+    described,
+    label_of_value,
+    parallel_of,
+    with_knobs,
+)
 from memviz.runner.workloads import WORKLOADS, Workload
 from memviz.runner.workloads.own import own_workload
 from memviz.runner.workloads.transformers_model import configured_workload

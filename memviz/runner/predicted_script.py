@@ -49,11 +49,10 @@ from memviz.predictor.group.ranks import GroupRank, rank_of_environment
 from memviz.predictor.hooks import FOLLOWED_CHILDREN, short_command
 from memviz.predictor.ledger import live_changes
 from memviz.predictor.position import is_installed, is_of_python
-from memviz.runner.knobs import parse_name_and_knobs
 from memviz.runner.plan import changes_on_host, converts, label_of, optimization_of
 from memviz.runner.record.recording import free_path
 from memviz.runner.record.script import Script
-from memviz.runner.request import release_of
+from memviz.runner.request import parse_name_and_knobs, release_of
 from memviz.trace.model import Events
 from memviz.trace.write import replacing, write_pickle
 from memviz.units import bytes_text

@@ -17,8 +17,7 @@ from typing import Any
 from memviz.errors import MemvizError, UsageError
 from memviz.predictor.cards import card_named, is_native
 from memviz.runner.fit.cost import Cost, Work, cost_of, speed_of
-from memviz.runner.knobs import knob_text
-from memviz.runner.request import Optimizer, Request, Run, library_versions, parallel_of
+from memviz.runner.request import Optimizer, Request, Run, knob_text, library_versions, parallel_of
 
 _FILE = Path(__file__).with_name("prices.json")
 PRESET_OPTIMIZER: Optimizer = "adamw"

@@ -9,7 +9,7 @@ from memviz.allocator.blocks import AllocationFailed, AscendingAddresses, Device
 from memviz.allocator.caching import CachingAllocator, rounding, segment_size
 from memviz.allocator.settings import parse_settings
 from memviz.errors import UsageError
-from memviz.trace.rounding import round_sizes
+from memviz.trace.reserved import round_sizes
 from tests.allocator.driver import Driver, GiB, MiB, blocks_of
 
 EXPANDABLE = "expandable_segments:True"

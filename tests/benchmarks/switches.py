@@ -21,10 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from memviz.runner.jobs.worker import answer, warm_up
-from memviz.runner.knobs import knob_text
 from memviz.runner.listing import listing
 from memviz.runner.prices import PRESET_OPTIMIZER, price_requests
-from memviz.runner.request import Request
+from memviz.runner.request import Request, knob_text
 from tests.benchmarks.readme import README, write_table
 
 _SWITCHES = ("checkpointing", "weight_offload", "split_feed_forward", "allocator_settings")

@@ -22,9 +22,9 @@ from tests.traces import alloc, frame, snapshot
 MODULES = (
     "axes.js",
     "base.js",
-    "event_list/scale.js",
+    "event_list/event_list.js",
     "memory_timeline/legend.js",
-    "memory_timeline/phases.js",
+    "memory_timeline/overview.js",
     "memory_timeline/raster.js",
     "memory_timeline/spans.js",
     "memory_timeline/total.js",
@@ -33,11 +33,9 @@ MODULES = (
     "reserved_plot/reserved_plot.js",
     "segment_map/canvas.js",
     "arrivals/deflate.js",
-    "arrivals/line.js",
     "arrivals/sending.js",
-    "arrivals/stream.js",
-    "memory_timeline/kept.js",
-    "rank_map/shades.js",
+    "memory_timeline/data.js",
+    "rank_map/rank_map.js",
     "words.js",
 )
 _SEED, _SEED_OF_WORDS = 11, 7
@@ -238,7 +236,7 @@ def test_the_legend_has_what_is_in_sight_or_live_and_adds_up_to_the_byte(scripts
 def test_the_name_of_a_phase_is_never_cut_within_a_word(scripts: Any) -> None:
     names = ["forward", "ProfilerStep#12", "a.very.long.name", "two words", ""]
     found = scripts.evaluate(
-        "(names) => names.map((name) => [0, 20, 60, 100, 400].map((width) => memviz.phases.phaseLabel(name, width)))",
+        "(names) => names.map((name) => [0, 20, 60, 100, 400].map((width) => memviz.overview.phaseLabel(name, width)))",
         names,
     )
     for name, labels in zip(names, found, strict=True):
@@ -266,7 +264,7 @@ def test_every_row_of_a_list_of_any_length_can_be_scrolled_to(scripts: Any, chan
     cases = [[chance.choice([500, 10**6, 8 * 10**6, 24 * 10**6, 10**9]), chance.choice([300, 900])] for _ in range(60)]
     found = scripts.evaluate(
         """(cases) => cases.map(([total, view]) => {
-          const scale = new memviz.scale.Scale(total, view);
+          const scale = new memviz.event_list.Scale(total, view);
           const places = Array.from({ length: 101 }, (_, i) => (i / 100) * Math.max(total - view, 0));
           const bars = places.map((top) => scale.barOf(top));
           return { height: scale.height, bars, there: places.map((top, i) => [top, scale.topOf(bars[i])]) };
@@ -298,7 +296,7 @@ def test_messages_are_the_same_wherever_the_stream_is_cut(scripts: Any, chance: 
           let rest = new Uint8Array(0);
           [...places, stream.length].forEach((end, i) => {
             const piece = Uint8Array.from(stream.slice(places[i - 1] ?? 0, end));
-            const heard = memviz.stream.messagesIn(memviz.stream.joined([rest, piece]));
+            const heard = memviz.sending.messagesIn(memviz.sending.joined([rest, piece]));
             for (const { header, body } of heard.messages) {
               messages.push([header, body.length, body.reduce((a, b) => a + b, 0)]);
             }
@@ -349,25 +347,25 @@ def test_an_overlay_says_the_change_with_its_sign(scripts: Any) -> None:
 
 
 def test_shades_go_from_nothing_to_the_highest(scripts: Any) -> None:
-    table = scripts.evaluate("[...memviz.shades.shadesOf(false, 0x123456)]")
+    table = scripts.evaluate("[...memviz.rank_map.shadesOf(false, 0x123456)]")
     assert [table[0] & 0xFF, table[0] >> 8 & 0xFF, table[0] >> 16 & 0xFF] == [0x12, 0x34, 0x56]
     for dark in ("false", "true"):
-        colours = scripts.evaluate(f"[...memviz.shades.shadesOf({dark}, 0)].slice(1)")
+        colours = scripts.evaluate(f"[...memviz.rank_map.shadesOf({dark}, 0)].slice(1)")
         sums = [sum(colour >> shift & 0xFF for shift in (0, 8, 16)) for colour in colours]
         assert sorted(sums, reverse=dark == "false") == sums, "each is as dark as the one before, or darker"
-    assert scripts.evaluate("[0, 1, 128, 255].map((shade) => memviz.shades.bytesOfShade(shade, 254))") == [
+    assert scripts.evaluate("[0, 1, 128, 255].map((shade) => memviz.rank_map.bytesOfShade(shade, 254))") == [
         None,
         0,
         127,
         254,
     ]
-    heights = scripts.evaluate("[1, 2, 40, 480, 481, 1024, 100000].map(memviz.shades.rowHeight)")
+    heights = scripts.evaluate("[1, 2, 40, 480, 481, 1024, 100000].map(memviz.rank_map.rowHeight)")
     assert heights == [22, 22, 12, 1, 1, 1, 1]
 
 
 def test_what_is_at_hand_stays_within_its_bytes(scripts: Any) -> None:
     left = scripts.evaluate("""() => {
-      const { keepPiece, piecesOf, isAtHand, MOST_BYTES } = memviz.kept;
+      const { keepPiece, piecesOf, isAtHand, MOST_BYTES } = memviz.data;
       const quarter = () => ({ columns: { group: new Uint8Array(MOST_BYTES / 4) } });
       for (const key of ["a", "b", "c", "d"]) keepPiece(key, "groups", quarter());
       piecesOf("a");
@@ -409,7 +407,7 @@ def test_what_the_browser_packs_unpacks_to_the_same_bytes(scripts: Any) -> None:
 
 
 JUDGED = """(parts) => {
-  const line = new memviz.line.Line(40);
+  const line = new memviz.sending.Line(40);
   return parts.map(([bytes, ms]) => {
     line.sent(bytes, ms);
     return line.isKnown ? (line.isFast ? "as it is" : "packed") : "unknown";
@@ -453,7 +451,7 @@ def test_the_line_is_judged_by_what_was_sent(scripts: Any) -> None:
 
 def test_a_measure_is_a_small_part_of_any_file(scripts: Any) -> None:
     sizes = [0, 3_000_000, 160_000_000, 8 << 30]
-    assert scripts.evaluate("(sizes) => sizes.map(memviz.line.probeOf)", sizes) == [49_152, 49_152, 524_288, 524_288]
+    assert scripts.evaluate("(sizes) => sizes.map(memviz.sending.probeOf)", sizes) == [49_152, 49_152, 524_288, 524_288]
 
 
 @pytest.mark.parametrize("kinds", [["plain"], ["plain", "plain", "packed"], ["packed", "plain", "plain", "plain"]])

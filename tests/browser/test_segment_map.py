@@ -28,7 +28,7 @@ SLOW = """() => {
 LAYOUT = """([sizes, group, rowBytes]) => {
   const order = memviz.layout.drawingOrder(sizes, group, "size");
   const { pieces, heads, rows } = memviz.layout.shelve(sizes, group, order, rowBytes);
-  const list = pieces.segment.map((s, i) => [s, pieces.row[i], pieces.from[i], pieces.start[i], pieces.length[i]]);
+  const list = [...pieces.values()].flat().map((each) => [each.segment, each.row, each.from, each.start, each.length]);
   return { pieces: list, heads: heads.map((each) => [each.group, each.row]), rows };
 }"""
 

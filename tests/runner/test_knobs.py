@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memviz.errors import UsageError
-from memviz.runner.knobs import Knob, as_text, check_knobs, described, knob, parse_name_and_knobs, with_knobs
+from memviz.runner.request import Knob, as_text, check_knobs, described, knob, parse_name_and_knobs, with_knobs
 from memviz.text import nearest
 
 

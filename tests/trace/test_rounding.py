@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memviz.trace.rounding import (
+from memviz.trace.reserved import (
     LARGE_SEGMENT,
     NO_DIVISIONS,
     SLOTS,

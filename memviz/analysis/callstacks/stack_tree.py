@@ -75,11 +75,9 @@ def frame_name(trace: Trace, frame: int) -> str:
     return _NAMES[frame] if frame < 0 else site_of_frame(trace, frame).function
 
 
-def stack_tree(
-    trace: Trace, device: DeviceTrace, rows: Ints8, *, most_nodes: int = 500, weight: Ints8 | None = None
-) -> StackTree:
-    """Return the tree of the stacks of these rows of `lifetimes`, folded; `weight` replaces their bytes."""
-    return tree_with_ends(trace, device, rows, most_nodes=most_nodes, weight=weight)[0]
+def stack_tree(trace: Trace, device: DeviceTrace, rows: Ints8, *, most_nodes: int = 500) -> StackTree:
+    """Return the tree of the stacks of these rows of `lifetimes`, folded."""
+    return tree_with_ends(trace, device, rows, most_nodes=most_nodes)[0]
 
 
 # The largest nodes are selected without building the whole tree: thousands of deep stacks have millions of nodes.

@@ -12,7 +12,7 @@ from memviz.analysis.segments import TileKind, reserved_segments, segments_at
 from memviz.analysis.sums import sum_by
 from memviz.analysis.timeline import sum_of_spans
 from memviz.trace.model import DEFAULT_POOL, Action, Ints8
-from memviz.trace.rounding import LARGE_SEGMENT
+from memviz.trace.reserved import LARGE_SEGMENT
 from memviz.units import bytes_text, count_text, counted, duration_text
 
 # Segments that are mostly free but stay reserved because a block in them is live.

@@ -21,7 +21,7 @@ from memviz.analysis.purpose.phases import Passes, activity_of_allocs, activity_
 from memviz.analysis.sums import sum_by
 from memviz.trace.intern import distinct, is_among
 from memviz.trace.model import DEFAULT_POOL, NO_STACK, Action, Bools, Bytes1, Category, DeviceTrace, Ints4, Ints8, Trace
-from memviz.trace.rounding import CUBLAS_WORKSPACE_BYTES, HOPPER_WORKSPACE_BYTES
+from memviz.trace.reserved import CUBLAS_WORKSPACE_BYTES, HOPPER_WORKSPACE_BYTES
 
 # Names of functions and files, where people agree on names. A name alone proves nothing, so a purpose inferred from
 # one is only probable. The innermost telling name counts: a cache that is set up while weights are loaded is a cache.

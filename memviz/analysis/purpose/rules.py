@@ -14,7 +14,7 @@ from memviz.analysis.purpose.activity import Activity
 from memviz.analysis.purpose.evidence import Evidence
 from memviz.analysis.purpose.reasons import Certainty, Reason
 from memviz.trace.model import Bools, Category
-from memviz.trace.rounding import CUBLAS_WORKSPACE_BYTES
+from memviz.trace.reserved import CUBLAS_WORKSPACE_BYTES
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import torch
 
 from memviz.allocator.blocks import AllocationFailed
 from memviz.allocator.caching import CachingAllocator
-from memviz.allocator.history import ModelHistory
+from memviz.allocator.event_replay import ModelHistory
 from memviz.allocator.replayer import CardMemory
 from memviz.allocator.settings import Settings
 from memviz.predictor.cards import KnownCard

@@ -12,9 +12,8 @@ from typing import Literal, get_args
 
 from memviz.errors import UsageError
 from memviz.predictor.group.ranks import CARDS_OF_A_MACHINE
-from memviz.runner.knobs import described
 from memviz.runner.plan import Plan, plan_of
-from memviz.runner.request import ALLOCATOR_SETTINGS, AXES, GPUS, Optimizer, Parallel, Request, parallel_of
+from memviz.runner.request import ALLOCATOR_SETTINGS, AXES, GPUS, Optimizer, Parallel, Request, described, parallel_of
 from optimizations import OPTIMIZATIONS
 
 LAYOUT = "parallel"

@@ -155,7 +155,7 @@ def size_of(plan: Plan, workload: FromConfiguration) -> Size:
     """Estimate a run: exact in parameters and objects, about right in bytes."""
     import torch
 
-    from memviz.runner.knobs import least_of
+    from memviz.runner.request import least_of
 
     def count(depths: dict[str, int]) -> tuple[int, int, int]:
         with torch.device("meta"):

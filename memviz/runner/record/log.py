@@ -27,7 +27,7 @@ from memviz.trace.model import (
     Stage,
     Trace,
 )
-from memviz.trace.rounding import CUBLAS_WORKSPACE_BYTES
+from memviz.trace.reserved import CUBLAS_WORKSPACE_BYTES
 
 
 @dataclass(frozen=True)

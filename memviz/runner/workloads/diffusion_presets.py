@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from memviz.runner.knobs import knob
+from memviz.runner.request import knob
 from memviz.runner.workloads.workload import (
     DTYPES,
     FromConfiguration,

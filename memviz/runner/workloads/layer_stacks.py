@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from memviz.errors import UsageError
-from memviz.runner.knobs import knob
+from memviz.runner.request import knob
 from memviz.runner.workloads.workload import (
     FromConfiguration,
     RandomInputs,

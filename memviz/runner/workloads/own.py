@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from memviz.errors import UsageError
-from memviz.runner.knobs import as_text, check_knobs, described, knob, with_knobs
 from memviz.runner.output_check.model_runs import flatten
 from memviz.runner.own_source import function_in, functions_of, read_argument
+from memviz.runner.request import as_text, check_knobs, described, knob, with_knobs
 from memviz.runner.workloads.workload import (
     DTYPES,
     check_micro_batches,

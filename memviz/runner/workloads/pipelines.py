@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from memviz.runner.knobs import knob
+from memviz.runner.request import knob
 from memviz.runner.workloads.diffusion_presets import (
     WAN_SIZES,
     DiffusionModel,

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 from torch import Tensor, nn
 
 from memviz.errors import UsageError
-from memviz.runner.knobs import knob
+from memviz.runner.request import knob
 from memviz.runner.workloads.workload import (
     FromConfiguration,
     Published,

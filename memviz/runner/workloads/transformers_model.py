@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from memviz.errors import UsageError
 from memviz.runner.config_source import FILE
-from memviz.runner.knobs import knob, with_knobs
+from memviz.runner.request import knob, with_knobs
 from memviz.runner.workloads.own import default_loss
 from memviz.runner.workloads.transformer_presets import attention_name
 from memviz.runner.workloads.workload import DTYPES, FromConfiguration, RandomInputs, parameters_text, plural

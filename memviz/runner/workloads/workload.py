@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from memviz.errors import UsageError
-from memviz.runner.knobs import check_knobs, knob
+from memviz.runner.request import check_knobs, knob
 
 
 @torch.no_grad()

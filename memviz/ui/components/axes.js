@@ -23,8 +23,7 @@ export function byteRules(top, size, yOf, bottom = 0) {
   return from ? [...rules, shape("text", { x: 6, y: size.height - 6, class: "mvt-from" }, `heights count from ${grouped(from)} B`)] : rules;
 }
 
-/** The lower edge.
- * @param {Size} size */
+/** @param {Size} size */
 export const groundLine = ({ width, height }) => shape("line", { x1: 0, x2: width, y1: height, y2: height, class: "mvt-tickline" });
 
 /** Below the lower edge; near the sides the words stay inside.
@@ -82,6 +81,5 @@ export const failureMark = (x, y, height) => [
   shape("path", { d: `M${x - 3},${y - 3}l6,6m0,-6l-6,6`, class: "mvt-oom" }),
 ];
 
-/** A triangle on top of a peak.
- * @param {number} x @param {number} y */
+/** @param {number} x @param {number} y */
 export const peakMark = (x, y) => shape("path", { d: `M${x - 5},${y - 9}h10l-5,7z`, class: "mvt-peak" });

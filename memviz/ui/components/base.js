@@ -32,8 +32,7 @@ export function shape(tag, attributes, text) {
   return node;
 }
 
-/** A small button that says with words what its sign means.
- * @param {string} sign @param {string} label @param {() => void} act */
+/** @param {string} sign @param {string} label @param {() => void} act */
 export const button = (sign, label, act) => el("button", { type: "button", class: "mvt-button", "aria-label": label, title: label, onclick: act }, sign);
 
 /** Buttons of which one is chosen: the first one, until `show` says another.
@@ -50,24 +49,20 @@ export function switchOf(label, texts, choose) {
 /** @param {number} value @param {number} low @param {number} high */
 export const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
 
-/** To the other parts of the page.
- * @param {string} name @param {any} detail */
+/** @param {string} name @param {any} detail */
 export const say = (name, detail) => window.dispatchEvent(new CustomEvent(name, { detail }));
 
 /** What another part of the page says; the names stand in memory_timeline/README.md.
  * @param {string} name @param {(detail: any) => void} hear */
 export const onSaid = (name, hear) => window.addEventListener(name, (event) => hear(/** @type {CustomEvent} */ (event).detail));
 
-/** The nearest element around an event's target that fits.
- * @param {Event} event @param {string} selector @returns {HTMLElement | null} */
+/** @param {Event} event @param {string} selector @returns {HTMLElement | null} */
 export const nearest = (event, selector) => (event.target instanceof Element ? event.target.closest(selector) : null);
 
-/** Every element that fits.
- * @param {string} selector @param {ParentNode} [within] @returns {HTMLElement[]} */
+/** @param {string} selector @param {ParentNode} [within] @returns {HTMLElement[]} */
 export const all = (selector, within = document) => [.../** @type {NodeListOf<HTMLElement>} */ (within.querySelectorAll(selector))];
 
-/** What is pressed there is text.
- * @param {EventTarget | null} node */
+/** @param {EventTarget | null} node */
 export const isTyping = (node) => node instanceof HTMLElement && (node.isContentEditable || /^(INPUT|TEXTAREA|SELECT)$/.test(node.tagName));
 
 /** Its key, if the browser or the system does not want it for itself; a letter is a lower case one.
@@ -84,6 +79,19 @@ export function actOnKey(event, acts) {
   if (!act) return;
   event.preventDefault();
   act();
+}
+
+/** Once it has not been asked for so long, with what was asked for last.
+ * @template {any[]} Asked
+ * @param {(...asked: Asked) => void} act @param {number} ms */
+export function onceQuiet(act, ms) {
+  let waiting = 0;
+  const cancel = () => clearTimeout(waiting);
+  const ask = (/** @type {Asked} */ ...asked) => {
+    cancel();
+    waiting = setTimeout(() => act(...asked), ms);
+  };
+  return Object.assign(ask, { cancel });
 }
 
 // -- what is told to Python
@@ -116,15 +124,10 @@ export const known = new Promise((done) => {
 
 /** @param {(event: any) => void} tell @param {(waiting: any[], data: any) => any[]} queue */
 function telling(tell, queue) {
-  /** @type {any[]} */
-  let waiting = [];
+  /** @type {any[]} */ let waiting = [];
   /** @type {any} */
   let said;
-  let timer = 0;
-  const soon = () => {
-    clearTimeout(timer);
-    timer = setTimeout(again, SEEN_MS);
-  };
+  const soon = onceQuiet(again, SEEN_MS);
   // Until it is taken: where an answer fails, Gradio forgets that more was told meanwhile.
   function again() {
     if (!waiting.length) return;
@@ -151,22 +154,29 @@ function telling(tell, queue) {
 
 export const isDark = () => document.body.classList.contains("dark");
 
-/** 0xRRGGBB as a little-endian pixel.
- * @param {number} rgb */
+/** 0xRRGGBB as a little-endian pixel. @param {number} rgb */
 export const pixel = (rgb) => (0xff000000 | ((rgb & 0xff) << 16) | (rgb & 0xff00) | (rgb >> 16)) >>> 0;
 
-/** A colour of the page's own, by the name of its token.
- * @param {Element} root @param {string} name @returns {string} "#rrggbb" */
+/** @param {Element} root @param {string} name @returns {string} "#rrggbb" */
 export function token(root, name) {
   const text = getComputedStyle(root).getPropertyValue(name).trim();
   return /^#[0-9a-f]{6}$/i.test(text) ? text : "#808080";
 }
 
+/** Red, green and blue of a pixel. @param {number} px */
+export const channels = (px) => [px & 0xff, (px >> 8) & 0xff, (px >> 16) & 0xff];
+
+/** @param {number} px @param {number} other @param {number} share of the other */
+export function mixed(px, other, share) {
+  const [a, b] = [channels(px), channels(other)];
+  const [red, green, blue] = a.map((value, i) => Math.round(value + (b[i] - value) * share));
+  return (0xff000000 | (blue << 16) | (green << 8) | red) >>> 0;
+}
+
 /** @param {string} colour "#rrggbb" */
 export const pixelOf = (colour) => pixel(parseInt(colour.slice(1), 16));
 
-/** Tables of colours by mode, as pixels.
- * @param {Record<string, number[]>} tables @returns {Record<string, Uint32Array>} */
+/** @param {Record<string, number[]>} tables @returns {Record<string, Uint32Array>} */
 export const palettesOf = (tables) => Object.fromEntries(Object.entries(tables).map(([mode, table]) => [mode, Uint32Array.from(table, pixel)]));
 
 /** @param {() => void} act after the page has turned dark or light */
@@ -184,15 +194,13 @@ export function penOf(canvas, { width, height }) {
   return pen;
 }
 
-/** Where in an element a pointer is.
- * @param {Element} node @param {MouseEvent} event @returns {Point} */
+/** @param {Element} node @param {MouseEvent} event @returns {Point} */
 export function pointIn(node, { clientX, clientY }) {
   const { left, top } = node.getBoundingClientRect();
   return { x: clientX - left, y: clientY - top };
 }
 
-/** For tests, which wait for a picture.
- * @param {HTMLElement} root */
+/** For tests, which wait for a picture. @param {HTMLElement} root */
 export const countPicture = (root) => (root.dataset.drawn = String(Number(root.dataset.drawn || 0) + 1));
 
 // -- the tooltip
@@ -213,8 +221,7 @@ export function showTip(tip, at, room, lines) {
   tip.style.top = `${beside(at.y, tip.offsetHeight, room.height)}px`;
 }
 
-/** Of what the server was asked and did not give.
- * @param {string} what @param {unknown} error */
+/** Of what the server was asked and did not give. @param {string} what @param {unknown} error */
 export const refusalWords = (what, error) => `${what} (${error instanceof Error ? error.message : error}). Open the trace again.`;
 
 // -- files
@@ -239,8 +246,7 @@ export class Component {
     this.host = host;
     this.server = gradio.server;
     this.tell = gradio.tell;
-    /** @type {HTMLElement} */
-    this.root = el("div");
+    /** @type {HTMLElement} */ this.root = el("div");
     Object.assign(host, { memviz: this });
   }
 
@@ -253,9 +259,7 @@ export class Component {
   }
 
   /** @param {any} _value */
-  load(_value) {
-    this.attach();
-  }
+  load(_value) {}
 }
 
 /** Of a class of components: what Gradio calls for each of its elements.
@@ -265,6 +269,7 @@ export const mounting = (kind) => (/** @type {HTMLElement} */ host, /** @type {G
   const component = new kind(host, gradio);
   const load = () => {
     const { value } = gradio.props;
+    component.attach();
     component.load(typeof value === "string" ? (value ? JSON.parse(value) : null) : value);
   };
   gradio.watch("value", load);

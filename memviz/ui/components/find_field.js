@@ -1,7 +1,6 @@
 // @ts-check
 // A field that tells what is typed once the typing rests. Esc clears it, and leaves it when it is empty.
-
-import { latest } from "./base.js";
+import { latest, onceQuiet } from "./base.js";
 
 const REST_MS = 150;
 
@@ -10,11 +9,7 @@ export function mount(element, { tell }) {
   const field = /** @type {HTMLInputElement} */ (element.querySelector("input"));
   const input = latest(tell.input);
   const typed = () => input({ query: field.value });
-  let resting = 0;
-  field.addEventListener("input", () => {
-    clearTimeout(resting);
-    resting = setTimeout(typed, REST_MS);
-  });
+  field.addEventListener("input", onceQuiet(typed, REST_MS));
   field.addEventListener("keydown", (event) => {
     if (event.key !== "Escape") return;
     if (!field.value) return field.blur();

@@ -2,10 +2,7 @@
 // Plain HTML that tells what was clicked in it; panel.py says what a control is.
 import { inTurn, nearest } from "./base.js";
 
-/** @typedef {import("./base.js").Gradio} Gradio */
-
-/** @param {HTMLElement} one @param {HTMLElement} other */
-const areAlike = (one, other) => JSON.stringify({ ...one.dataset }) === JSON.stringify({ ...other.dataset });
+/** @import { Gradio } from "./base.js" */
 
 /** Answers can overtake each other on their way. A panel that holds their number ([data-mv-answer]) tells of an older one
  * that was shown after a newer one, as of a click, so that what it has overwritten is asked for again.
@@ -29,13 +26,13 @@ export function mount(element, { watch, tell }) {
     const control = nearest(event, "[data-act]");
     if (control && element.contains(control)) clicked(control);
   });
-  /** @type {HTMLElement | null} */
-  let pressed = null;
+  /** @type {HTMLElement | null} */ let pressed = null;
   element.addEventListener("pointerdown", (event) => (pressed = nearest(event, "[data-act]")));
   element.addEventListener("pointerup", (event) => {
     const control = nearest(event, "[data-act]");
+    const acts = [control, pressed].map((node) => JSON.stringify({ ...node?.dataset }));
     // Where it was drawn anew while it was pressed, a browser says nothing of a click.
-    if (control && pressed && !pressed.isConnected && areAlike(control, pressed)) clicked(control);
+    if (control && pressed && !pressed.isConnected && acts[0] === acts[1]) clicked(control);
     pressed = null;
   });
   element.addEventListener("keydown", (event) => {

@@ -15,8 +15,7 @@ const FONT = "IBM Plex Sans, Helvetica, Arial, sans-serif";
 
 /** @param {"png" | "svg"} kind */
 export async function savePicture(kind) {
-  /** @type {Part[]} */
-  const parts = [];
+  /** @type {Part[]} */ const parts = [];
   say("memviz:picture", parts);
   if (!parts.length) return;
   const { text, width, height } = svgOf(parts);
@@ -90,8 +89,7 @@ function legend(svg, keys, y, width) {
 
 /** @param {string} text @param {number} most letters of a line */
 function wrapped(text, most) {
-  /** @type {string[]} */
-  const lines = [];
+  /** @type {string[]} */ const lines = [];
   for (const word of text.split(/\s+/)) {
     const last = lines.at(-1);
     if (last !== undefined && last.length + word.length < most) lines[lines.length - 1] = `${last} ${word}`;

@@ -2,7 +2,7 @@
 // Turns to the tab that an answer asks for, if its visitor has turned to none since asking; turn.py says why.
 import { all, nearest } from "./base.js";
 
-/** @typedef {import("./base.js").Gradio} Gradio */
+/** @import { Gradio } from "./base.js" */
 
 const TAB = '#tabs [role="tab"]';
 /** What was asked for by a press on anything that is no tab, by a file that was chosen or by one that was dropped. */

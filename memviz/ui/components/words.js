@@ -32,8 +32,7 @@ export function bytesText(count) {
   return `${sign}${threeDigits(Math.max(size / MIB, 1))} MiB`;
 }
 
-/** A change always shows its direction.
- * @param {number} count */
+/** A change always shows its direction. @param {number} count */
 export const deltaText = (count) => (count < 0 ? bytesText(count) : `+${bytesText(count)}`);
 
 /** @param {number} us */
@@ -43,8 +42,7 @@ export function durationText(us) {
   return `${grouped(us / 1e6, 2)} s`;
 }
 
-/** -1 is the state before the first one.
- * @param {number} event */
+/** -1 is the state before the first one. @param {number} event */
 export const eventText = (event) => (event < 0 ? "before the first event" : `event ${grouped(event)}`);
 
 /** What is too long loses its middle: names mostly differ at their ends.
@@ -83,8 +81,7 @@ export function byteTicksBetween(bottom, top) {
   return { from, ticks: ticks.map(({ value, text }) => ({ value: from + value, text: `+${text}` })) };
 }
 
-/** In which a height is counted.
- * @param {number} top */
+/** In which a height is counted. @param {number} top */
 function byteUnit(top) {
   const power = Math.min(Math.max(Math.floor(Math.log2(Math.max(top / 2, 1)) / 10), 0), 5);
   return { power, bytes: 1024 ** power, name: ["B", "KiB", "MiB", "GiB", "TiB", "PiB"][power] };

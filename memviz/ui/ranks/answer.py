@@ -40,10 +40,9 @@ class ShownRanks:
     """The place of this job among them."""
 
 
-def open_ranks(context: Context, session: Session, job: int = 0) -> dict[int, Opened]:
+def open_ranks(context: Context, session: Session) -> dict[int, Opened]:
     """Return open ranks by number; of duplicates the one that a folder of them would take. Computes nothing."""
-    jobs = _open_jobs(context, session)
-    return _by_number(jobs[min(job, len(jobs) - 1)])
+    return _by_number(_open_jobs(context, session)[0])
 
 
 def _by_number(ranks: Sequence[_NumberedTrace]) -> dict[int, Opened]:

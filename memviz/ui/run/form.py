@@ -22,9 +22,8 @@ from memviz.predictor.cards import card_named
 from memviz.runner.config_source import FILE as CONFIG
 from memviz.runner.config_source import checked_config, fetch_config, hub_is_on, is_hub_id
 from memviz.runner.jobs.service import SearchOrder
-from memviz.runner.knobs import label_of_value
 from memviz.runner.prices import reason_by_model
-from memviz.runner.request import AXES, GPUS, Request, load_of, parallel_of
+from memviz.runner.request import AXES, GPUS, Request, label_of_value, load_of, parallel_of
 
 _MOST_LETTERS = 1 << 20
 """Limit that is reported at the field; the request as a whole is bounded anyway."""

@@ -11,9 +11,8 @@ from typing import Any
 from memviz.predictor.cards import short_name
 from memviz.runner.config_source import FILE as CONFIG
 from memviz.runner.config_source import hub_is_on
-from memviz.runner.knobs import label_of_value
 from memviz.runner.prices import Price
-from memviz.runner.request import GPUS
+from memviz.runner.request import GPUS, label_of_value
 from memviz.text import Html, cut, joined, tag
 from memviz.ui.html.elements import button, checkbox, fault_place, labelled, menu, text_input
 from memviz.ui.run.form import (

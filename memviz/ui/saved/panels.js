@@ -1,8 +1,8 @@
 // @ts-check
 // Panels turn to other views by buttons with [data-set], the words of the state that they change; views.py makes both.
-import { all, nearest } from "../components/base.js";
+import { all, el, nearest } from "../components/base.js";
 import { bytesOf } from "../components/memory_timeline/packed.js";
-import { sortBy } from "./tables.js";
+import { bytesText, grouped } from "../components/words.js";
 
 /** @typedef {Record<string, string>} State */
 /** @typedef {{ place: string, fields: string[], views: Record<string, number>, shown?: string }} Panel */
@@ -11,8 +11,7 @@ export const saved = JSON.parse(document.getElementById("mv-saved")?.textContent
 /** @type {State} */
 export const state = saved.state;
 
-/** Every text of the panels, by its number.
- * @type {string[]} */
+/** @type {string[]} */
 export const texts = [];
 
 export const place = (/** @type {string} */ id) => /** @type {HTMLElement} */ (document.getElementById(id));
@@ -22,21 +21,16 @@ export async function readTexts() {
   texts.push(...JSON.parse(await new Response(packed).text()));
 }
 
-/** What follows when a panel is drawn anew, by its place.
- * @type {Map<string, () => void>} */
-const followers = new Map();
+/** @type {Map<string, () => void>} */ const followers = new Map();
 
 /** @param {string} id @param {() => void} follow */
 export const onDrawn = (id, follow) => followers.set(id, follow);
-
-/** @param {Panel} panel */
-const viewOf = ({ fields, views }) => texts[views[fields.map((field) => state[field]).join("|")]];
 
 /** Those whose view is another one now; `anew` is drawn in any case. All HTML is the page's own, which escapes every text.
  * @param {string} [anew] */
 export function draw(anew) {
   for (const panel of /** @type {Panel[]} */ (saved.panels)) {
-    const html = viewOf(panel);
+    const html = texts[panel.views[panel.fields.map((field) => state[field]).join("|")]];
     if (html === undefined || (panel.shown === html && panel.place !== anew)) continue;
     panel.shown = html;
     place(panel.place).innerHTML = html;
@@ -67,4 +61,84 @@ export function listenToButtons(turned) {
  * @param {HTMLElement} button @param {Element} panel */
 function standOnSame(button, panel) {
   all("[data-set]", panel).find((other) => other.dataset.act === button.dataset.act && other.dataset.value === button.dataset.value)?.focus();
+}
+
+// -- tables, sorted by a column; what is summed up stays at the end
+
+const sorted = { name: "bytes", rising: false };
+
+/** @param {HTMLElement} button in a head */
+function sortBy(button) {
+  const name = button.dataset.value || "";
+  sorted.rising = name === sorted.name ? !sorted.rising : ["name", "category"].includes(name);
+  sorted.name = name;
+  sortTables();
+}
+
+export function sortTables() {
+  for (const table of /** @type {NodeListOf<HTMLTableElement>} */ (document.querySelectorAll("#live-set .mv-groups"))) {
+    const heads = [...(table.tHead?.rows[0].cells || [])];
+    const column = heads.findIndex((head) => head.querySelector(`[data-value="${sorted.name}"]`));
+    if (column >= 0) sortTable(table, heads, column);
+  }
+}
+
+/** @param {HTMLTableElement} table @param {HTMLTableCellElement[]} heads @param {number} column */
+function sortTable(table, heads, column) {
+  heads.forEach((head, i) => markHead(head, i === column));
+  const isNumber = heads[column].classList.contains("mv-number");
+  const order = sorted.rising ? 1 : -1;
+  const movable = [...table.tBodies[0].rows].filter((row) => row.querySelector("[data-keep]"));
+  const ordered = movable
+    .map((row) => ({ row, value: valueOf(row.cells[column], isNumber) }))
+    .sort((a, b) => (a.value < b.value ? -order : a.value > b.value ? order : 0));
+  table.tBodies[0].prepend(...ordered.map(({ row }) => row));
+}
+
+/** @param {HTMLTableCellElement} head @param {boolean} isSorted */
+function markHead(head, isSorted) {
+  const button = head.querySelector("[data-act=sort]");
+  if (!button) return;
+  const arrow = sorted.rising ? " ↑" : " ↓";
+  button.textContent = (button.textContent || "").replace(/ [↑↓]$/, "") + (isSorted ? arrow : "");
+  if (isSorted) head.setAttribute("aria-sort", sorted.rising ? "ascending" : "descending");
+  else head.removeAttribute("aria-sort");
+}
+
+/** Figures by every digit, which stand in the title of the rounded ones.
+ * @param {HTMLTableCellElement} cell @param {boolean} isNumber */
+function valueOf(cell, isNumber) {
+  const exact = /** @type {HTMLElement | null} */ (cell.querySelector("span[title]"));
+  const words = exact?.title || cell.textContent || "";
+  if (isNumber) return Number(words.replace(/[^\d.-]/g, ""));
+  return (cell.querySelector(".mv-name")?.textContent || words).toLowerCase().trim();
+}
+
+// -- the pinned allocation, as the page's inspector shows it, with what the file knows of it
+
+/** @param {string} name @param {(Node | string)[]} value */
+const fact = (name, ...value) => [el("dt", {}, name), el("dd", {}, ...value)];
+/** @param {string} words */
+const soft = (words) => el("span", { class: "mv-soft" }, words);
+/** @param {number} event */
+const eventLink = (event) => el("button", { type: "button", class: "mv-link", "data-mv-at": event, title: "Go to this event" }, grouped(event));
+
+/** @param {any} found what is known of it @param {number} row @param {string | undefined} stackHtml made by the page's inspector, which escapes every text */
+export function pinnedPanel(found, row, stackHtml) {
+  const square = el("i", { class: "mv-kind mv-square", style: `--mv-light:${found.colour.light};--mv-dark:${found.colour.dark}`, "aria-hidden": "true" });
+  const stack = el("div");
+  if (stackHtml !== undefined) stack.innerHTML = stackHtml;
+  else stack.append(soft("Its stack is not kept in this file."));
+  const begin = found.first >= 0 ? ["event ", eventLink(found.first)] : ["before the first event"];
+  const end = found.last < found.events ? eventLink(found.last) : "the end";
+  const unpin = el("button", { type: "button", class: "mv-link", "data-mv-pin": row }, "Unpin ", el("kbd", {}, "Esc"));
+  return el(
+    "section",
+    { class: "mv-pinned" },
+    el("button", { type: "button", class: "mv-handle", "data-mv-sheet": "", "aria-label": "Taller or smaller" }),
+    el("div", { class: "mv-aside-head" }, el("h2", {}, "Pinned allocation"), unpin),
+    el("p", { class: "mv-figure" }, el("b", {}, bytesText(found.bytes)), ` in ${found.site}`),
+    el("dl", { class: "mv-dl" }, ...fact("Asked", `${grouped(found.bytes)} B`), ...fact("Category", square, ` ${found.kind}`), ...fact("Lifetime", ...begin, " → ", end)),
+    stack,
+  );
 }

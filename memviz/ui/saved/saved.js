@@ -8,13 +8,11 @@ import { mount as mountRanks } from "../components/rank_map/rank_map.js";
 import { mount as mountPlot } from "../components/reserved_plot/reserved_plot.js";
 import { mount as mountPair } from "../components/segment_pair/segment_pair.js";
 import { mount as mountWaterfall } from "../components/waterfall/waterfall.js";
-import { draw, listenToButtons, onDrawn, place, readTexts, saved, state, texts } from "./panels.js";
-import { pinnedPanel } from "./pinned.js";
-import { sortTables } from "./tables.js";
+import { draw, listenToButtons, onDrawn, pinnedPanel, place, readTexts, saved, sortTables, state, texts } from "./panels.js";
 import { SavedTrace } from "./trace.js";
 
-/** @typedef {import("../components/base.js").Gradio} Gradio */
-/** @typedef {import("./panels.js").State} State */
+/** @import { Gradio } from "../components/base.js" */
+/** @import { State } from "./panels.js" */
 
 // -- what a server would answer
 
@@ -35,8 +33,7 @@ const server = {
  * @param {(host: HTMLElement, gradio: Gradio) => unknown} component @param {string} id @param {any} value @param {(data: any) => void} [select] */
 function mounted(component, id, value, select = () => {}) {
   const props = { value };
-  /** @type {(() => void)[]} */
-  const watching = [];
+  /** @type {(() => void)[]} */ const watching = [];
   // An event says what it says when it is sent, as to a server.
   const tell = { select: (/** @type {any} */ event) => select(JSON.parse(JSON.stringify(event))), click: () => {} };
   component(place(id), { props, server, watch: (_, changed) => watching.push(changed), tell });
@@ -49,11 +46,9 @@ function mounted(component, id, value, select = () => {}) {
 // -- Explore
 
 let pinned = -1;
-/** @type {(value: any) => void} */
-let giveTimeline = () => {};
+/** @type {(value: any) => void} */ let giveTimeline = () => {};
 
-/** What the file has no columns for is not offered.
- * @param {string} key */
+/** What the file has no columns for is not offered. @param {string} key */
 function offerWhatIsKept(key) {
   const { value, pieces } = traces[key].data;
   for (const option of place("timeline").querySelectorAll("option")) {
@@ -105,8 +100,7 @@ function turnExplore(before) {
 
 // -- Compare
 
-/** @type {(before: State) => void} */
-let turnComparison = () => {};
+/** @type {(before: State) => void} */ let turnComparison = () => {};
 
 function startComparison() {
   if (!saved.compare) return;
@@ -123,15 +117,7 @@ function startComparison() {
   };
 }
 
-// -- What if
-
-function startWhatIf() {
-  if (!saved.plot) return;
-  mounted(mountPlot, "what-if-plot", saved.plot);
-  mounted(mountPair, "what-if-maps", { maps: saved.shown_maps });
-}
-
-// -- Ranks and Run
+// -- Ranks
 
 function startRanks() {
   if (!saved.ranks) return;
@@ -140,10 +126,6 @@ function startRanks() {
     draw();
   });
   onDrawn("ranks-one", () => give({ ...saved.ranks, chosen: Number(state.rank) }));
-}
-
-function startRun() {
-  for (const value of saved.run || []) mounted(mountTimeline, `run-${value.badge}`, value);
 }
 
 // -- light or dark: as somebody chose, else as the system has it
@@ -169,9 +151,10 @@ async function start() {
   await readTexts();
   startExplore();
   startComparison();
-  startWhatIf();
+  if (saved.plot) mounted(mountPlot, "what-if-plot", saved.plot);
+  if (saved.plot) mounted(mountPair, "what-if-maps", { maps: saved.shown_maps });
   startRanks();
-  startRun();
+  for (const value of saved.run || []) mounted(mountTimeline, `run-${value.badge}`, value);
   listenToButtons((before) => {
     turnExplore(before);
     turnComparison(before);

@@ -14,13 +14,10 @@ export class SavedTrace {
   /** @param {any} data as explore.py writes it */
   constructor(data) {
     this.data = data;
-    /** What was unpacked, by its name.
-     * @type {Map<string, any>} */
-    this.known = new Map();
+    /** @type {Map<string, any>} */ this.known = new Map();
   }
 
-  /** Unpacked once.
-   * @param {string} name @returns {Promise<any>} */
+  /** Unpacked once. @param {string} name @returns {Promise<any>} */
   columns(name) {
     return this.once(`columns ${name}`, () => columnsOf(this.data.pieces[name]));
   }
@@ -31,8 +28,7 @@ export class SavedTrace {
     return this.known.get(name);
   }
 
-  /** As the server answers; see memory_timeline/README.md.
-   * @param {Record<string, string>} request */
+  /** As the server answers; see memory_timeline/README.md. @param {Record<string, string>} request */
   async piece({ piece, meaning, by, group }) {
     if (piece === "sites") return this.sites();
     if (piece === "lit") return { header: { columns: [] }, columns: { bits: await this.bits(this.data.lights, by, group) } };
@@ -98,8 +94,7 @@ export class SavedTrace {
     });
   }
 
-  /** What is known of one allocation.
-   * @param {number} row */
+  /** @param {number} row */
   async allocation(row) {
     const [{ begins, ends, size }, { stack }, { group }, { header, columns }] = await Promise.all([
       this.spans(),

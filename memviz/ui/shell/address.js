@@ -1,7 +1,7 @@
 // @ts-check
 // The address is a link to what is seen; steps.js makes entries of it that the back button comes to: to the one trace that is explored, or to what a tab
 // says of itself in [data-mv-query], whose trace is the open one unless it names several.
-import { all, onSaid } from "../components/base.js";
+import { all, onceQuiet, onSaid } from "../components/base.js";
 import { followTab } from "./focus.js";
 import { noteAddress, notePlace } from "./steps.js";
 
@@ -72,16 +72,6 @@ onSaid("memviz:state", (state) => {
   explored = { key: state.key, said: Object.fromEntries(OF_THE_TIMELINE.filter(isSaid).map((key) => [key, String(state[key])])) };
   followView();
 });
-
-/** Once nobody has asked for it so long.
- * @param {() => void} act @param {number} ms */
-function onceQuiet(act, ms) {
-  let waiting = 0;
-  return () => {
-    clearTimeout(waiting);
-    waiting = setTimeout(act, ms);
-  };
-}
 
 onSaid("memviz:joined", onceQuiet(() => followView(), JOINED_MS));
 

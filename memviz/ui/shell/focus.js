@@ -8,31 +8,25 @@ const STOPS = "a[href], button, input, select, textarea, summary, [tabindex]";
 const TABS = '#tabs [role="tablist"] [data-tab-id]';
 const MORE_TABS = "#tabs .overflow-menu button";
 
-/** Where they stand, in which part of the page, and as which of its stops.
- * @type {HTMLElement | null} */
+/** Where they stand, in which part of the page, and as which of its stops. @type {HTMLElement | null} */
 let stop = null;
 let part = "";
 let doing = "";
-/** @type {string | null} */
-let words = "";
+/** @type {string | null} */ let words = "";
 let place = 0;
 /** By keys, or by what speaks for them; who points at things sees where they are. */
 let isKeyed = false;
-/** The tab that they were put on, until they press something.
- * @type {HTMLElement | null} */
-let given = null;
+/** @type {HTMLElement | null} */ let given = null;
 
 /** @param {HTMLElement} node */
 const isSeen = (node) => node.isConnected && node.getClientRects().length > 0;
 
-/** What Tab comes to there.
- * @param {Element | null} area */
+/** @param {Element | null} area */
 function stopsIn(area) {
   return (area ? all(STOPS, area) : []).filter((node) => node.tabIndex >= 0 && !(/** @type {HTMLButtonElement} */ (node).disabled) && isSeen(node));
 }
 
-/** What a press on it does, as its data says; empty where they say nothing.
- * @param {HTMLElement} node */
+/** What a press on it does, as its data says; empty where they say nothing. @param {HTMLElement} node */
 const doingOf = ({ dataset }) => (Object.keys(dataset).length ? JSON.stringify(dataset) : "");
 
 /** @param {FocusEvent} event */

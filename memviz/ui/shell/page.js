@@ -5,16 +5,14 @@
 //   [data-mv-picture]  a click saves the plots that are seen as "png" or "svg";  [data-mv-share]  copies the address
 //   [data-mv-copy]  a click copies that text;  [data-mv-dark], [data-mv-keys], [data-mv-close]  as they say
 // The timeline hears `memviz:light` and `memviz:go`, and says `memviz:state` (see its README). The address is kept in
-// address.js, what a click on one of many traces shows at once in ahead.js, the back button in steps.js, menus in menus.js,
-// where the keyboard stands after what it pressed is gone in focus.js, new names of traces in rename.js, and what a narrow screen does otherwise in narrow.js.
+// address.js, the back button in steps.js, the rows of open traces in open_traces.js, where the keyboard stands after what
+// it pressed is gone in focus.js, and what a narrow screen does otherwise in narrow.js.
 import { all, isTyping, nearest, say } from "../components/base.js";
 import { savePicture } from "../components/picture.js";
 import { followView } from "./address.js";
-import { listenToRows } from "./ahead.js";
+import { listenToRows } from "./open_traces.js";
 import { listenToFocus } from "./focus.js";
-import { listenToMenus } from "./menus.js";
 import { closeDrawer, listenToSheet, listenToWidth } from "./narrow.js";
-import { listenToNames } from "./rename.js";
 import { listenToSteps } from "./steps.js";
 
 const REST_MS = 60;
@@ -24,8 +22,7 @@ const FIND = "[data-mv-find] input, [data-mv-find] textarea, input[data-mv-find]
 
 // -- lighting: what is rested on, not what is passed over, since each asks the server
 
-/** @type {string | null} */
-let lit = null;
+/** @type {string | null} */ let lit = null;
 let lighting = 0;
 
 /** @param {HTMLElement | null} node */
@@ -109,6 +106,32 @@ document.addEventListener("click", (event) => {
 });
 document.addEventListener("keydown", shortcut);
 
+// -- menus: <details class="mv-menu">, one at a time, gone with Escape, with a click elsewhere and with what is chosen
+
+const MENU = "details.mv-menu";
+
+const opened = () => /** @type {HTMLDetailsElement[]} */ (all(`${MENU}[open]`));
+
+/** @param {Element | null} [kept] */
+function close(kept) {
+  for (const menu of opened()) if (menu !== kept) menu.open = false;
+}
+
+/** @param {KeyboardEvent} event */
+function escape(event) {
+  const [menu] = opened();
+  if (event.key !== "Escape" || !menu) return;
+  // One thing at a time: what else Escape undoes stays.
+  event.stopPropagation();
+  menu.open = false;
+  menu.querySelector("summary")?.focus();
+}
+
+document.addEventListener("pointerdown", (event) => close(nearest(event, MENU)));
+document.addEventListener("toggle", ({ target }) => target instanceof HTMLDetailsElement && target.matches(`${MENU}[open]`) && close(target), true);
+document.addEventListener("keydown", escape, true);
+document.addEventListener("click", (event) => nearest(event, `${MENU} button`) && close());
+
 // -- dark and light: the mode a visitor chose, unless the address says which
 
 /** @param {boolean} isDark */
@@ -137,8 +160,6 @@ else document.addEventListener("DOMContentLoaded", startDark);
 
 closeDrawer();
 listenToFocus();
-listenToMenus();
-listenToNames();
 listenToRows();
 listenToSteps();
 listenToWidth();

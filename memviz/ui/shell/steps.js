@@ -2,7 +2,7 @@
 // The back button undoes: each action of a visitor that leads to another view, choice, tab or trace is one entry of the
 // browser's history, however many answers carry it out. What passes on the way there, as in a drag or a row of turns of
 // the wheel, is none. The samples before anything is open are an entry too, so that going back from the first trace stays here.
-import { all, onSaid, say } from "../components/base.js";
+import { all, onceQuiet, onSaid, say } from "../components/base.js";
 
 const REST_MS = 700;
 const TAB = '#tabs [role="tab"]';
@@ -15,25 +15,18 @@ const ACTS = ["pointerdown", "click", "keydown", "wheel", "change", "drop"];
 
 /** Where the browser's history stands. @type {Entry} */
 const here = { view: null, tab: "", address: location.href };
-/** Of a trace that is not shown yet, gone back to.
- * @type {State | null} */
-let awaited = null;
-let resting = 0;
-/** What the explored timeline has said last.
- * @type {State | null} */
-let latest = null;
+/** @type {State | null} */ let awaited = null;
+/** @type {State | null} */ let latest = null;
 /** The visitor did something since the last entry. */
 let hasActed = false;
 /** Gone back to the samples or from them, which the server is asked for. */
 let isGoing = false;
 
 const isHome = () => !document.querySelector("[data-mv-link]");
-const tabs = () => all(TAB);
 const tabName = (/** @type {HTMLElement | undefined} */ tab) => tab?.textContent?.trim() || "";
-const shownTab = () => tabName(tabs().find((tab) => tab.getAttribute("aria-selected") === "true"));
+const shownTab = () => tabName(all(TAB).find((tab) => tab.getAttribute("aria-selected") === "true"));
 
-/** The pixels of a view are not what makes it another one.
- * @param {State | null} view */
+/** The pixels of a view are not what makes it another one. @param {State | null} view */
 const told = (view) => JSON.stringify(view && { ...view, sight: null });
 
 /** The first change after an action is an entry; what comes of the same action later belongs to it.
@@ -46,19 +39,16 @@ function keep(entry) {
   // The address has followed the view already; the entry that is left gets back its own.
   if (isNew) history.replaceState({ memviz: { ...here } }, "", here.address);
   Object.assign(here, entry);
-  if (isNew) history.pushState({ memviz: { ...here } }, "", here.address);
-  else history.replaceState({ memviz: { ...here } }, "", here.address);
+  history[isNew ? "pushState" : "replaceState"]({ memviz: { ...here } }, "", here.address);
 }
 
-/** @param {State} view */
-function rest(view) {
+const rest = onceQuiet((/** @type {State} */ view) => {
   if (!isHome() && told(view) !== told(here.view)) keep({ view, tab: shownTab(), address: location.href });
-}
+}, REST_MS);
 
-/** A trace is shown from its beginning, or as a link says.
- * @param {State} view */
+/** A trace is shown from its beginning, or as a link says. @param {State} view */
 function begin(view) {
-  clearTimeout(resting);
+  rest.cancel();
   latest = view;
   const before = awaited;
   awaited = null;
@@ -85,13 +75,12 @@ function goHome() {
 
 /** @param {PopStateEvent} event */
 function popped({ state }) {
-  /** @type {Entry | undefined} */
-  const entry = state?.memviz;
+  /** @type {Entry | undefined} */ const entry = state?.memviz;
   if (!entry) return;
-  clearTimeout(resting);
+  rest.cancel();
   hasActed = false;
   Object.assign(here, entry);
-  const tab = tabs().find((one) => tabName(one) === entry.tab);
+  const tab = all(TAB).find((one) => tabName(one) === entry.tab);
   if (entry.tab !== shownTab()) tab?.click();
   if (entry.view) goBackTo(entry.view);
   else goHome();
@@ -123,9 +112,8 @@ export function listenToSteps() {
   for (const name of ACTS) window.addEventListener(name, acted, { capture: true, passive: true });
   onSaid("memviz:begun", begin);
   onSaid("memviz:state", (view) => {
-    clearTimeout(resting);
     latest = view;
-    resting = setTimeout(() => rest(view), REST_MS);
+    rest(view);
   });
   window.addEventListener("popstate", popped);
 }

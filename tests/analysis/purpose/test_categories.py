@@ -12,7 +12,7 @@ from memviz.analysis.purpose.reasons import Certainty, Reason
 from memviz.analysis.purpose.rules import CUBLAS_WORKSPACE_BYTES, LAST_RULES, RULES
 from memviz.analysis.timeline import timeline
 from memviz.trace.model import Category, Labels, Trace
-from memviz.trace.rounding import HOPPER_WORKSPACE_BYTES
+from memviz.trace.reserved import HOPPER_WORKSPACE_BYTES
 from tests.analysis import training as t
 from tests.analysis.training import Recording
 from tests.real import FOLDER, read_once, requires_real

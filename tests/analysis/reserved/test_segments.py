@@ -10,7 +10,7 @@ from memviz.analysis.segments import SegmentsAt, TileKind, segments_at
 from memviz.analysis.timeline import timeline
 from memviz.errors import UsageError
 from memviz.trace.model import DeviceTrace, State, Trace
-from memviz.trace.rounding import NO_DIVISIONS
+from memviz.trace.reserved import NO_DIVISIONS
 from tests.real import each_real_file, read_once, requires_real
 from tests.simulated_allocator import Allocator
 from tests.traces import MiB, alloc, block, event, free, read, segment, trace_of

@@ -15,13 +15,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from memviz.errors import UsageError
-from memviz.runner.knobs import described
 from memviz.runner.measure.accelerator import Accelerator
 from memviz.runner.output_check import comparison
 from memviz.runner.output_check.comparison import check_outputs, compare_outputs, in_proportion
 from memviz.runner.output_check.model_runs import ComparedStep, forked, random_state, set_random_state
 from memviz.runner.plan import plan_of
-from memviz.runner.request import Request, _loss_text
+from memviz.runner.request import Request, _loss_text, described
 from memviz.runner.workloads import WORKLOADS
 from optimizations import OPTIMIZATIONS, apply_all
 from optimizations.checkpointing import Checkpointing

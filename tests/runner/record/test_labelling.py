@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from memviz.runner.record.log import Counts, Log, TensorSeen, labelled
 from memviz.trace.model import Action, Category, Phase, Trace
-from memviz.trace.rounding import CUBLAS_WORKSPACE_BYTES
+from memviz.trace.reserved import CUBLAS_WORKSPACE_BYTES
 from tests.traces import alloc, block, free, segment, trace_of
 
 ADDRESSES = (0, 4096, 8192)

@@ -3,8 +3,41 @@
 // (worker.js), and its first picture in Explore where nothing else is looked at. Gradio's own upload is left to
 // browsers and servers where this way does not answer.
 import { Component, el, known, mounting, say } from "../base.js";
+import { unpacking } from "../memory_timeline/data.js";
 import { mounted } from "../memory_timeline/timeline.js";
-import { keepSpare, takeWorker } from "./workers.js";
+
+/** @import { Total } from "../memory_timeline/total.js" */
+
+// -- threads that run worker.js: the next one starts while nobody waits for it
+
+const KEPT_AFTER_MS = 2000;
+
+/** @type {Worker | null} */ let spare = null;
+
+/** What they run stands in the page as text, and needs no address. */
+const newWorker = () => new Worker(URL.createObjectURL(new Blob([document.getElementById("memviz-worker")?.textContent || ""], { type: "text/javascript" })));
+
+function takeWorker() {
+  const worker = spare || newWorker();
+  spare = null;
+  setTimeout(keepSpare, KEPT_AFTER_MS);
+  return worker;
+}
+
+function keepSpare() {
+  if (globalThis.Worker) spare ||= newWorker();
+}
+
+unpacking.aside = (piece, header, body) =>
+  new Promise((done, fail) => {
+    const worker = takeWorker();
+    worker.onmessage = ({ data }) => {
+      worker.terminate();
+      if (data.made) done(data.made);
+      else fail(new Error(data.fault));
+    };
+    worker.postMessage({ unpack: [piece, header, body] });
+  });
 
 const TARGETS = "#files, #first-files";
 const PATIENCE_MS = 8000;
@@ -20,7 +53,6 @@ const STOP_MS = 1000;
 /** rank2 before rank10. */
 const NATURAL = new Intl.Collator(undefined, { numeric: true });
 
-/** @typedef {import("../memory_timeline/total.js").Total} Total */
 /** What Gradio is told: a file that is open now, or one that is refused.
  * @typedef {{ drop: number } & ({ stored: string, beside?: string, begins?: string } | { refused: string, reason: string, turn: string })} Told */
 
@@ -51,11 +83,9 @@ class Arrival {
   isOver = false;
   /** The server has begun to read it. */
   isBegun = false;
-  /** @type {Worker | null} */
-  worker = null;
+  /** @type {Worker | null} */ worker = null;
   done = () => {};
-  /** Gradio is about to be told of it, or never will be.
-   * @type {() => void} */
+  /** Gradio is about to be told of it, or never will be. @type {() => void} */
   pass = () => {};
   passed = new Promise((/** @type {(_: void) => void} */ pass) => (this.pass = pass));
 
@@ -71,8 +101,7 @@ class Arrival {
     this.row = el("div", { class: "mv-arrival", role: "status" }, el("b", { title: file.name }, file.name), this.words, cancel, this.line);
   }
 
-  /** Resolves when it is open, refused or cancelled.
-   * @returns {Promise<void>} */
+  /** Resolves when it is open, refused or cancelled. @returns {Promise<void>} */
   run() {
     this.isFirst = !document.querySelector("[data-mv-link]") && !document.body.classList.contains("mv-first");
     this.say("reading", 0);
@@ -196,8 +225,7 @@ class Arrival {
 // -- all of them, in their order
 
 class Arrivals extends Component {
-  /** @type {Arrival[]} */
-  waiting = [];
+  /** @type {Arrival[]} */ waiting = [];
   lanes = 0;
   /** @type {Arrival | undefined} */
   last;
@@ -206,12 +234,8 @@ class Arrivals extends Component {
   drops = 0;
   /** How many files of the newest drop are open. */
   opened = { drop: 0, count: 0 };
-  /** Files that it will be told of together.
-   * @type {Gathered | null} */
-  gathered = null;
-  /** What Gradio is being told.
-   * @type {Promise<any>} */
-  telling = known;
+  /** @type {Gathered | null} */ gathered = null;
+  /** @type {Promise<any>} */ telling = known;
 
   /** @param {HTMLElement} host @param {import("../base.js").Gradio} gradio */
   constructor(host, gradio) {
@@ -230,8 +254,7 @@ class Arrivals extends Component {
     if (event.defaultPrevented || !isGradios(event)) target.value = "";
   }
 
-  /** Before Gradio takes them.
-   * @param {Event} event @param {FileList | null} [list] */
+  /** @param {Event} event @param {FileList | null} [list] */
   take(event, list) {
     if (isGradios(event) || !isSupported() || !list?.length || !(event.target instanceof Element) || !event.target.closest(TARGETS)) return;
     event.preventDefault();
@@ -286,8 +309,7 @@ class Arrivals extends Component {
     return gathered.done;
   }
 
-  /** How many were open before these.
-   * @param {number} drop @param {number} count */
+  /** How many were open before these. @param {number} drop @param {number} count */
   countOpened(drop, count) {
     if (this.opened.drop !== drop) this.opened = { drop, count: 0 };
     this.opened.count += count;
@@ -320,8 +342,7 @@ class Arrivals extends Component {
   }
 }
 
-/** What we left to it ourselves.
- * @param {Event} event */
+/** What we left to it ourselves. @param {Event} event */
 const isGradios = (event) => /** @type {CustomEvent} */ (event).detail === "gradio";
 
 export const mount = mounting(Arrivals);

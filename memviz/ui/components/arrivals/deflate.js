@@ -38,22 +38,7 @@ for (let symbol = 257, length = 3; symbol < 285; symbol++) {
 lengthCode[LONGEST] = code[285];
 lengthBits[LONGEST] = codeBits[285];
 
-/** Of every distance: its symbol; beyond 256 the same for each 128. */
-const nearSymbol = new Uint8Array(257);
-const farSymbol = new Uint8Array(257);
-const distanceBase = new Uint16Array(30);
-const distanceExtra = new Uint8Array(30);
-const distanceCode = new Uint8Array(30);
-for (let symbol = 0, distance = 1; symbol < 30; symbol++) {
-  const extra = symbol < 2 ? 0 : (symbol >> 1) - 1;
-  distanceBase[symbol] = distance;
-  distanceExtra[symbol] = extra;
-  distanceCode[symbol] = turned(symbol, 5);
-  for (const end = distance + (1 << extra); distance < end; distance++) {
-    if (distance <= 256) nearSymbol[distance] = symbol;
-    else farSymbol[(distance - 1) >> 7] = symbol;
-  }
-}
+const distanceCode = Uint8Array.from({ length: 30 }, (_, symbol) => turned(symbol, 5));
 
 const newest = new Int32Array(1 << HASH_BITS);
 
@@ -90,10 +75,12 @@ export function deflate(data, isLast) {
       held |= lengthCode[length] << bits;
       bits += lengthBits[length];
       for (; bits >= 8; bits -= 8, held >>>= 8) out[at++] = held;
-      const distance = i - from;
-      const symbol = distance <= 256 ? nearSymbol[distance] : farSymbol[(distance - 1) >> 7];
-      held |= (distanceCode[symbol] | ((distance - distanceBase[symbol]) << 5)) << bits;
-      bits += 5 + distanceExtra[symbol];
+      // A symbol names a distance, less one, by its two highest bits; the others follow it.
+      const distance = i - from - 1;
+      const extra = distance < 2 ? 0 : 30 - Math.clz32(distance);
+      const symbol = distance < 2 ? distance : 2 * extra + (distance >> extra);
+      held |= (distanceCode[symbol] | ((distance & ((1 << extra) - 1)) << 5)) << bits;
+      bits += 5 + extra;
       i += length;
     }
     for (; bits >= 8; bits -= 8, held >>>= 8) out[at++] = held;

@@ -2,7 +2,67 @@
 // A file's bytes on their way: part by part, one request at a time. The first are sent as they are: how long that takes
 // decides whether the others are packed, and so on with each that follows. No DOM in this file.
 import { deflate } from "./deflate.js";
-import { probeOf } from "./line.js";
+
+// -- how fast the line to the server is, by what was sent, and whether packing pays on it
+
+/** Bytes a second. Packing a large file, and reading it there, is hardly faster. */
+const FAST = 8e6;
+/** Below this a clock says nothing. */
+const LEAST_MS = 1;
+/** Of the whole time: an answer may have been slow for once, and does not explain all. */
+const LEAST_SHARE = 0.25;
+const PROBES = 2;
+/** So many last measures count, all together: a busy machine is now and then slow on any line, and a small part may
+ * slip through a slow one. */
+const REMEMBERED = 3;
+const LEAST_PROBE = 48 << 10;
+const MOST_PROBE = 512 << 10;
+const SHARE_OF_FILE = 96;
+
+/** Bytes sent as they are, for a measure: little of any file, and the more the longer a wrong answer would last.
+ * @param {number} size of the file */
+export const probeOf = (size) => Math.min(Math.max(Math.floor(size / SHARE_OF_FILE), LEAST_PROBE), MOST_PROBE);
+
+export class Line {
+  /** @type {{ bytes: number, ms: number }[]} */ last = [];
+  /** All that were ever taken. */
+  count = 0;
+
+  /** @param {number} answerMs what an answer takes that has nothing to carry */
+  constructor(answerMs) {
+    this.answerMs = answerMs;
+  }
+
+  /** Bytes a second; 0 is not known. A busy machine makes a line look slow and never fast, so of the first two the
+   * better counts. */
+  get rate() {
+    const [bytes, ms] = [this.last.map((part) => part.bytes), this.last.map((part) => part.ms)];
+    if (this.count <= PROBES) return Math.max(0, ...bytes.map((size, i) => (1000 * size) / ms[i]));
+    return (1000 * bytes.reduce((sum, size) => sum + size, 0)) / ms.reduce((sum, part) => sum + part, 0);
+  }
+
+  /** One slow measure is none yet. */
+  get isKnown() {
+    return this.isFast || this.last.length >= PROBES;
+  }
+
+  /** Packing costs more there than it saves. */
+  get isFast() {
+    return this.rate >= FAST;
+  }
+
+  /** @param {number} bytes @param {number} ms until it was answered */
+  sent(bytes, ms) {
+    this.count++;
+    // A small part says more of the answer's way than of the line.
+    if (bytes < LEAST_PROBE / 2 && this.isKnown) return;
+    this.answerMs = Math.min(this.answerMs, ms);
+    const own = Math.max(ms - this.answerMs, LEAST_SHARE * ms, LEAST_MS);
+    this.last = [...this.last, { bytes, ms: own }].slice(-REMEMBERED);
+  }
+}
+
+// -- sending
 
 const MOST_READY = 16 << 20;
 const LEAST_SENT = 384 << 10;
@@ -12,8 +72,7 @@ const MOST_PLAIN = 64 << 20;
 
 /** Lets the worker's other tasks go first: answers are heard, and the next request sets out, while a file is packed. */
 const turn = new MessageChannel();
-/** @type {(() => void)[]} */
-const turns = [];
+/** @type {(() => void)[]} */ const turns = [];
 turn.port1.onmessage = () => turns.shift()?.();
 const othersFirst = () =>
   /** @type {Promise<void>} */ (
@@ -27,8 +86,7 @@ const othersFirst = () =>
 
 /** Packed parts, made ready while a request is on its way. */
 class Packing {
-  /** @type {Uint8Array<ArrayBuffer>[]} */
-  parts = [];
+  /** @type {Uint8Array<ArrayBuffer>[]} */ parts = [];
   size = 0;
   isOver = false;
   wake = () => {};
@@ -59,8 +117,7 @@ class Packing {
     this.isOver = true;
   }
 
-  /** What is ready, once that is worth a request; all, once no more is wanted.
-   * @returns {Promise<Part>} */
+  /** What is ready, once that is worth a request; all, once no more is wanted. @returns {Promise<Part>} */
   async take() {
     const enough = () => this.size >= LEAST_SENT && this.isWanted();
     while (!enough() && !this.isOver) await Promise.race([new Promise((done) => (this.wake = () => done(null))), this.making]);
@@ -73,10 +130,9 @@ class Packing {
 export class Sending {
   /** How much of the file is sent as it is, or packed. */
   at = 0;
-  /** @type {Packing | null} */
-  packing = null;
+  /** @type {Packing | null} */ packing = null;
 
-  /** @param {File} file @param {boolean} mayPack @param {import("./line.js").Line} line @param {() => boolean} isOver */
+  /** @param {File} file @param {boolean} mayPack @param {Line} line @param {() => boolean} isOver */
   constructor(file, mayPack, line, isOver) {
     this.file = file;
     this.mayPack = mayPack;
@@ -124,4 +180,41 @@ export class Sending {
       if (part.isLast) return;
     }
   }
+}
+
+// -- what the server says meanwhile: messages one behind the other in one answer, each the length of its header, the header,
+// and the bytes that this one counts
+
+const LENGTH = 4;
+
+/** @typedef {{ kind: string, bytes: number, [more: string]: any }} Message */
+
+/** The whole messages at the beginning; what is left over; and how long that has to be before the next one is whole.
+ * @param {Uint8Array} bytes @returns {{ messages: { header: Message, body: Uint8Array<ArrayBuffer> }[], rest: Uint8Array, needed: number }} */
+export function messagesIn(bytes) {
+  const messages = [];
+  const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.length);
+  for (let at = 0; ; ) {
+    const left = bytes.length - at;
+    const rest = bytes.subarray(at);
+    if (left < LENGTH) return { messages, rest, needed: LENGTH };
+    const begin = LENGTH + view.getUint32(at, true);
+    if (left < begin) return { messages, rest, needed: begin };
+    const header = /** @type {Message} */ (JSON.parse(new TextDecoder().decode(rest.subarray(LENGTH, begin))));
+    const end = begin + header.bytes;
+    if (left < end) return { messages, rest, needed: end };
+    messages.push({ header, body: /** @type {Uint8Array<ArrayBuffer>} */ (rest.subarray(begin, end)) });
+    at += end;
+  }
+}
+
+/** @param {Uint8Array[]} pieces */
+export function joined(pieces) {
+  const whole = new Uint8Array(pieces.reduce((sum, piece) => sum + piece.length, 0));
+  let at = 0;
+  for (const piece of pieces) {
+    whole.set(piece, at);
+    at += piece.length;
+  }
+  return whole;
 }

@@ -3,9 +3,7 @@
 // and unpacked. The page's own thread only draws. Told {file, address}; tells what the server tells, a `piece` made
 // ready to draw. Told "stop", it stops. Told {unpack}, it only unpacks a piece.
 import { bytesOf, ready } from "../memory_timeline/packed.js";
-import { Line } from "./line.js";
-import { Sending } from "./sending.js";
-import { joined, messagesIn } from "./stream.js";
+import { joined, Line, messagesIn, Sending } from "./sending.js";
 
 const GZIP = 0x1f8b;
 const stopped = new AbortController();
@@ -86,8 +84,7 @@ function post(own, { body, isPlain, isLast }, number) {
 /** @param {string} own */
 async function listen(own) {
   const reader = /** @type {ReadableStream<Uint8Array>} */ ((await ask(own, {})).body).getReader();
-  /** @type {Uint8Array[]} */
-  let pieces = [];
+  /** @type {Uint8Array[]} */ let pieces = [];
   let [have, needed] = [0, 0];
   for (;;) {
     const { done, value } = await reader.read();
@@ -101,7 +98,7 @@ async function listen(own) {
   }
 }
 
-/** @param {import("./stream.js").Message} message @param {Uint8Array<ArrayBuffer>} body */
+/** @param {import("./sending.js").Message} message @param {Uint8Array<ArrayBuffer>} body */
 async function pass(message, body) {
   if (message.kind !== "piece") return tell(message);
   const { made, owned } = await ready(message.piece, /** @type {any} */ (message.header), body);

@@ -1,10 +1,81 @@
 // @ts-check
 // Every event of one device as a list that stays fluid: only the rows in sight are in the page, their texts come a
 // page at a time. README.md beside this file says what comes in and what goes out.
-import { actOnKey, clamp, Component, el, mounting, nearest, onSaid, refusalWords, say } from "../base.js";
+import { actOnKey, clamp, Component, el, mounting, nearest, onceQuiet, onSaid, refusalWords, say } from "../base.js";
 import { grouped } from "../words.js";
-import { columnsWithin, emptyCell, eventOf, headerCell, lookOf, write, writeWaiting } from "./columns.js";
-import { Scale } from "./scale.js";
+
+// Where what stands in a line, in the order of EventRow's fields.
+const [EVENT, TIME, ACTION, BYTES, EXACT, ADDRESS, STREAM, POOL, SITE, ANNOTATION, LOOK] = Array(11).keys();
+const TITLED = [SITE, ANNOTATION, STREAM];
+const WIDE = 620;
+
+/** @typedef {(number | string)[]} Line */
+/** What memviz.ui.payloads.event_rows.list_value makes.
+ * @typedef {{ key: string, at: number, count: number, actions: [action: number, name: string, count: number][], has_times: boolean, has_annotations: boolean, many_streams: boolean, many_pools: boolean }} Value */
+/** `from`: the least width of the list at which it is shown.
+ * @typedef {{ name: string, cell: number, width: string, number?: boolean, code?: boolean, from: (value: Value) => number }} Column */
+
+/** @type {Column[]} */
+const COLUMNS = [
+  { name: "Event", cell: EVENT, width: "76px", number: true, from: () => 0 },
+  { name: "Time, ms", cell: TIME, width: "92px", number: true, from: (value) => (value.has_times ? WIDE : Infinity) },
+  { name: "Action", cell: ACTION, width: "minmax(96px, 124px)", from: () => 0 },
+  { name: "Bytes", cell: BYTES, width: "84px", number: true, from: () => 0 },
+  { name: "Address", cell: ADDRESS, width: "122px", code: true, from: () => WIDE },
+  { name: "Stream", cell: STREAM, width: "minmax(44px, 76px)", number: true, from: (value) => (value.many_streams ? WIDE : 940) },
+  { name: "Pool", cell: POOL, width: "56px", from: (value) => (value.many_pools ? WIDE : 940) },
+  { name: "Site", cell: SITE, width: "minmax(110px, 3fr)", code: true, from: () => 0 },
+  { name: "Annotation", cell: ANNOTATION, width: "minmax(90px, 2fr)", from: (value) => (value.has_annotations ? 860 : Infinity) },
+];
+
+/** @param {Column} column */
+const classOf = (column) => `mve-${column.name.toLowerCase().replace(/\W.*/, "")}${column.number ? " mve-number" : ""}`;
+
+/** @param {Line} line */
+const eventOf = (line) => Number(line[EVENT]);
+
+/** @param {HTMLElement} node @param {Column} column @param {Line | undefined} line @param {string} event until the line is there */
+function write(node, { cell }, line, event) {
+  node.removeAttribute("title");
+  if (!line) return void (node.textContent = cell === EVENT ? event : cell === SITE ? "…" : "");
+  const text = cell === EVENT ? grouped(eventOf(line)) : String(line[cell]);
+  node.textContent = cell === ACTION && line[LOOK] === "oom" ? `✗ ${text}` : text;
+  if (cell === BYTES) node.title = String(line[EXACT]);
+  else if (TITLED.includes(cell)) node.title = text;
+}
+
+// -- scrolling a list that is taller than browsers let an element be
+
+/** Browsers cut elements off somewhere above ten million pixels, without a word. */
+const TALLEST = 8_000_000;
+/** Near both ends a pixel of the scroll bar is a pixel of the list, however long the list is. */
+const EDGE = 200_000;
+
+/** Between the scroll bar's pixels and the list's, where the list is taller than an element may be. */
+export class Scale {
+  /** @param {number} total pixels of the whole list @param {number} view those in sight */
+  constructor(total, view) {
+    this.height = Math.min(total, TALLEST);
+    this.lastBar = Math.max(this.height - view, 0);
+    this.lastTop = Math.max(total - view, 0);
+    this.isPlain = total <= TALLEST;
+    this.speed = (this.lastTop - 2 * EDGE) / Math.max(this.lastBar - 2 * EDGE, 1);
+  }
+
+  /** @param {number} bar */
+  topOf(bar) {
+    if (this.isPlain || bar <= EDGE) return bar;
+    if (bar >= this.lastBar - EDGE) return this.lastTop - (this.lastBar - bar);
+    return EDGE + (bar - EDGE) * this.speed;
+  }
+
+  /** @param {number} top */
+  barOf(top) {
+    if (this.isPlain || top <= EDGE) return top;
+    if (top >= this.lastTop - EDGE) return this.lastBar - (this.lastTop - top);
+    return EDGE + (top - EDGE) / this.speed;
+  }
+}
 
 const PAGE = 200;
 const MOST_PAGES = 60;
@@ -17,37 +88,27 @@ const TYPED_MS = 150;
 const ECHO_MS = 3000;
 const GRID_LABEL = "Events; arrows move, Enter takes the timeline there";
 
-/** @typedef {import("./columns.js").Line} Line */
-/** @typedef {import("./columns.js").Value} Value */
 /** Where an event stands in the list as it is filtered, and how long that is.
  * @typedef {{ row: number, is_there: boolean, count: number }} Place */
 /** An element that shows one row after another; `said` is what it shows now.
  * @typedef {{ node: HTMLElement, cells: HTMLElement[], said: string, row: number }} Slot */
 
 class EventList extends Component {
-  /** @type {string | null} */
-  key = null;
-  /** @type {Value | null} */
-  value = null;
+  /** @type {string | null} */ key = null;
+  /** @type {Value | null} */ value = null;
   /** The moment's event, and where it stands. */
   at = -1;
-  /** @type {Place} */
-  place = { row: 0, is_there: false, count: 0 };
+  /** @type {Place} */ place = { row: 0, is_there: false, count: 0 };
   // What is let through.
-  /** @type {number[]} */
-  actions = [];
+  /** @type {number[]} */ actions = [];
   text = "";
 
   // The list as it is filtered now.
   count = 0;
   cursor = 0;
-  /** The row that has to come into sight.
-   * @type {number | null} */
-  wanted = null;
-  /** @type {Map<number, Line[]>} */
-  pages = new Map();
-  /** @type {Set<number>} */
-  asked = new Set();
+  /** @type {number | null} */ wanted = null;
+  /** @type {Map<number, Line[]>} */ pages = new Map();
+  /** @type {Set<number>} */ asked = new Set();
   generation = 0;
   ticket = 0;
   /** When somebody in the browser said last where the moment is. */
@@ -57,19 +118,15 @@ class EventList extends Component {
   top = 0;
   view = 0;
   row = ROW;
-  /** @type {Scale | null} */
-  scale = null;
+  /** @type {Scale | null} */ scale = null;
   /** As the scroll bar has it. */
   scrolledTo = 0;
 
   // What is drawn.
-  /** @type {import("./columns.js").Column[]} */
-  shown = [];
-  /** @type {Slot[]} */
-  slots = [];
+  /** @type {Column[]} */ shown = [];
+  /** @type {Slot[]} */ slots = [];
   frame = 0;
-  settle = 0;
-  typing = 0;
+  settle = onceQuiet(() => this.scale && this.setTop(this.top, this.scale), SETTLE_MS);
 
   find = el("input", { type: "search", class: "mve-find", placeholder: "Site or annotation", "aria-label": "Find by site or annotation", maxlength: "200" });
   kinds = el("div", { class: "mve-kinds", role: "group", "aria-label": "Kinds of event" });
@@ -93,10 +150,7 @@ class EventList extends Component {
     this.scroller.addEventListener("scroll", () => this.scrolled());
     this.scroller.addEventListener("click", (event) => this.clicked(event));
     this.grid.addEventListener("keydown", (event) => this.keyed(event));
-    this.find.addEventListener("input", () => {
-      clearTimeout(this.typing);
-      this.typing = setTimeout(() => this.choose({ text: this.find.value.trim() }), TYPED_MS);
-    });
+    this.find.addEventListener("input", onceQuiet(() => this.choose({ text: this.find.value.trim() }), TYPED_MS));
   }
 
   /** Taken out of the page, an element forgets where it was scrolled to.
@@ -111,7 +165,6 @@ class EventList extends Component {
 
   /** @override @param {Value | null} value */
   load(value) {
-    this.attach();
     this.root.hidden = !value || !value.key;
     if (!value || !value.key) this.key = null;
     else if (value.key !== this.key) this.start(value);
@@ -129,11 +182,9 @@ class EventList extends Component {
 
   /** @param {Value} value */
   showKinds({ actions }) {
-    const chips = actions.map(([action, name, count]) => {
-      const chip = el("button", { type: "button", class: "mve-kind", "aria-pressed": "false", onclick: () => this.toggle(action, chip) }, `${name} `, el("b", {}, grouped(count)));
-      return chip;
-    });
-    this.kinds.replaceChildren(...chips);
+    const chip = (/** @type {number} */ action, /** @type {(Node | string)[]} */ ...words) =>
+      el("button", { type: "button", class: "mve-kind", "aria-pressed": "false", onclick: (/** @type {any} */ { currentTarget }) => this.toggle(action, currentTarget) }, ...words);
+    this.kinds.replaceChildren(...actions.map(([action, name, count]) => chip(action, `${name} `, el("b", {}, grouped(count)))));
   }
 
   /** @param {number} action @param {HTMLElement} chip */
@@ -183,8 +234,7 @@ class EventList extends Component {
     this.total.textContent = refusalWords("The events could not be read", error);
   }
 
-  /** Another list: other rows under the same numbers.
-   * @param {Place} place @param {Value} value */
+  /** Another list: other rows under the same numbers. @param {Place} place @param {Value} value */
   renew(place, { count: all }) {
     this.generation++;
     this.ticket++;
@@ -267,8 +317,7 @@ class EventList extends Component {
     // A long list moves as far as wheel or finger did; only the scroll bar itself goes by shares of the whole.
     const isNear = Math.abs(step) <= 4 * this.view && bar > 0 && bar < scale.lastBar;
     this.top = clamp(scale.isPlain || !isNear ? scale.topOf(bar) : this.top + step, 0, scale.lastTop);
-    clearTimeout(this.settle);
-    if (!scale.isPlain) this.settle = setTimeout(() => this.scale && this.setTop(this.top, this.scale), SETTLE_MS);
+    if (!scale.isPlain) this.settle();
     this.frame ||= requestAnimationFrame(() => {
       this.frame = 0;
       this.render();
@@ -279,22 +328,21 @@ class EventList extends Component {
 
   /** @param {Value} value */
   showColumns(value) {
-    const columns = columnsWithin(this.root.clientWidth, value);
+    const columns = COLUMNS.filter((column) => column.from(value) <= this.root.clientWidth);
     if (columns.length === this.shown.length && columns.every((column, i) => column === this.shown[i])) return;
     this.shown = columns;
     this.root.style.setProperty("--mve-columns", columns.map((column) => column.width).join(" "));
     this.grid.setAttribute("aria-colcount", String(columns.length));
-    this.header.replaceChildren(...columns.map(headerCell));
+    this.header.replaceChildren(...columns.map((column) => el("span", { role: "columnheader", class: classOf(column) }, column.name)));
     this.rows.replaceChildren();
     this.slots = [];
   }
 
-  /** The element that shows a row.
-   * @param {number} row */
+  /** @param {number} row */
   slot(row) {
     const needed = Math.ceil(this.view / this.row) + 2;
     while (this.slots.length < needed) {
-      const cells = this.shown.map(emptyCell);
+      const cells = this.shown.map((column) => el("span", { role: "gridcell", class: `${classOf(column)}${column.code ? " mve-code" : ""}` }));
       const node = el("div", { class: "mve-row", role: "row", id: `mve-${this.id}-${this.slots.length}` }, ...cells);
       this.rows.append(node);
       this.slots.push({ node, cells, said: "", row: -1 });
@@ -332,12 +380,12 @@ class EventList extends Component {
     const said = `${this.generation}|${row}|${Boolean(line)}|${isMoment}|${isCursor}`;
     if (said === slot.said) return slot;
     Object.assign(slot, { said, row });
-    node.className = `mve-row${lookOf(line)}${isMoment ? " mve-moment" : ""}${isCursor ? " mve-cursor" : ""}`;
+    node.className = `mve-row${line ? ` mve-${line[LOOK]}` : ""}${isMoment ? " mve-moment" : ""}${isCursor ? " mve-cursor" : ""}`;
     node.setAttribute("aria-rowindex", String(row + 2));
     node.setAttribute("aria-selected", String(isMoment));
     if (isCursor) this.grid.setAttribute("aria-activedescendant", node.id);
     const event = this.isFiltered ? "" : grouped(row);
-    this.shown.forEach((column, i) => (line ? write(slot.cells[i], column, line) : writeWaiting(slot.cells[i], column, event)));
+    this.shown.forEach((column, i) => write(slot.cells[i], column, line, event));
     return slot;
   }
 
@@ -354,8 +402,7 @@ class EventList extends Component {
   async read(page) {
     const { generation, asked } = this;
     asked.add(page);
-    /** @type {Line[]} */
-    let lines = [];
+    /** @type {Line[]} */ let lines = [];
     try {
       lines = await this.server.event_page(this.request({ first: page * PAGE, last: (page + 1) * PAGE }));
     } catch (error) {

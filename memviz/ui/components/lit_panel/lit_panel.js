@@ -4,15 +4,14 @@ import { all, nearest, onSaid, saveFile, say } from "../base.js";
 import { mount as mountPanel } from "../panel.js";
 
 /** @typedef {{ by?: string, group?: string }} Light */
-/** @typedef {import("../base.js").Gradio} Gradio */
+/** @import { Gradio } from "../base.js" */
 
 const ROW = ":is(tr, li)[data-light-by]";
 const BOX = ".mv-icicle button";
 
 // -- one memory for all panels of the page: what is kept lit, and what the timeline has said last
 
-/** @type {LitPanel[]} */
-const panels = [];
+/** @type {LitPanel[]} */ const panels = [];
 const memory = {
   /** @type {Light | null} */
   kept: null,
@@ -25,8 +24,7 @@ const memory = {
 
 const isSeen = () => panels.some(({ element }) => element.offsetParent);
 
-/** What is lit while nothing is pointed at.
- * @returns {Light | null} */
+/** What is lit while nothing is pointed at. @returns {Light | null} */
 function resting() {
   const node = /** @type {HTMLElement | null} */ (document.querySelector("[data-light-rest]"));
   return memory.kept || (node ? { by: node.dataset.lightRest, group: node.dataset.lightRestGroup } : null);
@@ -51,8 +49,7 @@ function tellKept() {
   say("memviz:kept", memory.kept && { ...memory.kept, words: row?.querySelector("[data-keep]")?.textContent || memory.kept.group });
 }
 
-/** When nothing is pointed at any more, what is kept comes back in place of nothing.
- * @param {Event} event */
+/** When nothing is pointed at any more, what is kept comes back in place of nothing. @param {Event} event */
 function bringBack(event) {
   if (/** @type {CustomEvent} */ (event).detail || !resting() || !isSeen()) return;
   event.stopImmediatePropagation();
@@ -86,9 +83,6 @@ function listenOnce() {
 
 // -- one panel
 
-/** @param {HTMLElement} row @returns {Light} */
-const lightOf = ({ dataset }) => ({ by: dataset.lightBy, group: dataset.lightGroup });
-
 /** @param {HTMLElement} row */
 const isKept = ({ dataset }) => memory.kept?.by === dataset.lightBy && memory.kept?.group === dataset.lightGroup;
 
@@ -121,7 +115,7 @@ class LitPanel {
     this.isFocusWanted = event.detail === 0 && Boolean(nearest(event, '[data-act="zoom"]'));
     // What else a row offers lights nothing.
     const row = nearest(event, `${ROW} :is([data-act], .mv-whole)`) ? null : nearest(event, ROW);
-    if (row) keep(isKept(row) ? null : lightOf(row));
+    if (row) keep(isKept(row) ? null : { by: row.dataset.lightBy, group: row.dataset.lightGroup });
   }
 
   /** @param {HTMLElement} button */

@@ -1,18 +1,16 @@
 // @ts-check
 // One of many traces is drawn before the server has answered, where its pieces are at hand; and the pieces of those that
 // are likely to come next are asked for meanwhile, one trace at a time.
-import { FIRST_MEANING, piecesAsked } from "./data.js";
-import { isAtHand, keepPiece, piecesOf } from "./kept.js";
-import { Part } from "./part.js";
+import { FIRST_MEANING, isAtHand, keepPiece, piecesAsked, piecesOf } from "./data.js";
+import { Part } from "./viewport.js";
 
-/** @typedef {import("./timeline.js").Value} Value */
+/** @import { Value } from "./timeline.js" */
 
 /** Characters of the keys last asked for, which the page's element tells of: a test waits for its own. */
 const MOST_NAMED = 1_000;
 
 export class Ahead extends Part {
-  /** Keys; the last one is wanted most.
-   * @type {string[]} */
+  /** Keys; the last one is wanted most. @type {string[]} */
   wanted = [];
   isAsking = false;
 
@@ -31,8 +29,7 @@ export class Ahead extends Part {
     delete this.timeline.root.dataset.ahead;
   }
 
-  /** What the page says of a trace, for the next time.
-   * @param {Value} value */
+  /** What the page says of a trace, for the next time. @param {Value} value */
   note(value) {
     if (!value.linked && isAtHand(value.key)) keepPiece(value.key, "value", { ...value, state: {} });
   }

@@ -1,8 +1,8 @@
 // @ts-check
 // Every allocation as pixels, what is reserved above them hatched, and which allocation a pixel shows.
 import { clamp, el, isDark, pixelOf, pixelRatio } from "../base.js";
-import { Part } from "./part.js";
 import { columnInstants, columnInstantsByTime, paint } from "./raster.js";
+import { Part } from "./viewport.js";
 
 const MOST_COLUMNS = 2400;
 const MOVING_MS = 7;
@@ -10,9 +10,9 @@ const SHARES = [1, 1 / 2, 1 / 3];
 const HATCH_PERIOD = 5;
 const NONE = -1;
 
-/** @typedef {import("./viewport.js").Viewport} Viewport */
-/** @typedef {import("./data.js").TimelineData} TimelineData */
-/** @typedef {import("../base.js").Point} Point */
+/** @import { Viewport } from "./viewport.js" */
+/** @import { TimelineData } from "./data.js" */
+/** @import { Point } from "../base.js" */
 
 /** The instant that each column of a stretch of the axis shows.
  * @param {import("./spans.js").Spans} spans @param {Viewport} viewport @param {{ first: number, last: number, columns: number }} stretch */
@@ -118,8 +118,7 @@ export class PlotCanvas extends Part {
     return clamp(Math.floor(((x - this.left) / this.wide) * this.columns), 0, this.columns - 1);
   }
 
-  /** The allocation at a point; -1 for none.
-   * @param {Point} at */
+  /** The allocation at a point; -1 for none. @param {Point} at */
   rowAt({ x, y }) {
     const column = Math.floor(((x - this.left) / this.wide) * this.columns);
     const row = Math.floor((1 - y / this.viewport.height) * this.rows);

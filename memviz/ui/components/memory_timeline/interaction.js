@@ -2,8 +2,8 @@
 // What pointer, wheel and fingers do on the plot, and what the tooltip says of what they point at.
 import { clamp, newTip, pointIn, showTip, tipLines } from "../base.js";
 import { bytesText, eventText, grouped } from "../words.js";
-import { Part } from "./part.js";
 import { ENDS } from "./tools.js";
+import { Part } from "./viewport.js";
 
 const WHEEL_LINE = 24;
 const WHEEL_MOST = 400;
@@ -14,17 +14,13 @@ const FINGERS_APART = 24;
 /** As far a pointer may move in a click. */
 export const STILL_PIXELS = 3;
 
-/** @typedef {import("./data.js").TimelineData} TimelineData */
-/** @typedef {import("../base.js").Point} Point */
+/** @import { TimelineData } from "./data.js" */
+/** @import { Point } from "../base.js" */
 
 export class Interaction extends Part {
   tip = newTip();
-  /** Where the tooltip was asked for.
-   * @type {Point | null} */
-  tipAt = null;
-  /** Pointers that are down, by their numbers.
-   * @type {Map<number, Point>} */
-  fingers = new Map();
+  /** @type {Point | null} */ tipAt = null;
+  /** @type {Map<number, Point>} */ fingers = new Map();
   isDragging = false;
 
   /** @param {HTMLElement} plot */
@@ -45,8 +41,7 @@ export class Interaction extends Part {
 
   // -- moving the view
 
-  /** With Ctrl or Shift, or over the byte axis, it zooms the height.
-   * @param {WheelEvent} event */
+  /** With Ctrl or Shift, or over the byte axis, it zooms the height. @param {WheelEvent} event */
   wheel(event) {
     const { timeline, viewport } = this;
     if (!timeline.data) return;
@@ -142,7 +137,12 @@ export class Interaction extends Part {
     if (event.target === this.timeline.tools.eventsAxis) return this.leave();
     const at = this.local(event);
     this.timeline.sayRuler(this.viewport.bytesAt(at.y));
-    const row = canvas.rowAt(at);
+    this.point(at, data);
+  }
+
+  /** @param {Point} at @param {TimelineData} data */
+  point(at, data) {
+    const row = this.timeline.canvas.rowAt(at);
     if (row < 0) return this.hideTip();
     this.tipAt = at;
     this.showTip(at, this.tipLines(at, row, data));
@@ -168,15 +168,9 @@ export class Interaction extends Part {
   /** Once the sites are there, what is pointed at then is named.
    * @param {number} row @param {TimelineData} data */
   siteOf(row, data) {
-    if (!data.sitesAsked) data.readSites().then(() => this.timeline.data === data && this.nameWhatIsPointedAt(data));
+    const name = () => this.timeline.data === data && !this.tip.hidden && this.tipAt && this.point(this.tipAt, data);
+    if (!data.sitesAsked) data.readSites().then(name);
     return data.siteOf(row);
-  }
-
-  /** @param {TimelineData} data */
-  nameWhatIsPointedAt(data) {
-    if (this.tip.hidden || !this.tipAt) return;
-    const row = this.timeline.canvas.rowAt(this.tipAt);
-    if (row >= 0) this.showTip(this.tipAt, this.tipLines(this.tipAt, row, data));
   }
 
   /** @param {Point} at @param {string[][]} lines */

@@ -2,8 +2,7 @@
 // What the keys do while the plot has the focus.
 import { clamp, plainKey } from "../base.js";
 import { bytesText } from "../words.js";
-import { Part } from "./part.js";
-import { ZOOM } from "./viewport.js";
+import { Part, ZOOM } from "./viewport.js";
 
 export const KEYS_HELP =
   "Left and right pan, plus and minus zoom, W and S zoom the height, Shift with up or down moves in it, V fits it to the chosen allocation, 0 shows all, P goes to the peak, Shift with left or right moves one event, up and down walk the stack, Enter pins, Escape undoes, T changes the axis, B zooms into a box that is dragged, M takes a ruler whose end the arrows move: up and down to the next edge, Enter begins it anew there.";
@@ -11,7 +10,7 @@ const PAN = 0.1;
 const FAR = 1e9;
 const NOWHERE = -1;
 
-/** @typedef {import("./data.js").TimelineData} TimelineData */
+/** @import { TimelineData } from "./data.js" */
 
 export class Keys extends Part {
   /** Where in the stack of the moment a person has walked to, and which allocation that is. */
@@ -112,8 +111,7 @@ export class Keys extends Part {
     if (next !== undefined) this.timeline.choosing.setMoment(next);
   }
 
-  /** Up or down in the stack of the moment; what stands there is said.
-   * @param {1 | -1} step */
+  /** Up or down in the stack of the moment; what stands there is said. @param {1 | -1} step */
   walk(step) {
     const { timeline } = this;
     const { data } = timeline;

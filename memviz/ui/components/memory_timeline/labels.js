@@ -3,37 +3,27 @@
 import { byteRules, failureMark, groundLine, peakMark, sideLabels, steppedPath, tickAt } from "../axes.js";
 import { clamp, shape } from "../base.js";
 import { bytesText, eventText } from "../words.js";
-import { Part } from "./part.js";
+import { Part } from "./viewport.js";
 
 const LETTER = 6.1;
 
-/** @typedef {import("./timeline.js").MemoryTimeline} MemoryTimeline */
-/** @typedef {import("./data.js").TimelineData} TimelineData */
-/** @typedef {import("./viewport.js").Viewport} Viewport */
-/** @typedef {import("../axes.js").Label} Label */
+/** @import { TimelineData } from "./data.js" */
+/** @import { Viewport } from "./viewport.js" */
+/** @import { Label } from "../axes.js" */
 
 export class Labels extends Part {
-  /** @param {MemoryTimeline} timeline */
-  constructor(timeline) {
-    super(timeline);
-    this.node = shape("svg", { class: "mvt-svg", "aria-hidden": "true" });
-    /** What keeps lines of bytes within the plot. */
-    this.inside = shape("rect", { x: 0, y: 0 });
-    const clip = `mvt-inside-${timeline.id}`;
-    this.definition = shape("clipPath", { id: clip });
-    this.definition.append(this.inside);
-    this.clipped = shape("g", { "clip-path": `url(#${clip})` });
-    /** The height under the pointer, in all that are linked. */
-    this.ruler = shape("g", {});
-    /** @type {number | null} */
-    this.rulerBytes = null;
-  }
+  node = shape("svg", { class: "mvt-svg", "aria-hidden": "true" });
+  /** What keeps lines of bytes within the plot. */
+  definition = shape("clipPath", { id: `mvt-inside-${this.timeline.id}` });
+  clipped = shape("g", { "clip-path": `url(#mvt-inside-${this.timeline.id})` });
+  /** The height under the pointer, in all that are linked. */
+  ruler = shape("g", {});
+  /** @type {number | null} */ rulerBytes = null;
 
   resize() {
     const { width, height } = this.viewport;
     this.node.setAttribute("viewBox", `0 0 ${width} ${height}`);
-    this.inside.setAttribute("width", String(width));
-    this.inside.setAttribute("height", String(height));
+    this.definition.replaceChildren(shape("rect", { x: 0, y: 0, width, height }));
   }
 
   /** @param {TimelineData} data */
@@ -94,8 +84,7 @@ export class Labels extends Part {
     });
     // Of a state alone nothing is known to be a peak.
     const known = viewport.isStill() ? "" : ", peak";
-    /** @type {Label[]} */
-    const labels = [];
+    /** @type {Label[]} */ const labels = [];
     if (isSeen(most.bytes)) labels.push([viewport.yOf(most.bytes), bytesText(most.bytes), `reserved${known}`]);
     // Segments over time add up to what is reserved, and say so once.
     if (isSeen(live) && !this.timeline.value?.of) labels.push([viewport.yOf(live), bytesText(live), `live${known}`]);

@@ -1,15 +1,13 @@
 // @ts-check
 // How the view moves: where to, how fast, and that linked timelines hear of it.
 import { clamp, say } from "../base.js";
-import { Part } from "./part.js";
+import { Part } from "./viewport.js";
 
 const GLIDE_MS = 160;
 /** Of the height, left free above and below what it is fitted to. */
 const MARGIN = 0.15;
 
-/** @typedef {import("./viewport.js").Axis} Axis */
-/** @typedef {import("./viewport.js").Height} Height */
-/** @typedef {import("./viewport.js").Sight} Sight */
+/** @import { Axis, Height, Sight } from "./viewport.js" */
 /** What a linked timeline tells the others: places in the measure of `align`, and bytes, or `null` for all of them.
  * @typedef {{ axis: Axis, first: number, last: number, height: Height | null }} SharedView */
 
@@ -18,8 +16,7 @@ export class Moves extends Part {
 
   // -- to where
 
-  /** What is not named stays.
-   * @param {Partial<Sight>} sight */
+  /** What is not named stays. @param {Partial<Sight>} sight */
   to(sight) {
     const { timeline, viewport } = this;
     viewport.look(this.bounded(sight));
@@ -160,8 +157,7 @@ export class Moves extends Part {
     say("memviz:view", { from: timeline.id, linked, axis: viewport.axis, ...places, height });
   }
 
-  /** Another one has moved.
-   * @param {SharedView} view */
+  /** @param {SharedView} view */
   follow({ axis, first, last, height }) {
     const { timeline, viewport } = this;
     if (!timeline.data || axis !== viewport.axis) return;

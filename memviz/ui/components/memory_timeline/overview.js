@@ -1,9 +1,12 @@
 // @ts-check
-// The whole trace in a low strip, and the window in it that the plot shows, which can be dragged and stretched.
+// Above the plot: the whole trace in a low strip, the window in it that the plot shows, which can be dragged and stretched,
+// and the phases of the run.
 import { clamp, el, penOf } from "../base.js";
 import { instantsOf } from "./canvas.js";
 import { STILL_PIXELS } from "./interaction.js";
-import { Part } from "./part.js";
+import { Part } from "./viewport.js";
+
+/** @import { TimelineData } from "./data.js" */
 
 export const OVERVIEW = 30;
 /** Above the highest peak. */
@@ -11,21 +14,13 @@ export const OVERVIEW_ROOM = 6;
 const EDGE_PIXELS = 8;
 const LEAST_WINDOW = 6;
 
-/** @typedef {import("./timeline.js").MemoryTimeline} MemoryTimeline */
-/** @typedef {import("./data.js").TimelineData} TimelineData */
-
 export class Overview extends Part {
-  /** @param {MemoryTimeline} timeline */
-  constructor(timeline) {
-    super(timeline);
-    this.canvas = el("canvas", { class: "mvt-overview", "aria-hidden": "true" });
-    this.window = el("div", { class: "mvt-window", "aria-hidden": "true" });
-    this.node = el("div", { class: "mvt-overview-row" }, this.canvas, this.window);
-    /** Where the canvas is, as last drawn: to ask the page each time would lay out all that a frame has drawn, twice.
-     * @type {{ left: number, width: number } | null} */
-    this.box = null;
-    this.node.addEventListener("pointerdown", (event) => this.press(event));
-  }
+  canvas = el("canvas", { class: "mvt-overview", "aria-hidden": "true" });
+  window = el("div", { class: "mvt-window", "aria-hidden": "true" });
+  node = el("div", { class: "mvt-overview-row", onpointerdown: (/** @type {PointerEvent} */ event) => this.press(event) }, this.canvas, this.window);
+  /** Where the canvas is, as last drawn: to ask the page each time would lay out all that a frame has drawn, twice.
+   * @type {{ left: number, width: number } | null} */
+  box = null;
 
   /** @param {TimelineData} data */
   draw({ spans }) {
@@ -52,11 +47,8 @@ export class Overview extends Part {
     const { left: begin, width } = this.box;
     const left = ((viewport.first - whole.first) / length) * width;
     const right = ((viewport.last - whole.first) / length) * width;
-    this.window.style.left = `${begin + left}px`;
-    this.window.style.width = `${Math.max(right - left, 6)}px`;
     const [upper, lower] = this.heightOf(viewport);
-    this.window.style.top = `${upper}px`;
-    this.window.style.height = `${lower - upper}px`;
+    Object.assign(this.window.style, { left: `${begin + left}px`, width: `${Math.max(right - left, 6)}px`, top: `${upper}px`, height: `${lower - upper}px` });
   }
 
   /** Of the window, in the strip, where every height below the peak has its place.
@@ -105,10 +97,40 @@ export class Overview extends Part {
     window.addEventListener("pointerup", done);
   }
 
-  /** The moment that the strip shows there.
-   * @param {number} place @param {number} pixel */
+  /** @param {number} place @param {number} pixel */
   choose(place, pixel) {
     const { data, viewport, choosing } = this.timeline;
     if (data) choosing.setMoment(instantsOf(data.spans, viewport, { first: place - pixel / 2, last: place + pixel / 2, columns: 1 })[0]);
   }
+}
+
+const MOST_PHASES = 400;
+const LETTER = 6.2;
+
+export class Phases extends Part {
+  node = el("div", { class: "mvt-phases", "aria-hidden": "true" });
+
+  draw() {
+    const { value, viewport } = this.timeline;
+    const phases = value?.phases || [];
+    // An empty band keeps the plot where it was before the phases were known, and byte axes beside one that has some level.
+    this.node.hidden = !phases.length && Boolean(value?.linked) && !value?.band;
+    const nodes = [];
+    for (const [name, first, last] of phases) {
+      const [begin, end] = [viewport.xOf(viewport.placeOf(first)), viewport.xOf(viewport.placeOf(last))];
+      if (end < 0 || begin > viewport.width || end - begin < 2) continue;
+      const [left, right] = [Math.max(begin, 0), Math.min(end, viewport.width)];
+      nodes.push(el("span", { class: "mvt-phase", title: name, style: `left:${left}px;width:${right - left - 1}px` }, phaseLabel(name, right - left)));
+      if (nodes.length > MOST_PHASES) break;
+    }
+    this.node.replaceChildren(...nodes);
+  }
+}
+
+/** The whole name, else its first word, else nothing: a label is never cut.
+ * @param {string} name @param {number} width */
+export function phaseLabel(name, width) {
+  const room = (width - 12) / LETTER;
+  const first = name.split(/[#.\s]/)[0];
+  return name.length <= room ? name : first.length <= room ? first : "";
 }

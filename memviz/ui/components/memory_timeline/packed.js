@@ -7,8 +7,7 @@ import { Spans } from "./spans.js";
  * @typedef {Record<string, any>} Columns */
 /** @typedef {{ header: Header, columns?: Columns, spans?: Spans }} Piece */
 
-/** @type {Record<string, number>} */
-const BYTES = { uint8: 1, uint32: 4 };
+/** @type {Record<string, number>} */ const BYTES = { uint8: 1, uint32: 4 };
 
 /** @param {string} base64 */
 export function bytesOf(base64) {
@@ -18,13 +17,11 @@ export function bytesOf(base64) {
   return bytes;
 }
 
-/** Columns by name.
- * @param {Header} header @param {BufferSource} buffer @returns {Promise<Columns>} */
+/** @param {Header} header @param {BufferSource} buffer @returns {Promise<Columns>} */
 export async function unpack(header, buffer) {
   const stream = new Blob([buffer]).stream().pipeThrough(new DecompressionStream("deflate"));
   const raw = new Uint8Array(await new Response(stream).arrayBuffer());
-  /** @type {Columns} */
-  const columns = {};
+  /** @type {Columns} */ const columns = {};
   let at = 0;
   for (const [name, kind, count] of header.columns) {
     columns[name] = kind === "uint8" ? raw.slice(at, at + count) : words(raw, at, count);

@@ -5,7 +5,7 @@ import { lastNotAfter, Stack } from "./spans.js";
 
 const NOTHING = -1;
 export const SHADES = 5;
-/** @typedef {import("./spans.js").Spans} Spans */
+/** @import { Spans } from "./spans.js" */
 /** What is looked at: instants or µs `first` to `last` in so many columns, and bytes `bottom` to `top` in so many rows.
  * @typedef {{ first: number, last: number, columns: number, rows: number, bottom: number, top: number }} View */
 /** Palettes are flat [group][shade][edge].

@@ -3,7 +3,7 @@
 // the edges of allocations, so that what is measured is theirs to the byte.
 import { clamp, shape } from "../base.js";
 import { bytesText, durationText, grouped } from "../words.js";
-import { Part } from "./part.js";
+import { Part } from "./viewport.js";
 
 /** How far an edge draws an end. */
 const PULL_PIXELS = 5;
@@ -12,21 +12,18 @@ const KEY_STEP = 1 / 40;
 const LETTER = 6.1;
 const END_RADIUS = 3;
 
-/** @typedef {import("./data.js").TimelineData} TimelineData */
-/** @typedef {import("../base.js").Point} Point */
+/** @import { TimelineData } from "./data.js" */
+/** @import { Point } from "../base.js" */
 /** `us` is where it was put on the axis of time, which may be between two events; `null` where its instant says all.
  * @typedef {{ instant: number, us: number | null, bytes: number }} End */
 
 export class Ruler extends Part {
-  /** Where it began, and where it is drawn to.
-   * @type {[End, End] | null} */
-  ends = null;
+  /** @type {[End, End] | null} */ ends = null;
   node = shape("g", {});
 
   // -- its ends
 
-  /** From a point of the plot to another one.
-   * @param {Point} start @param {Point} here */
+  /** From a point of the plot to another one. @param {Point} start @param {Point} here */
   stretch(start, here) {
     const { data } = this.timeline;
     if (data) this.set(this.endAt(start, data), this.endAt(here, data), data);
@@ -116,8 +113,7 @@ export class Ruler extends Part {
     });
   }
 
-  /** To the next edge above or below.
-   * @param {1 | -1} direction */
+  /** @param {1 | -1} direction */
   climb(direction) {
     this.moveFar((far, data) => {
       const edges = this.edges(far.instant, data);
@@ -185,8 +181,7 @@ export class Ruler extends Part {
     this.node.replaceChildren(inside, ...this.label(b));
   }
 
-  /** Beside its far end, within the plot.
-   * @param {Point} at */
+  /** Beside its far end, within the plot. @param {Point} at */
   label({ x, y }) {
     const { width, height } = this.viewport;
     const words = this.words();

@@ -24,40 +24,30 @@ export function summed(steps) {
 export class Spans {
   /** @param {Record<string, any>} columns @param {number} events */
   constructor(columns, events) {
-    /** @type {Uint32Array} */
-    const start = summed(columns.start);
-    /** @type {Uint32Array} */
-    const end = columns.span;
+    /** @type {Uint32Array} */ const start = summed(columns.start);
+    /** @type {Uint32Array} */ const end = columns.span;
     for (let i = 0; i < end.length; i++) end[i] += start[i];
     this.count = start.length;
     this.instants = events + 1;
     this.start = start;
     this.end = end;
     this.size = wide(columns.size_low, columns.size_high);
-    this.live = this._live();
-    /** @type {Uint32Array} */
-    this.reservedAt = summed(columns.reserved_at);
+    this.live = new Float64Array(this.instants);
+    for (let i = 0; i < this.count; i++) {
+      this.live[start[i]] += this.size[i];
+      if (end[i] < this.instants) this.live[end[i]] -= this.size[i];
+    }
+    summed(this.live);
+    /** @type {Uint32Array} */ this.reservedAt = summed(columns.reserved_at);
     this.reserved = wide(columns.reserved_low, columns.reserved_high);
     this._blockEnds = blockMaxima(this.end, ROW_BLOCK);
     this._blockPeaks = blockMaxima(this.live, INSTANT_BLOCK);
     this.peak = this.largestIn(0, this.instants);
   }
 
-  /** From what another thread has made: only its columns come across.
-   * @param {any} made @returns {Spans} */
+  /** From what another thread has made: only its columns come across. @param {any} made @returns {Spans} */
   static of(made) {
     return Object.assign(Object.create(Spans.prototype), made);
-  }
-
-  _live() {
-    const live = new Float64Array(this.instants);
-    const { start, end, size, instants } = this;
-    for (let i = 0; i < this.count; i++) {
-      live[start[i]] += size[i];
-      if (end[i] < instants) live[end[i]] -= size[i];
-    }
-    for (let i = 1; i < instants; i++) live[i] += live[i - 1];
-    return live;
   }
 
   /** First instant with most live bytes, from begin up to, not with, end.
@@ -84,8 +74,7 @@ export class Spans {
     return at < 0 ? 0 : this.reserved[at];
   }
 
-  /** The first instant at which most is reserved.
-   * @returns {{ bytes: number, instant: number }} */
+  /** The first instant at which most is reserved. @returns {{ bytes: number, instant: number }} */
   reservedPeak() {
     const { reserved, reservedAt } = this;
     let row = 0;
@@ -108,17 +97,9 @@ export class Spans {
     }
   }
 
-  /** Live rows from the bottom up: by group and then age, or by age alone.
-   * @param {number} instant @param {ArrayLike<number>} group @param {number} groups @param {boolean} byGroup */
-  stackAt(instant, group, groups, byGroup) {
-    const stack = new Stack(byGroup ? groups : 1);
-    stack.moveTo(this, group, instant, byGroup);
-    return stack;
-  }
 }
 
-/** The largest value of each block of so many.
- * @param {Uint32Array | Float64Array} values @param {number} length of a block */
+/** @param {Uint32Array | Float64Array} values @param {number} length of a block */
 function blockMaxima(values, length) {
   const made = new Float64Array(Math.ceil(values.length / length)).fill(-1);
   for (let i = 0; i < values.length; i++) {
@@ -128,11 +109,10 @@ function blockMaxima(values, length) {
   return made;
 }
 
-/** Index of the last value not after the wanted one in an ascending array; -1 if all are.
- * @param {ArrayLike<number>} values @param {number} wanted */
-export function lastNotAfter(values, wanted) {
-  let low = 0;
-  let high = values.length;
+/** Index of the last value not after the wanted one among ascending values; one before them if all are.
+ * @param {ArrayLike<number>} values @param {number} wanted @param {number} [from] @param {number} [end] */
+export function lastNotAfter(values, wanted, from = 0, end = values.length) {
+  let [low, high] = [from, end];
   while (low < high) {
     const middle = (low + high) >> 1;
     if (values[middle] <= wanted) low = middle + 1;
@@ -181,18 +161,11 @@ export class Stack {
   /** @param {number} g @param {number} row @param {Spans} spans */
   _push(g, row, spans) {
     const count = this.counts[g];
-    if (count === this.lists[g].length) this._grow(g);
+    for (const columns of [this.lists, this.ends, this.sizes]) if (count === columns[g].length) columns[g] = longer(columns[g]);
     this.lists[g][count] = row;
     this.ends[g][count] = spans.end[row];
     this.sizes[g][count] = spans.size[row];
     this.counts[g] = count + 1;
-  }
-
-  /** @param {number} g */
-  _grow(g) {
-    this.lists[g] = longer(this.lists[g]);
-    this.ends[g] = longer(this.ends[g]);
-    this.sizes[g] = longer(this.sizes[g]);
   }
 
   *[Symbol.iterator]() {

@@ -1,32 +1,108 @@
 // @ts-check
-// What the timeline tells the rest of the page of what is seen and chosen, and how it takes such words back.
-import { clamp, latest, say } from "../base.js";
+// What people choose on the plot: a moment, a range, an allocation; what the rest of the page is told of it, and says back.
+import { clamp, latest, onceQuiet, say } from "../base.js";
 import { bytesText } from "../words.js";
-import { isNumber } from "./choosing.js";
-import { Part } from "./part.js";
+import { Part } from "./viewport.js";
+
+/** @import { Axis } from "./viewport.js" */
+/** @import { Light } from "./data.js" */
+
+/** Each is optional: an event, an allocation, a span of events.
+ * @typedef {{ at?: number, pin?: number, from?: number, to?: number }} Place */
+
+export class Choosing extends Part {
+  /** The moment that everything answers for: of a range its peak, which may be any of its instants. */
+  get answered() {
+    const { range, data, moment } = this.timeline;
+    return range && data ? data.spans.largestIn(range[0], range[1] + 1) : moment;
+  }
+
+  /** @param {number} instant */
+  setMoment(instant) {
+    const { timeline } = this;
+    timeline.moment = clamp(instant, 0, timeline.viewport.instants - 1);
+    timeline.range = null;
+    timeline.keys.forget();
+    this.changed();
+  }
+
+  /** @param {number} one @param {number} other instants, in any order */
+  showRange(one, other) {
+    this.timeline.range = [Math.min(one, other), Math.max(one, other)];
+    this.timeline.redraw();
+  }
+
+  /** @param {number} row */
+  togglePin(row) {
+    this.timeline.pin = this.timeline.pin === row ? -1 : row;
+    this.changed();
+  }
+
+  /** @param {Place} place */
+  go({ at, pin, from, to }) {
+    const { timeline } = this;
+    const { data, viewport, moves } = timeline;
+    if (!data) return;
+    if (isNumber(pin)) timeline.pin = timeline.pin === pin ? -1 : clamp(pin, -1, data.spans.count - 1);
+    if (isNumber(from) && isNumber(to)) moves.glide({ first: viewport.placeOf(from + 1), last: viewport.placeOf(to + 2) }, true);
+    if (isNumber(at)) this.reveal(clamp(at + 1, 0, viewport.instants - 1));
+    else timeline.redraw();
+    if (timeline.pin >= 0 && isNumber(pin) && !viewport.isFullHeight()) moves.revealHeight(moves.chosenHeight());
+    timeline.say();
+  }
+
+  /** @param {number} instant */
+  reveal(instant) {
+    this.timeline.moves.revealPlace(this.timeline.viewport.placeOf(instant));
+    this.setMoment(instant);
+  }
+
+  toPeak() {
+    const { data, moves, viewport } = this.timeline;
+    if (!data) return;
+    const { peak, live } = data.spans;
+    this.reveal(peak);
+    if (!viewport.isHeightInSight(live[peak])) moves.revealHeight({ bottom: live[peak], top: live[peak] });
+  }
+
+  /** One thing at a time.
+   * @returns {boolean} whether it was a thing of the timeline's own, of which nobody else knows */
+  undo() {
+    const { timeline } = this;
+    if (timeline.tools.end()) return true;
+    if (!timeline.interaction.tip.hidden) timeline.interaction.hideTip();
+    else if (timeline.pin >= 0) timeline.pin = -1;
+    else if (timeline.range) timeline.range = timeline.keys.marked = null;
+    else if (timeline.filters.drop()) return true;
+    else if (timeline.lit) timeline.filters.showLight(null);
+    else return false;
+    this.changed();
+    return false;
+  }
+
+  changed() {
+    this.timeline.redraw();
+    this.timeline.say();
+  }
+}
+
+/** @param {number | undefined | null} value @returns {value is number} */
+const isNumber = (value) => Number.isFinite(value);
 
 const TELL_MS = 90;
 
-/** @typedef {import("./viewport.js").Axis} Axis */
-/** @typedef {import("./data.js").Light} Light */
 /** Where to start, in events: -1 is before the first. `low` and `high` are bytes, where not all of the height is seen.
  * @typedef {{ at?: number, pin?: number, from?: number, to?: number, low?: number | null, high?: number | null, order?: string, colour?: string, axis?: Axis, lit?: Light | null }} State */
 
 /** @typedef {ReturnType<Telling["state"]>} Said */
 
 export class Telling extends Part {
-  waiting = 0;
   /** Something was chosen in a trace of which the page does not know yet that it is shown. */
   isHeldBack = false;
   /** What Python was told last. */
   told = "";
+  later = onceQuiet(() => this.now(), TELL_MS);
   tell = latest((state) => this.timeline.tell.select(state));
-
-  /** Once it rests. */
-  later() {
-    clearTimeout(this.waiting);
-    this.waiting = setTimeout(() => this.now(), TELL_MS);
-  }
 
   now() {
     const { timeline } = this;
@@ -74,8 +150,7 @@ export class Telling extends Part {
     this.isHeldBack = false;
   }
 
-  /** To how it was, as it was said then.
-   * @param {Said} said */
+  /** To how it was, as it was said then. @param {Said} said */
   async back(said) {
     const { timeline } = this;
     if (said.key !== timeline.value?.key) return;

@@ -1,27 +1,21 @@
 // @ts-check
 // One device's memory timeline: what it shows, what is chosen in it, and what it says to the rest of the page. Its parts
 // lie beside this file; README.md says which, what comes in and what goes out.
-import { Component, countPicture, el, mounting, onModeChange, onSaid, refusalWords, say, token, isDark } from "../base.js";
+import { Component, countPicture, el, isDark, mounting, onceQuiet, onModeChange, onSaid, refusalWords, say, token } from "../base.js";
 import { cutMiddle } from "../words.js";
 import { Ahead } from "./ahead.js";
 import { PlotCanvas } from "./canvas.js";
-import { Choosing } from "./choosing.js";
-import { Controls } from "./controls.js";
-import { FIRST_MEANING, TimelineData } from "./data.js";
-import { Filters } from "./filters.js";
+import { FIRST_MEANING, isAtHand, keepPiece, piece, piecesAsked, TimelineData } from "./data.js";
 import { Interaction } from "./interaction.js";
-import { isAtHand, keepPiece } from "./kept.js";
 import { Keys, KEYS_HELP } from "./keys.js";
 import { Labels, momentWords } from "./labels.js";
-import { Legend } from "./legend.js";
+import { Filters, Legend } from "./legend.js";
 import { Moves } from "./moves.js";
-import { Overview } from "./overview.js";
-import { Phases } from "./phases.js";
-import { Reading } from "./reading.js";
+import { Overview, Phases } from "./overview.js";
 import { Ruler } from "./ruler.js";
-import { Telling } from "./telling.js";
-import { Tools } from "./tools.js";
-import { drawTotal, HEADROOM } from "./total.js";
+import { Choosing, Telling } from "./telling.js";
+import { Controls, Tools } from "./tools.js";
+import { drawTotal, HEADROOM, Reading } from "./total.js";
 import { Viewport } from "./viewport.js";
 
 const SETTLE_MS = 120;
@@ -29,31 +23,27 @@ const NARROW = 640;
 const NAME_LETTER = 7;
 const ROOM = { left: 60, right: 110, upper: 12, lower: 30 };
 
-/** @typedef {import("./viewport.js").Axis} Axis */
-/** @typedef {import("./telling.js").State} State */
+/** @import { Alignment, Axis } from "./viewport.js" */
+/** @import { Said, State } from "./telling.js" */
 /** What memviz.ui.payloads.timelines.timeline_value makes; README.md says what each means.
  * @typedef {{
  *   key: string, label?: string, has_times?: boolean, phases?: [name: string, first: number, last: number][],
  *   ooms?: { event: number, reserved: number, text: string }[], state?: State,
  *   isAhead?: boolean, linked?: string, plain?: boolean, badge?: string, name?: string, top?: number, band?: boolean, axis?: Axis,
- *   of?: string, follows?: string, ruler?: { bytes: number, text: string, is_limit?: boolean }, colour?: string, among?: string[], align?: Record<Axis, import("./viewport.js").Alignment>,
+ *   of?: string, follows?: string, ruler?: { bytes: number, text: string, is_limit?: boolean }, colour?: string, among?: string[], align?: Record<Axis, Alignment>,
  * }} Value */
 
 export class MemoryTimeline extends Component {
-  /** @type {Value | null} */
-  value = null;
-  /** @type {TimelineData | null} */
-  data = null;
+  /** @type {Value | null} */ value = null;
+  /** @type {TimelineData | null} */ data = null;
   viewport = new Viewport();
 
   // What people choose, in instants and rows of the lifetimes.
   moment = 0;
   pin = -1;
-  /** @type {[number, number] | null} */
-  range = null;
+  /** @type {[number, number] | null} */ range = null;
   order = "category";
-  /** Which allocations keep their colour while the others are dimmed.
-   * @type {Uint8Array | null} */
+  /** Which allocations keep their colour while the others are dimmed. @type {Uint8Array | null} */
   lit = null;
 
   // What is under way.
@@ -65,7 +55,10 @@ export class MemoryTimeline extends Component {
   isAway = true;
   isSharp = false;
   frame = 0;
-  settle = 0;
+  settle = onceQuiet(() => {
+    this.isSharp = true;
+    this.schedule();
+  }, SETTLE_MS);
   /** Tokens of the page. Asking for a style is slow, so each is asked for once per mode.
    * @type {Record<string, string>} */
   tokens = {};
@@ -140,7 +133,6 @@ export class MemoryTimeline extends Component {
 
   /** @override @param {Value | null} value */
   async load(value) {
-    this.attach();
     if (!value?.isAhead) this.ahead.end();
     if (!value || !value.key) {
       // Nothing is open yet; but what is being read is shown.
@@ -157,11 +149,12 @@ export class MemoryTimeline extends Component {
     if (this.value && this.value.key === value.key) return this.update(value);
     this.waiting.textContent = this.reading.total ? "" : "Drawing the timeline…";
     try {
-      const data = await TimelineData.of(this.server, value.key, value.state?.colour || value.colour || FIRST_MEANING, value.among);
+      const meaning = value.state?.colour || value.colour || FIRST_MEANING;
+      const [timeline, groups] = await piecesAsked(this.server, value.key, meaning, value.among);
       if (ticket !== this.ticket) return;
       this.reading.over();
       this.waiting.textContent = "";
-      this.start(value, data);
+      this.start(value, new TimelineData(this.server, value.key, timeline, groups));
     } catch (error) {
       if (ticket === this.ticket) this.waiting.textContent = refusalWords("The timeline could not be drawn", error);
     }
@@ -189,7 +182,7 @@ export class MemoryTimeline extends Component {
   }
 
   /** Shows the part of the run that another timeline shows, and its moment. Its height is its own.
-   * @param {import("./telling.js").Said} said */
+   * @param {Said} said */
   async follow({ at, axis, sight }) {
     const { viewport } = this;
     if (axis !== viewport.axis) await this.setAxis(axis);
@@ -197,8 +190,7 @@ export class MemoryTimeline extends Component {
     this.telling.take({ at });
   }
 
-  /** More is said of the trace that is shown.
-   * @param {Value} value */
+  /** More is said of the trace that is shown. @param {Value} value */
   async update(value) {
     const wasAhead = this.value?.isAhead;
     const isRecoloured = value.linked && JSON.stringify([value.colour, value.among]) !== JSON.stringify([this.value?.colour, this.value?.among]);
@@ -257,7 +249,7 @@ export class MemoryTimeline extends Component {
   async setMeaning(meaning) {
     const { data } = this;
     if (!data) return;
-    const groups = await data.groupsBy(meaning, this.value?.among);
+    const groups = await piece(this.server, { key: data.key, piece: "groups", meaning, among: this.value?.among || [] });
     if (data !== this.data) return;
     data.colourBy(groups);
     this.controls.meaning.select.value = data.meaning;
@@ -312,11 +304,7 @@ export class MemoryTimeline extends Component {
   redraw(isSharp = false) {
     if (!this.viewport.width || !this.data || !this.value || this.isAway) return;
     this.isSharp = this.isSharp || isSharp;
-    clearTimeout(this.settle);
-    this.settle = setTimeout(() => {
-      this.isSharp = true;
-      this.schedule();
-    }, SETTLE_MS);
+    this.settle();
     this.schedule();
   }
 
@@ -345,8 +333,7 @@ export class MemoryTimeline extends Component {
     countPicture(this.root);
   }
 
-  /** Of the page, as #rrggbb.
-   * @param {string} name */
+  /** @param {string} name */
   colour(name) {
     return (this.tokens[`${isDark()}${name}`] ??= token(this.root, name));
   }
@@ -383,8 +370,7 @@ export class MemoryTimeline extends Component {
 /** @type {Set<MemoryTimeline>} */
 export const mounted = new Set();
 
-/** Those with this name, in the order of their badges.
- * @param {string} name */
+/** @param {string} name */
 export const linked = (name) =>
   [...mounted].filter(({ root, value, data }) => root.isConnected && value?.linked === name && data).sort((a, b) => ((a.value?.badge || "") < (b.value?.badge || "") ? -1 : 1));
 

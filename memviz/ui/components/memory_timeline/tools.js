@@ -1,37 +1,33 @@
 // @ts-check
-// What a drag on the plot does: it moves the view, chooses a range, zooms into a box
-// or draws a ruler; and the byte axis at the side, where a drag chooses the bytes that fill the height.
-import { el, switchOf } from "../base.js";
-import { Part } from "./part.js";
+// What a drag on the plot does: it moves the view, chooses a range, zooms into a box or draws a ruler; the byte axis at the
+// side, where a drag chooses the bytes that fill the height; and the controls beside the legend.
+import { button, clamp, el, switchOf } from "../base.js";
+import { Part, ZOOM } from "./viewport.js";
+
+/** @import { MemoryTimeline } from "./timeline.js" */
+/** @import { Sight } from "./viewport.js" */
+/** @import { Point } from "../base.js" */
 
 /** A box lower or narrower than this leaves that side of the view as it is. */
 const LEAST_BOX = 6;
-/** @type {Record<Tool, string>} */
-const TOOLS = { move: "Move", box: "Box", ruler: "Ruler" };
+/** @type {Record<Tool, string>} */ const TOOLS = { move: "Move", box: "Box", ruler: "Ruler" };
 
-/** @typedef {import("./timeline.js").MemoryTimeline} MemoryTimeline */
-/** @typedef {import("./viewport.js").Sight} Sight */
-/** @typedef {import("../base.js").Point} Point */
 /** @typedef {"move" | "box" | "ruler"} Tool */
 /** What happens as a pointer moves, once it is let go, and if it never comes to that.
  * @typedef {{ move: (here: Point) => void, end?: () => void, cancel?: () => void }} Drag */
 
 export class Tools extends Part {
-  /** @param {MemoryTimeline} timeline */
-  constructor(timeline) {
-    super(timeline);
-    /** @type {Tool} */
-    this.tool = "move";
-    this.box = el("div", { class: "mvt-box", hidden: "", "aria-hidden": "true" });
-    this.bytesAxis = el("div", { class: "mvt-bytes", "aria-hidden": "true", title: "Drag over the bytes to see, or turn the wheel; a double click shows all of them" });
-    this.eventsAxis = el("div", { class: "mvt-events", "aria-hidden": "true", title: "A click chooses that moment" });
-    const words = "Show the full height (0 shows all)";
-    this.fullHeight = el("button", { type: "button", class: "mvt-button mvt-full", hidden: "", title: words, "aria-label": words, onclick: () => timeline.moves.showFullHeight(true) }, "↕ Full height");
-    this.choice = switchOf("A drag on the plot", TOOLS, (tool) => this.take(tool));
-    this.take("move");
-  }
+  /** @type {Tool} */ tool = "move";
+  box = el("div", { class: "mvt-box", hidden: "", "aria-hidden": "true" });
+  bytesAxis = el("div", { class: "mvt-bytes", "aria-hidden": "true", title: "Drag over the bytes to see, or turn the wheel; a double click shows all of them" });
+  eventsAxis = el("div", { class: "mvt-events", "aria-hidden": "true", title: "A click chooses that moment" });
+  fullHeight = button("↕ Full height", "Show the full height (0 shows all)", () => this.timeline.moves.showFullHeight(true));
+  choice = switchOf("A drag on the plot", TOOLS, (tool) => this.take(tool));
 
   listen() {
+    this.take("move");
+    this.fullHeight.classList.add("mvt-full");
+    this.fullHeight.hidden = true;
     this.bytesAxis.addEventListener("pointerdown", (event) => this.pressAxis(event));
     this.bytesAxis.addEventListener("dblclick", (event) => {
       event.stopPropagation();
@@ -40,8 +36,7 @@ export class Tools extends Part {
     for (const name of ["pointerdown", "dblclick", "keydown"]) this.fullHeight.addEventListener(name, (event) => event.stopPropagation());
   }
 
-  /** What another one has drawn goes.
-   * @param {Tool} tool */
+  /** What another one has drawn goes. @param {Tool} tool */
   take(tool) {
     this.tool = tool;
     this.timeline.ruler.end();
@@ -49,8 +44,7 @@ export class Tools extends Part {
     this.timeline.root.dataset.tool = tool;
   }
 
-  /** Back to moving.
-   * @returns {boolean} whether there was anything to end */
+  /** Back to moving. @returns {boolean} whether there was anything to end */
   end() {
     const had = this.timeline.ruler.end() || this.tool !== "move";
     if (had) this.take("move");
@@ -110,12 +104,14 @@ export class Tools extends Part {
 
   /** @param {Point} one @param {Point} other */
   showBox(one, other) {
-    const { style } = this.box;
-    const { width, height } = this.viewport;
-    const [left, right] = between(one.x, other.x, width);
-    const [upper, lower] = between(one.y, other.y, height);
+    const [left, right, upper, lower] = this.sidesOf(one, other);
     this.box.hidden = false;
-    Object.assign(style, { left: `${left}px`, width: `${right - left}px`, top: `${upper}px`, height: `${lower - upper}px` });
+    Object.assign(this.box.style, { left: `${left}px`, width: `${right - left}px`, top: `${upper}px`, height: `${lower - upper}px` });
+  }
+
+  /** @param {Point} one @param {Point} other */
+  sidesOf(one, other) {
+    return [...between(one.x, other.x, this.viewport.width), ...between(one.y, other.y, this.viewport.height)];
   }
 
   hideBox() {
@@ -126,10 +122,8 @@ export class Tools extends Part {
   zoomInto(one, other) {
     const { viewport } = this;
     this.hideBox();
-    const [left, right] = between(one.x, other.x, viewport.width);
-    const [upper, lower] = between(one.y, other.y, viewport.height);
-    /** @type {Partial<Sight>} */
-    const sight = {};
+    const [left, right, upper, lower] = this.sidesOf(one, other);
+    /** @type {Partial<Sight>} */ const sight = {};
     if (right - left >= LEAST_BOX) Object.assign(sight, { first: viewport.placeAt(left), last: viewport.placeAt(right) });
     if (lower - upper >= LEAST_BOX) Object.assign(sight, { bottom: viewport.bytesAt(lower), top: viewport.bytesAt(upper) });
     this.timeline.moves.glide(sight, true);
@@ -159,13 +153,42 @@ export class Tools extends Part {
   }
 }
 
-/** In order, and within 0 and `most`.
- * @param {number} one @param {number} other @param {number} most @returns {[number, number]} */
-function between(one, other, most) {
-  const [low, high] = one < other ? [one, other] : [other, one];
-  return [Math.max(Math.min(low, most), 0), Math.max(Math.min(high, most), 0)];
+/** In order, and within 0 and `most`. @param {number} one @param {number} other @param {number} most */
+const between = (one, other, most) => [clamp(Math.min(one, other), 0, most), clamp(Math.max(one, other), 0, most)];
+
+/** Of a press on the plot or at its side. @type {("pointerup" | "pointercancel")[]} */
+export const ENDS = ["pointerup", "pointercancel"];
+
+export class Controls {
+  /** @param {MemoryTimeline} timeline */
+  constructor(timeline) {
+    this.timeline = timeline;
+    this.order = choice("Stack", [["category", "by colour"], ["age", "by age"]], (order) => {
+      timeline.order = order;
+      timeline.choosing.changed();
+    });
+    this.meaning = choice("Colour", [["category", "category"], ["site", "site"], ["module", "module"], ["size", "size"]], (meaning) => timeline.setMeaning(meaning));
+    this.axes = switchOf("Axis", { event: "Event", time: "Time" }, (axis) => timeline.setAxis(axis));
+    this.all = button("All", "Show all (0)", () => timeline.moves.showAll(true));
+    const zooms = el("div", { class: "mvt-zooms" },
+      button("−", "Zoom out (−)", () => timeline.moves.zoom(timeline.moves.middle(), ZOOM, true)),
+      button("+", "Zoom in (+)", () => timeline.moves.zoom(timeline.moves.middle(), 1 / ZOOM, true)),
+      this.all);
+    // What few people change, each with the key that does the same.
+    const rows = [["Axis", "T", this.axes.node], ["Drag", "B M", timeline.tools.choice.node]].map(([name, keys, node]) => el("div", { class: "mvt-tool" }, el("span", {}, `${name} `, el("kbd", {}, keys)), node));
+    const menu = el("details", { class: "mv-menu mvt-tools" }, el("summary", {}, "Tools"), el("div", {}, this.order.label, ...rows));
+    this.node = el("div", { class: "mvt-controls" }, this.meaning.label, zooms, menu);
+  }
+
+  draw() {
+    const { viewport } = this.timeline;
+    const { first, last } = viewport.whole();
+    this.all.hidden = viewport.isFullHeight() && viewport.first <= first && viewport.last >= last;
+  }
 }
 
-/** Of a press on the plot or at its side.
- * @type {("pointerup" | "pointercancel")[]} */
-export const ENDS = ["pointerup", "pointercancel"];
+/** @param {string} name @param {[value: string, text: string][]} options @param {(value: string) => void} change */
+function choice(name, options, change) {
+  const select = el("select", { "aria-label": name, onchange: () => change(select.value) }, ...options.map(([value, text]) => el("option", { value }, text)));
+  return { select, label: el("label", { class: "mvt-choice" }, el("span", {}, `${name} `), select) };
+}

@@ -5,11 +5,13 @@ import { byteRules, groundLine, sideLabels, steppedPath } from "../axes.js";
 import { penOf, shape } from "../base.js";
 import { bytesText } from "../words.js";
 import { OVERVIEW, OVERVIEW_ROOM } from "./overview.js";
+import { Part } from "./viewport.js";
+
+/** @import { MemoryTimeline } from "./timeline.js" */
 
 const SHADE = 0.4;
 export const HEADROOM = 1.06;
 
-/** @typedef {import("./timeline.js").MemoryTimeline} MemoryTimeline */
 /** Most live bytes per column, the share of the width that they take, and what is known once the file is whole.
  * @typedef {{ live: number[], share: number, words: string, key?: string, reserved?: number[], events?: number, peak_bytes: number, reserved_bytes?: number }} Total */
 
@@ -72,4 +74,52 @@ export function mostPerColumn(values, count) {
     for (let i = Math.floor((column * values.length) / count); i < end; i++) most = Math.max(most, values[i]);
     return most;
   });
+}
+
+const MOST_PATIENCE_MS = 3000;
+
+export class Reading extends Part {
+  /** @type {Total | null} */ total = null;
+
+  /** @param {Total} total */
+  show(total) {
+    const { timeline } = this;
+    timeline.attach();
+    timeline.close();
+    this.total = total;
+    timeline.root.hidden = false;
+    timeline.root.classList.remove("mvt-plain");
+    timeline.title.hidden = true;
+    timeline.root.dataset.total = "";
+    delete timeline.root.dataset.drawn;
+    timeline.waiting.textContent = total.words;
+    timeline.schedule();
+  }
+
+  /** The timeline itself is there. */
+  over() {
+    this.total = null;
+    delete this.timeline.root.dataset.total;
+  }
+
+  end() {
+    if (!this.total) return;
+    this.over();
+    this.timeline.load(null);
+  }
+
+  /** Resolves when this trace's allocations are on the screen, or some time later anyhow.
+   * @param {string} key @returns {Promise<void>} */
+  drawnOf(key) {
+    const { timeline } = this;
+    const begun = performance.now();
+    return new Promise((done) => {
+      const look = () => {
+        const isDrawn = timeline.value?.key === key && timeline.root.dataset.drawn;
+        if (isDrawn || performance.now() - begun > MOST_PATIENCE_MS) requestAnimationFrame(() => setTimeout(done));
+        else setTimeout(look, 10);
+      };
+      look();
+    });
+  }
 }

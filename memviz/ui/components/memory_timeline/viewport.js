@@ -22,14 +22,11 @@ export const ZOOM = 1.6;
 /** @typedef {Stretch & Height} Sight */
 
 export class Viewport {
-  /** @type {Axis} */
-  axis = "event";
+  /** @type {Axis} */ axis = "event";
   instants = 1;
-  /** µs of each event, once they are known.
-   * @type {Float64Array | null} */
+  /** µs of each event, once they are known. @type {Float64Array | null} */
   times = null;
-  /** For one that moves together with others.
-   * @type {Record<Axis, Alignment> | null} */
+  /** For one that moves together with others. @type {Record<Axis, Alignment> | null} */
   align = null;
   first = 0;
   last = 1;
@@ -42,16 +39,14 @@ export class Viewport {
 
   // -- what there is to see
 
-  /** All that can be shown.
-   * @returns {Stretch} */
+  /** @returns {Stretch} */
   whole() {
     if (!this.align) return this.own();
     const { extent } = this.align[this.axis];
     return { first: this.fromShared(extent[0]), last: this.fromShared(extent[1]) };
   }
 
-  /** Where this trace itself has something; linked ones may show more than that.
-   * @returns {Stretch} */
+  /** Where this trace itself has something; linked ones may show more than that. @returns {Stretch} */
   own() {
     const times = this.known();
     return times ? { first: 0, last: Math.max(times[times.length - 1], 1) } : { first: 0, last: this.instants };
@@ -71,8 +66,7 @@ export class Viewport {
     return this.bottom <= 0 && this.top >= this.most;
   }
 
-  /** What is seen of the height stays as it is, unless it was all of it.
-   * @param {number} most */
+  /** What is seen of the height stays as it is, unless it was all of it. @param {number} most */
   setMost(most) {
     const seen = this.isFullHeight() ? { bottom: 0, top: most } : { bottom: this.bottom, top: this.top };
     this.most = most;
@@ -86,8 +80,7 @@ export class Viewport {
 
   // -- what is seen of it
 
-  /** What is not named stays.
-   * @param {Partial<Sight>} sight */
+  /** What is not named stays. @param {Partial<Sight>} sight */
   look({ first = this.first, last = this.last, bottom = this.bottom, top = this.top }) {
     Object.assign(this, { first, last, bottom, top });
   }
@@ -123,8 +116,7 @@ export class Viewport {
     return Math.min(LEAST_BYTES, this.most);
   }
 
-  /** The same instants stay in sight.
-   * @param {Axis} axis */
+  /** The same instants stay in sight. @param {Axis} axis */
   turnTo(axis) {
     const [first, last] = [this.instantAt(this.first), this.lastInstant()];
     const isAll = first <= 0 && last >= this.instants - 1;
@@ -138,8 +130,7 @@ export class Viewport {
   /** @param {number} instant */
   placeOf(instant) {
     if (this.axis === "event") return instant;
-    /** @type {ArrayLike<number>} */
-    const times = this.times || [];
+    /** @type {ArrayLike<number>} */ const times = this.times || [];
     return times.length ? times[clamp(Math.ceil(instant) - 1, 0, times.length - 1)] : 0;
   }
 
@@ -205,8 +196,7 @@ export class Viewport {
 
   // -- the axis
 
-  /** Round places in sight and what they are called.
-   * @returns {{ place: number, text: string }[]} */
+  /** @returns {{ place: number, text: string }[]} */
   ticks() {
     const isEvent = this.axis === "event";
     const step = roundStep((this.last - this.first) / Math.max(this.width / TICK_ROOM, 2), isEvent ? 1 : 0.001);
@@ -221,5 +211,17 @@ export class Viewport {
       ticks.push({ place: k * step + shift, text });
     }
     return ticks;
+  }
+}
+
+/** What all parts of the timeline have: the timeline itself, and what it shows of the trace. */
+export class Part {
+  /** @param {import("./timeline.js").MemoryTimeline} timeline */
+  constructor(timeline) {
+    this.timeline = timeline;
+  }
+
+  get viewport() {
+    return this.timeline.viewport;
   }
 }

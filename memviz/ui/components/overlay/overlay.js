@@ -17,10 +17,8 @@ const HEADROOM = 1.12;
  * @typedef {{ linked: string, count: number, other: number, shown: boolean, label: string }} Wanted */
 
 class Overlay extends MemoryTimeline {
-  /** @type {Wanted | null} */
-  wanted = null;
-  /** @type {MemoryTimeline[]} */
-  sides = [];
+  /** @type {Wanted | null} */ wanted = null;
+  /** @type {MemoryTimeline[]} */ sides = [];
 
   /** @param {HTMLElement} host @param {import("../base.js").Gradio} gradio */
   constructor(host, gradio) {
@@ -39,7 +37,6 @@ class Overlay extends MemoryTimeline {
 
   /** @override @param {any} value */
   async load(value) {
-    this.attach();
     this.wanted = value && value.linked ? value : null;
     this.root.hidden = !this.wanted || !this.wanted.shown;
     this.root.classList.add("mvt-plain");
@@ -82,12 +79,11 @@ class Overlay extends MemoryTimeline {
   say() {}
 }
 
-/** @param {import("../memory_timeline/part.js").Part} part */
+/** @param {import("../memory_timeline/viewport.js").Part} part */
 const overlayOf = ({ timeline }) => /** @type {Overlay} */ (timeline);
 
 class Lines extends PlotCanvas {
-  /** Most live bytes in each column of each side; NaN where it has nothing.
-   * @type {Float64Array[]} */
+  /** Most live bytes in each column of each side; NaN where it has nothing. @type {Float64Array[]} */
   lines = [];
 
   /** @override */
@@ -175,8 +171,7 @@ class Peaks extends Labels {
   marks() {
     const { viewport } = this;
     const { width, height } = viewport;
-    /** @type {import("../axes.js").Label[]} */
-    const labels = [];
+    /** @type {import("../axes.js").Label[]} */ const labels = [];
     const parts = [];
     for (const { data, value, viewport: own } of overlayOf(this).sides) {
       if (!data) continue;

@@ -1,6 +1,6 @@
 // @ts-check
 // A form whose HTML is made by memviz/ui, which escapes every text. See __init__.py for its value.
-import { Component, el, latest, mounting, nearest } from "../base.js";
+import { all, Component, el, latest, mounting, nearest, onceQuiet } from "../base.js";
 
 const REST_MS = 250;
 const MOST_READ = (1 << 20) + 1;
@@ -15,18 +15,15 @@ const isOlder = (version, shown) => /^\d+$/.test(version) && /^\d+$/.test(shown 
 
 class PlainForm extends Component {
   form = el("form", { class: "mv-settings", novalidate: "" });
-  /** @type {string | null} */
-  version = null;
-  /** What stands in each part.
-   * @type {Map<Element, string>} */
-  shown = new Map();
-  resting = 0;
+  /** @type {string | null} */ version = null;
+  /** @type {Map<Element, string>} */ shown = new Map();
 
   /** @param {HTMLElement} host @param {import("../base.js").Gradio} gradio */
   constructor(host, gradio) {
     super(host, gradio);
     this.root = this.form;
-    this.say = latest(this.tell.input);
+    const say = latest(this.tell.input);
+    this.rest = onceQuiet(() => say(this.values()), REST_MS);
     this.form.addEventListener("submit", (event) => event.preventDefault());
     this.form.addEventListener("input", (event) => this.changed(/** @type {Field} */ (event.target)));
     this.form.addEventListener("change", (event) => this.chosen(/** @type {HTMLInputElement} */ (event.target)));
@@ -37,17 +34,11 @@ class PlainForm extends Component {
 
   /** @override @param {Value | null} value */
   load(value) {
-    this.attach();
     this.form.hidden = !value || !value.html;
     if (!value) return;
     if (value.version !== this.version && !isOlder(value.version, this.version)) this.draw(value);
-    for (const node of this.within("[data-fault]")) this.refuse(node, value.faults[node.dataset.fault || ""] || "");
-    for (const node of this.within("[data-part]")) this.fill(node, value.parts[node.dataset.part || ""] || "");
-  }
-
-  /** @param {string} selector @returns {NodeListOf<HTMLElement>} */
-  within(selector) {
-    return this.form.querySelectorAll(selector);
+    for (const node of all("[data-fault]", this.form)) this.refuse(node, value.faults[node.dataset.fault || ""] || "");
+    for (const node of all("[data-part]", this.form)) this.fill(node, value.parts[node.dataset.part || ""] || "");
   }
 
   fields() {
@@ -68,8 +59,7 @@ class PlainForm extends Component {
     if (isFocused) node.querySelector("button")?.focus();
   }
 
-  /** What was folded out and what had the focus stay so.
-   * @param {Value} value */
+  /** What was folded out and what had the focus stay so. @param {Value} value */
   draw(value) {
     const focused = /** @type {Field | null} */ (this.form.contains(document.activeElement) ? document.activeElement : null)?.name;
     const open = [...this.form.querySelectorAll("details")].map((details) => details.open);
@@ -82,20 +72,17 @@ class PlainForm extends Component {
   }
 
   fold() {
-    const all = this.all();
-    if (all) all.open = !narrow.matches || all.open;
+    for (const fields of this.foldable()) fields.open = !narrow.matches || fields.open;
+  }
+
+  foldable() {
+    return /** @type {HTMLDetailsElement[]} */ (all("details.mv-fields", this.form));
   }
 
   /** To what comes of it: that stands at the top, and on a narrow screen below all fields. */
   giveWay() {
-    const all = this.all();
-    if (all && narrow.matches) all.open = false;
+    if (narrow.matches) for (const fields of this.foldable()) fields.open = false;
     window.scrollTo({ top: 0 });
-  }
-
-  /** @returns {HTMLDetailsElement | null} */
-  all() {
-    return this.form.querySelector("details.mv-fields");
   }
 
   /** @param {HTMLElement} node @param {string} words */
@@ -118,8 +105,7 @@ class PlainForm extends Component {
     const filled = this.field(field.dataset.fills);
     if (filled) filled.value = field.selectedOptions[0].dataset.usable || "";
     for (const other of this.fields()) if (other.dataset.fills === field.name) other.value = "";
-    clearTimeout(this.resting);
-    this.resting = setTimeout(() => this.say(this.values()), REST_MS);
+    this.rest();
   }
 
   /** A file's text goes into the field that it is for; the file itself goes nowhere.
@@ -148,15 +134,14 @@ class PlainForm extends Component {
   clicked(event) {
     const button = nearest(event, "[data-act]");
     if (!button) return;
-    clearTimeout(this.resting);
+    this.rest.cancel();
     if (button.hasAttribute("data-act-above")) this.giveWay();
     this.tell.click({ ...this.values(), ...button.dataset });
   }
 
   /** With `turn`, by which the server tells which of two was told last: they can overtake each other. */
   values() {
-    /** @type {Record<string, string | boolean>} */
-    const values = { turn: String(Date.now()) };
+    /** @type {Record<string, string | boolean>} */ const values = { turn: String(Date.now()) };
     for (const field of this.fields()) {
       if (!field.name || (field.type === "radio" && !field.checked)) continue;
       if ("several" in field.dataset) {

@@ -1,9 +1,35 @@
 // @ts-check
 // A row a rank, a column a moment of a step. The picture has one pixel a cell and is scaled by the browser; bars, names
 // and the marked row are drawn over it. A click or Enter chooses a rank, which Python is told.
-import { all, clamp, Component, countPicture, el, inTurn, isDark, mounting, newTip, onModeChange, onSaid, pointIn, shape, showTip, tipLines, token } from "../base.js";
+import { all, channels, clamp, Component, countPicture, el, inTurn, isDark, mixed, mounting, newTip, onModeChange, onSaid, pixel, pointIn, shape, showTip, tipLines, token } from "../base.js";
 import { bytesText } from "../words.js";
-import { bytesOfShade, rowHeight, shadesOf } from "./shades.js";
+
+const LIGHT = [0xf4f6fa, 0xc3d6ea, 0x76a9d8, 0x2f6fb3, 0x0c2c59];
+const DARK = [0x191d24, 0x1f3a58, 0x2c6499, 0x64a5dc, 0xdcedff];
+const MOST_HIGH = 480;
+const HIGHEST_ROW = 22;
+
+/** 256 colours as little-endian pixels: 0 is where nothing is known, the rest goes from none to the highest peak.
+ * @param {boolean} dark @param {number} nothing 0xRRGGBB @returns {Uint32Array} */
+export function shadesOf(dark, nothing) {
+  const stops = dark ? DARK : LIGHT;
+  const table = new Uint32Array(256);
+  for (let i = 1; i < 256; i++) {
+    const at = ((i - 1) / 254) * (stops.length - 1);
+    const before = Math.min(Math.floor(at), stops.length - 2);
+    table[i] = mixed(pixel(stops[before]), pixel(stops[before + 1]), at - before);
+  }
+  table[0] = pixel(nothing);
+  return table;
+}
+
+/** Pixels of a row: whole ones, so that each rank can be pointed at, however many there are.
+ * @param {number} rows */
+export const rowHeight = (rows) => Math.max(1, Math.min(HIGHEST_ROW, Math.floor(MOST_HIGH / Math.max(rows, 1))));
+
+/** Bytes of a cell, as near as its shade tells; null where nothing is known.
+ * @param {number} shade @param {number} highest */
+export const bytesOfShade = (shade, highest) => (shade ? ((shade - 1) / 254) * highest : null);
 
 const LABELS_APART = 16;
 const THIN = 6;
@@ -13,8 +39,7 @@ const LEAST_STEP_WIDTH = 44;
  * @typedef {{ ranks: number[], names: string[], peaks: number[], groups: number[], outliers: number[], steps: string[], columns: number, highest: number, chosen: number | null, shades: string, label: string }} Value */
 
 class RankMap extends Component {
-  /** @type {Value | null} */
-  value = null;
+  /** @type {Value | null} */ value = null;
   shades = new Uint8Array(0);
   /** The row that keys stand on. */
   row = 0;
@@ -49,7 +74,6 @@ class RankMap extends Component {
 
   /** @override @param {Value | null} value */
   load(value) {
-    this.attach();
     this.value = value && value.ranks?.length ? value : null;
     this.root.hidden = !this.value;
     if (!this.value) return;
@@ -72,7 +96,7 @@ class RankMap extends Component {
     const names = all("span", this.names).map((node) => write(node, { x: -8, y: parseFloat(node.style.top) + 4, style: `fill:${ink};font-size:11px;text-anchor:end` }));
     const bars = value.peaks.map((peak, row) => shape("rect", { x: width + 8, y: row * this.height, width: (peak / value.highest) * 90, height: Math.max(this.height - 1, 1), style: `fill:${soft}` }));
     const shades = shadesOf(isDark(), 0);
-    const keys = [0, 0.5, 1].map((share) => /** @type {[string, string]} */ ([colourOf(shades[1 + Math.round(share * 254)]), `${bytesText(share * value.highest)} live`]));
+    const keys = [0, 0.5, 1].map((share) => /** @type {[string, string]} */ ([`rgb(${channels(shades[1 + Math.round(share * 254)]).join(" ")})`, `${bytesText(share * value.highest)} live`]));
     return { nodes: [...steps, ...names, ...bars], canvas: { node: this.picture, left: 0, width }, width, height: value.ranks.length * this.height, room: { left: 90, right: 110, upper: 24, lower: 12 }, keys };
   }
 
@@ -186,9 +210,6 @@ class RankMap extends Component {
     this.showMark();
   }
 }
-
-/** Of a little-endian pixel. @param {number} pixel */
-const colourOf = (pixel) => `rgb(${pixel & 255} ${(pixel >> 8) & 255} ${(pixel >> 16) & 255})`;
 
 /** Where there is no room for the place on the mesh, the number stays.
  * @param {string} words @param {number} top */

@@ -22,10 +22,8 @@ const KEYS_HELP =
  * @typedef {{ live: number, recorded: number | null, lines: (number | null)[] }} Ends */
 
 class ReservedPlot extends Component {
-  /** @type {Value | null} */
-  value = null;
-  /** @type {Axis} */
-  axis = "event";
+  /** @type {Value | null} */ value = null;
+  /** @type {Axis} */ axis = "event";
   /** The column that is pointed at. */
   ruler = NOWHERE;
   width = 0;
@@ -69,7 +67,6 @@ class ReservedPlot extends Component {
 
   /** @override @param {any} value */
   load(value) {
-    this.attach();
     this.value = value && value.axes ? /** @type {Value} */ (value) : null;
     this.root.hidden = !this.value;
     if (!this.value) return;
@@ -261,7 +258,7 @@ export const columnOf = (event, { first }) => Math.max(lastNotAfter(first, event
 const lastEventOf = (column, { first, count }) => first[column] + Math.max(count[column], 1) - 1;
 
 /** @param {number} column @param {Columns} columns */
-export function columnWords(column, columns) {
+function columnWords(column, columns) {
   const [first, last] = [columns.first[column], lastEventOf(column, columns)];
   return last > first ? `events ${grouped(Math.max(first, 0))} to ${grouped(last)}, at most` : eventText(last);
 }

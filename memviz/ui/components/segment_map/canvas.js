@@ -1,11 +1,10 @@
 // @ts-check
 // The map as pixels: blocks in the timeline's own colours and grain, bytes beyond the request paler, what waits for
 // another stream striped, free pieces hatched; and which tile a pixel shows. Where segments lie is in layout.js.
-import { clamp, el, isDark, pixelOf, pixelRatio, token } from "../base.js";
-import { SHADES, shadeOf } from "../memory_timeline/raster.js";
+import { channels, clamp, el, isDark, mixed, pixelOf, pixelRatio, token } from "../base.js";
+import { shadeOf, SHADES } from "../memory_timeline/raster.js";
 import { bytesText } from "../words.js";
-import { owners, placesOf } from "./layout.js";
-import { FREE, LIVE, WAITING } from "./moment.js";
+import { FREE, LIVE, owners, placesOf, WAITING } from "./layout.js";
 
 const EDGES = 3;
 const HEAD = 22;
@@ -20,8 +19,7 @@ const HATCH_PERIOD = 5;
 const PALE = 0.62;
 const FADED = 0.7;
 
-/** @typedef {import("./moment.js").Moment} Moment */
-/** @typedef {import("./layout.js").Layout} Layout */
+/** @import { Layout, Moment } from "./layout.js" */
 /** What a picture is drawn with; `faded` remembers what was mixed.
  * @typedef {{ scale: number, page: number, hatch: number, line: number, faded: Map<number, number>, palette: Uint32Array }} Look */
 /** A row's columns from `x` to `end`, which show one tile.
@@ -41,11 +39,8 @@ export class MapCanvas {
     this.tops = new Int32Array(0);
     /** The tile of each pixel of each row. */
     this.owner = new Int32Array(0);
-    /** @type {{ row: number, x: number, tile: number, colour: number }[]} */
-    this.labels = [];
-    /** What is drawn.
-     * @type {{ moment: Moment, layout: Layout } | null} */
-    this.drawn = null;
+    /** @type {{ row: number, x: number, tile: number, colour: number }[]} */ this.labels = [];
+    /** @type {{ moment: Moment, layout: Layout } | null} */ this.drawn = null;
   }
 
   /** @param {Moment} moment @param {Layout} layout @param {number} width */
@@ -190,8 +185,7 @@ export class MapCanvas {
 
   // -- what a pixel shows
 
-  /** The row and tile at a point; -1 for none.
-   * @param {import("../base.js").Point} at */
+  /** The row and tile at a point; -1 for none. @param {import("../base.js").Point} at */
   under({ x, y }) {
     const nothing = { x, y, row: -1, tile: -1 };
     if (!this.drawn || x < 0 || x >= this.width) return nothing;
@@ -206,8 +200,7 @@ export class MapCanvas {
     return this.owner[row * this.columns + clamp(column, 0, this.columns - 1)];
   }
 
-  /** Boxes around a tile.
-   * @param {number} tile @param {string} name */
+  /** @param {number} tile @param {string} name */
   outlines(tile, name) {
     if (tile < 0 || !this.drawn) return [];
     const { moment, layout } = this.drawn;
@@ -241,27 +234,15 @@ function drawPattern(target, pattern, { at, y, tall }, look) {
 
 // -- colours of pixels
 
-/** @param {number} px */
-const parts = (px) => [px & 0xff, (px >> 8) & 0xff, (px >> 16) & 0xff];
-
-/** @param {number} px @param {number} other @param {number} share of the other */
-export function mixed(px, other, share) {
-  const [a, b] = [parts(px), parts(other)];
-  const [red, green, blue] = a.map((value, i) => Math.round(value + (b[i] - value) * share));
-  return (0xff000000 | (blue << 16) | (green << 8) | red) >>> 0;
-}
-
-/** Of a few colours, for very many pixels.
- * @param {number} px @param {Look} look */
+/** Of a few colours, for very many pixels. @param {number} px @param {Look} look */
 function faded(px, look) {
   const known = look.faded.get(px) ?? mixed(px, look.page, FADED);
   look.faded.set(px, known);
   return known;
 }
 
-/** Ink or white, whichever can be read on this fill.
- * @param {number} px */
+/** Ink or white, whichever can be read on this fill. @param {number} px */
 export function textOn(px) {
-  const [red, green, blue] = parts(px).map((value) => (value / 255 <= 0.04045 ? value / 255 / 12.92 : ((value / 255 + 0.055) / 1.055) ** 2.4));
+  const [red, green, blue] = channels(px).map((value) => (value / 255 <= 0.04045 ? value / 255 / 12.92 : ((value / 255 + 0.055) / 1.055) ** 2.4));
   return 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.19 ? "#131316" : "#ffffff";
 }

@@ -1,8 +1,13 @@
 // @ts-check
-// Where segments lie on the map, and which tile each pixel shows. No DOM in this file.
+// The allocator's map at one moment: its segments, the tiles that fill them, where they lie and which each pixel shows. No
+// DOM in this file.
 //
 // Rows have one constant length in bytes, so area is bytes. A segment starts in the row at hand if it fits there, else
 // in the next one; only one that is longer than a row goes on over several. Each group begins a row of its own.
+import { palettesOf } from "../base.js";
+import { bytesOf, unpack } from "../memory_timeline/packed.js";
+import { lastNotAfter, wide } from "../memory_timeline/spans.js";
+import { bytesText, durationText, eventText, grouped } from "../words.js";
 
 export const MOST_ROWS = 200;
 const FEWEST_ROWS = 6;
@@ -11,14 +16,12 @@ const MIB = KIB * KIB;
 const SLACK = 1e-6;
 
 /** @typedef {ArrayLike<number>} Numbers */
-/** Parts of segments, one behind the other: part `start` to `start + length` of a segment, `from` bytes into a row.
- * @typedef {{ segment: number[], row: number[], from: number[], start: number[], length: number[] }} Pieces */
-/** @typedef {{ pieces: Pieces, heads: { group: number, row: number }[], firstPiece: Map<number, number>, rows: number, rowBytes: number }} Layout */
-/** What tiles the segments: `first` says with which tile each of them begins.
- * @typedef {{ first: Numbers, segment: Numbers, offset: Numbers, size: Numbers }} Tiles */
+/** Part `start` to `start + length` of a segment, `from` bytes into a row.
+ * @typedef {{ segment: number, row: number, from: number, start: number, length: number }} Piece */
+/** `pieces` by segment, in the order in which they are drawn.
+ * @typedef {{ pieces: Map<number, Piece[]>, heads: { group: number, row: number }[], rows: number, rowBytes: number }} Layout */
 
-/** Powers of two, and multiples of the 20 MiB that the allocator takes at a time.
- * @param {number} total */
+/** Powers of two, and multiples of the 20 MiB that the allocator takes at a time. @param {number} total */
 export function rowLengths(total) {
   const lengths = [];
   for (let size = KIB; size < 2 * total || size === KIB; size *= 2) lengths.push(size);
@@ -29,25 +32,10 @@ export function rowLengths(total) {
 /** `sizes` of segments and their `group`, in the `order` in which they are drawn.
  * @param {Numbers} sizes @param {Numbers} group @param {number[]} order @param {number} rowBytes @returns {Layout} */
 export function shelve(sizes, group, order, rowBytes) {
-  /** @type {Pieces} */
-  const pieces = { segment: [], row: [], from: [], start: [], length: [] };
-  /** @type {Layout["firstPiece"]} */
-  const firstPiece = new Map();
-  /** @type {Layout["heads"]} */
-  const heads = [];
+  /** @type {Layout["pieces"]} */ const pieces = new Map();
+  /** @type {Layout["heads"]} */ const heads = [];
   let [row, at, last] = [-1, 0, -1];
-  const add = (/** @type {number} */ segment, /** @type {number} */ start, /** @type {number} */ length) => {
-    pieces.segment.push(segment);
-    pieces.row.push(row);
-    pieces.from.push(at);
-    pieces.start.push(start);
-    pieces.length.push(length);
-    at += length;
-  };
-  const nextRow = () => {
-    row++;
-    at = 0;
-  };
+  const nextRow = () => ([row, at] = [row + 1, 0]);
   for (const segment of order) {
     const size = sizes[segment];
     if (group[segment] !== last) {
@@ -55,15 +43,16 @@ export function shelve(sizes, group, order, rowBytes) {
       heads.push({ group: last, row: row + 1 });
       nextRow();
     } else if (at > 0 && at + size > rowBytes) nextRow();
-    firstPiece.set(segment, pieces.segment.length);
-    for (let start = 0; start < size; ) {
+    const parts = [];
+    for (let start = 0; start < size; start += parts[parts.length - 1].length) {
       if (at >= rowBytes) nextRow();
       const length = Math.min(size - start, rowBytes - at);
-      add(segment, start, length);
-      start += length;
+      parts.push({ segment, row, from: at, start, length });
+      at += length;
     }
+    pieces.set(segment, parts);
   }
-  return { pieces, heads, firstPiece, rows: row + 1, rowBytes };
+  return { pieces, heads, rows: row + 1, rowBytes };
 }
 
 /** The length whose rows are best filled, with more rows where a pixel would else hide small blocks.
@@ -71,8 +60,7 @@ export function shelve(sizes, group, order, rowBytes) {
 export function chooseRowLength(sizes, group, order, width) {
   const total = sum(sizes);
   const target = Math.min(Math.max(Math.round(total / (width * 256 * KIB)), 16), 48);
-  /** @type {{ length: number, fill: number, isEnough: boolean } | null} */
-  let best = null;
+  /** @type {{ length: number, fill: number, isEnough: boolean } | null} */ let best = null;
   for (const length of rowLengths(total)) {
     if (total / length > MOST_ROWS) continue;
     const { rows } = shelve(sizes, group, order, length);
@@ -100,13 +88,11 @@ export function owners(layout, tiles, width) {
   const grid = new Int32Array(rows * width).fill(-1);
   const covered = new Float32Array(rows * width);
   const scale = width / rowBytes;
-  for (let i = 0; i < pieces.segment.length; i++) {
-    const base = pieces.row[i] * width;
-    const [begin, end] = [pieces.start[i], pieces.start[i] + pieces.length[i]];
-    for (let t = tileAt(tiles, pieces.segment[i], begin); t < tiles.first[pieces.segment[i] + 1] && tiles.offset[t] < end; t++) {
-      const low = (pieces.from[i] + Math.max(tiles.offset[t], begin) - begin) * scale;
-      const high = (pieces.from[i] + Math.min(tiles.offset[t] + tiles.size[t], end) - begin) * scale;
-      claim(grid, covered, base, width, low, high, t);
+  for (const { segment, row, from, start, length } of [...pieces.values()].flat()) {
+    for (let t = tileAt(tiles, segment, start); t < tiles.first[segment + 1] && tiles.offset[t] < start + length; t++) {
+      const low = (from + Math.max(tiles.offset[t] - start, 0)) * scale;
+      const high = (from + Math.min(tiles.offset[t] + tiles.size[t] - start, length)) * scale;
+      claim(grid, covered, row * width, width, low, high, t);
     }
   }
   return grid;
@@ -126,45 +112,28 @@ function claim(grid, covered, base, width, low, high, tile) {
   }
 }
 
-/** The tile of a segment that holds this byte of it.
- * @param {Tiles} tiles @param {number} segment @param {number} offset */
-function tileAt(tiles, segment, offset) {
-  let [low, high] = [tiles.first[segment], tiles.first[segment + 1] - 1];
-  while (low < high) {
-    const middle = (low + high + 1) >> 1;
-    if (tiles.offset[middle] <= offset) low = middle;
-    else high = middle - 1;
-  }
-  return low;
-}
+/** @param {Tiles} tiles @param {number} segment @param {number} offset */
+const tileAt = (tiles, segment, offset) => lastNotAfter(tiles.offset, offset, tiles.first[segment], tiles.first[segment + 1]);
 
-/** Where a tile lies: a stretch of one row, or of several.
- * @param {Layout} layout @param {Tiles} tiles @param {number} tile */
+/** @param {Layout} layout @param {Tiles} tiles @param {number} tile */
 export function placesOf(layout, tiles, tile) {
-  const { pieces, firstPiece } = layout;
-  const segment = tiles.segment[tile];
-  const [begin, end] = [tiles.offset[tile], tiles.offset[tile] + tiles.size[tile]];
   const places = [];
-  for (let i = firstPiece.get(segment) ?? pieces.segment.length; i < pieces.segment.length && pieces.segment[i] === segment; i++) {
-    const low = Math.max(pieces.start[i], begin);
-    const high = Math.min(pieces.start[i] + pieces.length[i], end);
-    if (high <= low) continue;
-    const from = pieces.from[i] + low - pieces.start[i];
-    places.push({ row: pieces.row[i], from, to: from + high - low });
+  for (const { row, from, start, length } of layout.pieces.get(tiles.segment[tile]) || []) {
+    const low = Math.max(tiles.offset[tile] - start, 0);
+    const high = Math.min(tiles.offset[tile] + tiles.size[tile] - start, length);
+    if (high > low) places.push({ row, from: from + low, to: from + high });
   }
   return places;
 }
 
-/** The tiles that touch a stretch of one row.
- * @param {Layout} layout @param {Tiles} tiles @param {number} row @param {number} from @param {number} to */
+/** @param {Layout} layout @param {Tiles} tiles @param {number} row @param {number} from @param {number} to */
 export function tilesIn(layout, tiles, row, from, to) {
-  const { pieces } = layout;
   const touched = [];
-  for (let i = 0; i < pieces.segment.length; i++) {
-    if (pieces.row[i] !== row || pieces.from[i] >= to || pieces.from[i] + pieces.length[i] <= from) continue;
-    const begin = pieces.start[i] + Math.max(from - pieces.from[i], 0);
-    const end = pieces.start[i] + Math.min(to - pieces.from[i], pieces.length[i]);
-    const segment = pieces.segment[i];
+  for (const piece of [...layout.pieces.values()].flat()) {
+    if (piece.row !== row || piece.from >= to || piece.from + piece.length <= from) continue;
+    const { segment, start, length } = piece;
+    const begin = start + Math.max(from - piece.from, 0);
+    const end = start + Math.min(to - piece.from, length);
     for (let t = tileAt(tiles, segment, begin); t < tiles.first[segment + 1] && tiles.offset[t] < end; t++) touched.push(t);
   }
   return touched;
@@ -179,3 +148,100 @@ export function drawingOrder(sizes, group, by) {
 
 /** @param {Float64Array | number[]} sizes */
 export const sum = (sizes) => Array.from(sizes).reduce((a, b) => a + b, 0);
+
+// What a tile is.
+export const FREE = 0;
+export const LIVE = 1;
+export const WAITING = 2;
+const LARGE_POOL = 1;
+const EXPANDABLE = 2;
+
+/** @typedef {{ first: Int32Array, segment: Int32Array, offset: Float64Array, size: Float64Array, requested: Numbers, kind: Numbers, row: Uint32Array, group: Numbers, probable: Numbers | null, start: Numbers, site: Numbers, age: Numbers | null }} Tiles */
+/** @typedef {{ size: Float64Array, group: Numbers, flags: Numbers, low: Numbers, high: Numbers }} Segments */
+/** What memviz/ui/payloads/segment_view.py says besides the columns.
+ * @typedef {{ at: number, is_placed: boolean, groups: [name: string, words: string][], sites: string[], meanings: string[], palettes: Record<string, number[]> }} Header */
+
+export class Moment {
+  /** @param {Header} header @param {Segments} segments @param {Tiles} tiles */
+  constructor(header, segments, tiles) {
+    this.header = header;
+    this.segments = segments;
+    this.tiles = tiles;
+    this.palettes = palettesOf(header.palettes);
+  }
+
+  /** @param {{ header: any, body: string }} answer @returns {Promise<Moment>} */
+  static async of({ header, body }) {
+    const c = await unpack(header, bytesOf(body));
+    const size = wide(c.size_low, c.size_high);
+    const tiles = {
+      ...tiling(c.segment_tiles, size),
+      requested: wide(c.requested_low, c.requested_high),
+      kind: c.kind, row: c.row, group: c.group, probable: c.probable || null, start: c.start, site: c.site,
+      age: c.age_low ? wide(c.age_low, c.age_high) : null,
+    };
+    const sizes = wide(c.segment_size_low, c.segment_size_high);
+    return new Moment(header, { size: sizes, group: c.segment_group, flags: c.segment_flags, low: c.segment_address_low, high: c.segment_address_high }, tiles);
+  }
+
+  /** The block that holds an allocation; -1 when it is not live here. @param {number} row of the lifetimes */
+  tileOf(row) {
+    return row < 0 ? -1 : this.tiles.row.indexOf(row + 1);
+  }
+
+  /** The allocation in a tile; -1 for free ones. @param {number} tile */
+  rowOf(tile) {
+    return this.tiles.kind[tile] === FREE ? -1 : this.tiles.row[tile] - 1;
+  }
+
+  // -- words
+
+  /** @param {number} tile @returns {string[][]} */
+  words(tile) {
+    const { tiles, header } = this;
+    if (tiles.kind[tile] === FREE) return [[`${bytesText(tiles.size[tile])} free`], [this.segmentWords(tiles.segment[tile])]];
+    const [size, asked] = [tiles.size[tile], tiles.requested[tile]];
+    const block = size === asked ? "its block is as large" : `in a block of ${grouped(size)} B`;
+    return [
+      [bytesText(asked), header.sites[tiles.site[tile]]],
+      [`${tiles.probable?.[tile] ? "probably " : ""}${header.meanings[tiles.group[tile]]} · ${grouped(asked)} B asked, ${block}`],
+      [this.ageWords(tile)],
+    ];
+  }
+
+  /** @param {number} tile */
+  ageWords(tile) {
+    const { tiles, header } = this;
+    const waits = tiles.kind[tile] === WAITING ? "freed, waits for another stream · " : "";
+    if (!tiles.start[tile]) return `${waits}there ${eventText(-1)}`;
+    const start = tiles.start[tile] - 1;
+    const passed = header.at - start;
+    const time = tiles.age ? `, ${durationText(tiles.age[tile])}` : "";
+    return `${waits}since ${eventText(start)}: ${grouped(passed)} event${passed === 1 ? "" : "s"}${time} old`;
+  }
+
+  /** @param {number} segment */
+  segmentWords(segment) {
+    const { flags, high, low, size } = this.segments;
+    const kind = flags[segment] & EXPANDABLE ? "an expandable range" : "a segment";
+    const address = (BigInt(high[segment]) << 32n) + BigInt(low[segment]);
+    return `in ${kind} of ${bytesText(size[segment])} at 0x${address.toString(16)}, ${flags[segment] & LARGE_POOL ? "large" : "small"} pool`;
+  }
+}
+
+/** Where each tile lies: the first ones fill the first segment, and so on.
+ * @param {Numbers} counts of tiles in each segment @param {Float64Array} size of each tile */
+export function tiling(counts, size) {
+  const first = new Int32Array(counts.length + 1);
+  const segment = new Int32Array(size.length);
+  const offset = new Float64Array(size.length);
+  let tile = 0;
+  for (let s = 0; s < counts.length; s++) {
+    for (let at = 0, upto = tile + counts[s]; tile < upto; at += size[tile++]) {
+      segment[tile] = s;
+      offset[tile] = at;
+    }
+    first[s + 1] = tile;
+  }
+  return { first, segment, offset, size };
+}

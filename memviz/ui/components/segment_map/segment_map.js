@@ -4,8 +4,7 @@
 import { actOnKey, button, clamp, Component, countPicture, el, mounting, newTip, onModeChange, onSaid, pointIn, refusalWords, say, showTip, switchOf, tipLines } from "../base.js";
 import { bytesText, eventText, grouped } from "../words.js";
 import { MapCanvas } from "./canvas.js";
-import { chooseRowLength, drawingOrder, MOST_ROWS, placesOf, shelveWithin, sum, tilesIn } from "./layout.js";
-import { FREE, Moment } from "./moment.js";
+import { chooseRowLength, drawingOrder, FREE, Moment, MOST_ROWS, placesOf, shelveWithin, sum, tilesIn } from "./layout.js";
 
 const ECHO_MS = 3000;
 const NARROW = 560;
@@ -14,15 +13,14 @@ const LEAST_TIP_ROOM = 120;
 const NOTHING = -1;
 const KEYS_HELP = "Left and right walk the blocks, up and down change the row, Enter pins, Escape undoes. The table below says the same.";
 
-/** @typedef {import("./layout.js").Layout} Layout */
-/** @typedef {import("../base.js").Point} Point */
+/** @import { Layout } from "./layout.js" */
+/** @import { Gradio, Point } from "../base.js" */
 /** What memviz.ui.payloads.segment_view.map_value makes.
  * @typedef {{ key: string, events: number, at: number, pin: number, colour: string }} Value */
 /** @typedef {{ at?: number, pin?: number, colour?: string }} State */
 
 export class SegmentMap extends Component {
-  /** @type {string | null} */
-  key = null;
+  /** @type {string | null} */ key = null;
   at = -1;
   colour = "category";
   /** A row of the lifetimes. */
@@ -30,10 +28,8 @@ export class SegmentMap extends Component {
   /** The tile that is pointed at. */
   cursor = NOTHING;
   by = "size";
-  /** @type {Moment | null} */
-  drawn = null;
-  /** @type {Layout | null} */
-  layout = null;
+  /** @type {Moment | null} */ drawn = null;
+  /** @type {Layout | null} */ layout = null;
   /** Of the plot, when it was drawn. */
   width = 0;
   /** How long a row is; 0 until that is chosen. */
@@ -66,7 +62,7 @@ export class SegmentMap extends Component {
   table = el("div", { class: "mvs-table" });
   details = el("details", { class: "mvs-details" }, el("summary", {}, "As a table"), this.table);
 
-  /** @param {HTMLElement} host @param {import("../base.js").Gradio} gradio */
+  /** @param {HTMLElement} host @param {Gradio} gradio */
   constructor(host, gradio) {
     super(host, gradio);
     const controls = el("div", { class: "mvs-controls" }, el("span", { class: "mvs-rows" }, this.rowText, this.longer, this.shorter), this.orders.node);
@@ -90,7 +86,6 @@ export class SegmentMap extends Component {
 
   /** @override @param {Value | null} value */
   load(value) {
-    this.attach();
     this.root.hidden = !value || !value.key;
     if (!value || !value.key) this.key = null;
     else if (value.key !== this.key) this.start(value);
@@ -333,11 +328,10 @@ export class SegmentMap extends Component {
   }
 }
 
-/** Tiles as they are read: along the rows.
- * @param {Moment} moment @param {Layout} layout */
+/** @param {Moment} moment @param {Layout} layout */
 function inOrder({ tiles }, layout) {
   const order = [];
-  for (const segment of layout.firstPiece.keys()) for (let t = tiles.first[segment]; t < tiles.first[segment + 1]; t++) order.push(t);
+  for (const segment of layout.pieces.keys()) for (let t = tiles.first[segment]; t < tiles.first[segment + 1]; t++) order.push(t);
   return order;
 }
 

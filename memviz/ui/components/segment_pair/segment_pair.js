@@ -23,6 +23,7 @@ class SegmentPair extends Component {
     const place = el("div", { class: "mv-place" });
     const root = el("section", { class: "mvp-side", hidden: "" }, caption, place);
     const map = new SegmentMap(root, gradio);
+    map.attach();
     map.load(null);
     // A block's number is of this replay; elsewhere on the page it would name another one.
     place.addEventListener("click", (event) => nearest(event, ".mvs-plot") && event.stopPropagation(), true);
@@ -33,7 +34,6 @@ class SegmentPair extends Component {
 
   /** @override @param {{ maps?: { caption: string, map: import("../segment_map/segment_map.js").Value }[] } | null} value */
   load(value) {
-    this.attach();
     this.sides.forEach(({ root, caption, map }, i) => {
       const shown = value?.maps?.[i];
       root.hidden = !shown;

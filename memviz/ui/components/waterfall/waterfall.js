@@ -11,7 +11,7 @@ import { mount as mountPanel } from "../panel.js";
 const MOST_KEPT = 32;
 const ROW = "[data-compare-row]";
 
-/** @typedef {import("../base.js").Gradio} Gradio */
+/** @import { Gradio } from "../base.js" */
 /** A row, and by what the table is grouped.
  * @typedef {{ by: string, row: string }} Named */
 /** Per trace one bit per allocation.
@@ -27,15 +27,10 @@ const rows = () => all(ROW);
 const named = ({ dataset }) => ({ by: dataset.compareBy || "", row: dataset.compareRow || "" });
 
 class Rows {
-  /** Masks that were asked for, by what they are of.
-   * @type {Map<string, Masks>} */
-  known = new Map();
-  /** What stays lit.
-   * @type {Named | null} */
-  kept = null;
+  /** @type {Map<string, Masks>} */ known = new Map();
+  /** @type {Named | null} */ kept = null;
   shown = "";
-  /** @type {HTMLElement | null} */
-  dragged = null;
+  /** @type {HTMLElement | null} */ dragged = null;
 
   /** @param {HTMLElement} element @param {Gradio["server"]} server */
   constructor(element, server) {
