@@ -37,6 +37,7 @@ def test_each_module_stands_once_and_after_what_it_imports(tmp_path: Path) -> No
         "export default 1;",
         "export let changing = 1;",
         "export { one };",
+        "/** @type {number} */ export const one = 1;",
         'import * as all from "./base.js";',
         'import all from "./base.js";',
         'import "./base.js";',

@@ -20,7 +20,7 @@ from pathlib import Path
 _HERE = Path(__file__).parent
 _IMPORT = re.compile(r'^import \{ ([^{}\n]+) \} from "(\.\.?/[^"\n]+)";$', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:(?:async )?function\*? |class |const )(\w+))", re.MULTILINE)
-_NOT_UNDERSTOOD = re.compile(r"^(?:import|export)\b.*$", re.MULTILINE)
+_NOT_UNDERSTOOD = re.compile(r"^(?:.*\*/)?[ \t]*(?:import|export)\b(?!\().*$", re.MULTILINE)
 _GLOBAL = "const memviz = (globalThis.memviz ??= {});"
 
 
