@@ -28,7 +28,7 @@ _NOTICEABLE_GROWTH = 0.001
 
 
 def growing(facts: Facts) -> Iterator[Finding]:
-    moments = _attributable_moments(facts, _between_steps(facts))
+    moments = _attributable_moments(facts, between_steps(facts))
     if len(moments) < _FEWEST_MOMENTS:
         return
     rows = facts.rows
@@ -45,7 +45,7 @@ def growing(facts: Facts) -> Iterator[Finding]:
         if len(growth.sites) > 1:
             site_text = f", mostly {site}," if site else ""
             origin = f" is made in forwards at {count_text(len(growth.sites))} places{site_text} and"
-        each_step = f"{_range_text(growth.bytes)} each step"
+        each_step = f"{range_text(growth.bytes)} each step"
         holder, line = last_holder(facts, growth.added)
         keeper = (
             f"{holder} keeps it{_at(line)}" if holder else "look for a list, a cache or a sum of losses that keeps it"
@@ -114,7 +114,7 @@ def _least(facts: Facts) -> float:
     return max(_NOTICEABLE_GROWTH * facts.line.peak_bytes, 1)
 
 
-def _between_steps(facts: Facts) -> Ints8:
+def between_steps(facts: Facts) -> Ints8:
     """Events after which no step's activations are live: ends of marked steps, else just before each forward."""
     marked = [step.end_event for step in ended_steps(facts.trace, facts.device)]
     if len(marked) >= _FEWEST_MOMENTS:
@@ -355,7 +355,7 @@ def _growing_holder(facts: Facts, holders: Holders, part: Ints8, rises: Ints8, m
     return Finding(
         FindingKind.KEPT_BY_GRAPH if is_graph else FindingKind.KEPT_BY_LIST,
         total,
-        f"{f'The autograd graph of {owner}' if is_graph else owner} grows by {_range_text(rises)} {when}.",
+        f"{f'The autograd graph of {owner}' if is_graph else owner} grows by {range_text(rises)} {when}.",
         remedy,
         np.unique(held_rows(facts.device)[part]),
         int(holders.event[part].max()) - 1,
@@ -426,7 +426,7 @@ def _owner_and_line(facts: Facts, holders: Holders, part: Ints8) -> tuple[str, s
     return short_label(owner), short_label(strings[place])
 
 
-def _range_text(sizes: Ints8) -> str:
+def range_text(sizes: Ints8) -> str:
     """ "2.00 MiB to 10.1 MiB", or one size where all are the same."""
     least, most = int(sizes.min()), int(sizes.max())
     return f"{'' if least == most else f'{bytes_text(least)} to '}{bytes_text(most)}"

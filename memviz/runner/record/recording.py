@@ -54,8 +54,8 @@ def with_labels(snapshot: dict[str, Any], trace: Trace) -> dict[str, Any]:
 
 
 def without_stacks(snapshot: dict[str, Any]) -> dict[str, Any]:
-    """Keep only the fields that labels need, which are read several times as fast."""
-    needed = ("action", "addr", "size", "device_free")
+    """Keep only the fields that labels and host memory need, which are read several times as fast."""
+    needed = ("action", "addr", "size", "device_free", "time_us")
     traces: list[list[dict[str, Any]]] = snapshot.get("device_traces", [])
     shorter = [[{key: event[key] for key in needed if key in event} for event in events] for events in traces]
     return {**snapshot, "device_traces": shorter}
@@ -108,7 +108,7 @@ class Recording:
 
     def mark(self, name: str) -> None:
         with self.log.during(name):
-            pass
+            self.history.host.sample()
         if self._notes_holders:
             self.note_holders()
 
@@ -254,6 +254,11 @@ def trace_of_snapshot(
         facts={**dict(accelerator.versions), **history.facts, **cut, **facts},
     )
     trace = replace(trace, about=about, notes=(*trace.notes, *notes_of(history, taken)))
+    devices = (
+        replace(gpu, host=history.host.over(gpu.events)) if gpu.device in gpus and gpu.kind == "gpu" else gpu
+        for gpu in trace.devices
+    )
+    trace = replace(trace, devices=tuple(devices))
     for number in gpus:
         trace = labelled(trace, number, log, taken.counts if device is not None or number == counted else None)
     return trace

@@ -39,7 +39,7 @@ from memviz.figures.packed_timeline import (
 )
 from memviz.results.summary import trace_headline
 from memviz.text import LONGEST_TEXT, cut_middle, plain
-from memviz.trace.model import DeviceTrace, Ints8, Trace
+from memviz.trace.model import DeviceTrace, HostBytes, Ints8, Trace
 from memviz.units import bytes_text
 
 _MOST_PHASES = 2000
@@ -47,6 +47,7 @@ _CARD_IN_SIGHT = 2
 """Times the reserved peak that a card's line may be high: more would make the picture flat."""
 _MOST_CARD = 16
 _MOST_OOM = 50
+_HOST_STRETCHES = 240
 _NOTED_BY_TORCH = ("Optimizer.", "ProfilerStep#")
 """Such notes are coarser than what stacks show."""
 
@@ -70,6 +71,17 @@ def timeline_value(
         ],
         "state": state or {},
         **card_line(trace, int(reserved.max())),
+        **({} if device.host is None else {"host": host_lane(trace, device.host, len(device.events))}),
+    }
+
+
+def host_lane(trace: Trace, host: HostBytes, events: int) -> dict[str, Any]:
+    """Return the highest and the last host memory of each stretch of events."""
+    rows = host.thinned(host.event * _HOST_STRETCHES // (events + 1))
+    return {
+        "of": "resident" if trace.about.origin == "measured" else "tensors",
+        "peak": max(int(host.total.max()), 1),
+        "rows": np.stack([rows.event, rows.total, rows.pinned], axis=1).tolist(),
     }
 
 
@@ -201,6 +213,9 @@ def linked_values(
         "among": [hue.key for hue in shared_hues(traces, colour)],
     }
     values = [timeline_value(trace.trace, trace.device, trace.key) for trace in traces]
+    hosts = [value["host"] for value in values if "host" in value]
+    for host in hosts:
+        host["top"] = max(one["peak"] for one in hosts)
     return [
         {
             **value,

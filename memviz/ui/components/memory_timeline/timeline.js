@@ -9,6 +9,7 @@ import { Choosing } from "./choosing.js";
 import { Controls } from "./controls.js";
 import { FIRST_MEANING, TimelineData } from "./data.js";
 import { Filters } from "./filters.js";
+import { HostLane } from "./host.js";
 import { Interaction } from "./interaction.js";
 import { isAtHand, keepPiece } from "./kept.js";
 import { Keys, KEYS_HELP } from "./keys.js";
@@ -36,7 +37,7 @@ const ROOM = { left: 60, right: 110, upper: 12, lower: 30 };
  *   key: string, label?: string, has_times?: boolean, phases?: [name: string, first: number, last: number][],
  *   ooms?: { event: number, reserved: number, text: string }[], state?: State,
  *   isAhead?: boolean, linked?: string, plain?: boolean, badge?: string, name?: string, top?: number, band?: boolean, axis?: Axis,
- *   of?: string, follows?: string, ruler?: { bytes: number, text: string, is_limit?: boolean }, colour?: string, among?: string[], align?: Record<Axis, import("./viewport.js").Alignment>,
+ *   of?: string, follows?: string, ruler?: { bytes: number, text: string, is_limit?: boolean }, colour?: string, host?: import("./host.js").Host, among?: string[], align?: Record<Axis, import("./viewport.js").Alignment>,
  * }} Value */
 
 export class MemoryTimeline extends Component {
@@ -86,6 +87,7 @@ export class MemoryTimeline extends Component {
   legend = new Legend(this);
   phases = new Phases(this);
   overview = new Overview(this);
+  hostLane = new HostLane(this);
   controls = new Controls(this);
   title = el("div", { class: "mvt-title", hidden: "" });
   name = el("span", { class: "mvt-name" });
@@ -100,7 +102,7 @@ export class MemoryTimeline extends Component {
     this.plot.append(this.canvas.node, this.labels.node, this.tools.box, this.tools.bytesAxis, this.tools.eventsAxis, this.tools.fullHeight, this.interaction.tip);
     const help = el("div", { class: "mvt-hidden", id: `mvt-keys-${this.id}` }, KEYS_HELP);
     const bar = el("div", { class: "mvt-bar" }, this.legend.node, this.controls.node);
-    this.root.append(bar, this.title, this.overview.node, this.phases.node, this.plot, help, this.live, this.waiting);
+    this.root.append(bar, this.title, this.overview.node, this.phases.node, this.plot, this.hostLane.node, help, this.live, this.waiting);
     this.listen();
   }
 
@@ -340,6 +342,7 @@ export class MemoryTimeline extends Component {
     this.controls.draw();
     this.overview.placeWindow();
     this.phases.draw();
+    this.hostLane.draw();
     if (!value.plain) this.legend.draw(data);
     this.root.dataset.drawMs = (performance.now() - started).toFixed(2);
     countPicture(this.root);
