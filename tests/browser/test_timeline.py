@@ -95,7 +95,7 @@ def test_host_memory_is_a_lane_below_the_plot(same_page: Any, width: int) -> Non
     page.evaluate(f"({TIMELINE}).choosing.setMoment({count // 2})")
     page.locator(".mvt-hostnow", has_text="host 8.00 MiB").wait_for()
     page.mouse.move(lane["x"] + 0.75 * lane["width"], lane["y"] + 10)
-    title = "Resident size of the process: 8.00 MiB, pinned 2.00 MiB"
+    title = "CPU tensors: 8.00 MiB, pinned 2.00 MiB"
     expect(page.locator(".mvt-host")).to_have_attribute("title", title)
     # Half of the run has the full height.
     tops = page.locator(".mvt-hosttotal").evaluate("(path) => path.getBBox().height")
