@@ -15,11 +15,18 @@ from types import ModuleType
 import pytest
 
 import memviz
+from memviz.analysis.allocations import allocation
+from memviz.analysis.annotations import event_of_mark
 from memviz.analysis.comparing.changes import changes
 from memviz.analysis.findings.finding import FindingKind
 from memviz.analysis.findings.ranking import findings
+from memviz.analysis.holders import held_by
+from memviz.analysis.leaks import growth
+from memviz.analysis.lifetimes import lifetimes
 from memviz.trace.model import HolderKind, Trace
 from memviz.ui.compare.waterfall import Surroundings, waterfall, waterfall_html
+from memviz.ui.explore.inspector import allocation_html
+from memviz.ui.explore.live_set import growth_html
 
 BEGIN = """
 import contextvars, functools, gc, threading
@@ -438,6 +445,40 @@ for _ in range(4):
     (finding,) = findings(trace, trace.devices[0])
     assert (finding.kind, finding.holder, finding.line) == (FindingKind.KEPT_TOO_LONG, "x", line)
     assert f"delete x (del) before the next step’s forward; {line} stores it" in finding.remedy
+
+
+def test_a_container_says_its_length_and_how_it_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace, _ = predicted(
+        """
+import memviz
+def main():
+    losses = []
+    for number in range(5):
+        train(model(batch()).square().mean())
+        losses.append(model(batch()).exp().sum())
+        memviz.mark(f"mark {number}")
+main()
+""",
+        monkeypatch,
+    )
+    device = trace.devices[0]
+    held = {row: one for row in range(len(lifetimes(device))) if (one := held_by(trace, device, row)) is not None}
+    kept = {row: one for row, one in held.items() if one.chain.startswith("losses[1]")}
+    assert kept and {one.growth for one in kept.values()} == {"+1 a step"}
+    assert not any(one.growth for one in held.values() if not one.chain.startswith("losses"))
+    (finding,) = [one for one in findings(trace, device) if one.holder == "losses"]
+    assert "(length +1 a step)" in finding.sentence
+    assert "list of 2, +1 a step" in str(allocation_html(trace, allocation(trace, device, min(kept))))
+
+    events = [event_of_mark(trace, device, f"mark {number}") for number in (0, 4)]
+    before, after = (memviz.open(trace).live_at(event=event).by("holder") for event in events)
+    change = after.since(before)
+    # Of each loss: the input, the first layer's output, and the result of exp.
+    assert change.rows[0].change == 4 * 3 * 512 * 256 * 4
+    assert "Most of it: losses (autograd graph), +6.00 MiB, +1.50 MiB a step." in str(change.headline)
+    grown = growth(trace, device, "holder", within=(events[0], events[1]))
+    html = str(growth_html(grown))
+    assert "from mark mark 0" not in html and "losses (autograd graph)" in html and "A mark" in html
 
 
 def test_a_comparison_says_which_holder_grew(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from memviz.analysis.annotations import ended_steps
 from memviz.analysis.callstacks.sites import Site
 from memviz.analysis.findings.finding import NOTICEABLE, Facts, Finding, FindingKind, short_label, site_name
-from memviz.analysis.holders import held_rows, held_until, holder_rows
+from memviz.analysis.holders import container_growth, held_rows, held_until, holder_rows
 from memviz.analysis.lifetimes import BEFORE
 from memviz.analysis.purpose.activity import Activity
 from memviz.analysis.purpose.phases import PhaseSpan, activity_of_rows, step_name
@@ -348,6 +348,7 @@ def _growing_holder(facts: Facts, holders: Holders, part: Ints8, rises: Ints8, m
     when = f"each step: {bytes_text(total)} in {counted(len(rises), 'step')}"
     if (np.diff(steps) != 1).any():
         when = f"at {counted(len(rises), 'moment')} of the program: {bytes_text(total)} in all"
+    items = container_growth(facts.trace, facts.device, int(holders.owner[part[0]]))
     is_graph = holders.kind[part[0]] == HolderKind.AUTOGRAD_GRAPH
     remedy = f"If it is not meant to be collected, keep less of it or move it to the host (.cpu()){_at(line)}."
     if is_graph:
@@ -355,7 +356,8 @@ def _growing_holder(facts: Facts, holders: Holders, part: Ints8, rises: Ints8, m
     return Finding(
         FindingKind.KEPT_BY_GRAPH if is_graph else FindingKind.KEPT_BY_LIST,
         total,
-        f"{f'The autograd graph of {owner}' if is_graph else owner} grows by {range_text(rises)} {when}.",
+        f"{f'The autograd graph of {owner}' if is_graph else owner} grows by {range_text(rises)} {when}"
+        f"{f' (length {items})' if items else ''}.",
         remedy,
         np.unique(held_rows(facts.device)[part]),
         int(holders.event[part].max()) - 1,
