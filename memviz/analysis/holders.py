@@ -56,9 +56,8 @@ def container_growth(trace: Trace, device: DeviceTrace, owner: int) -> str:
         return ""
     steps = forwards_between(trace, device, min(lengths), max(lengths))
     if steps:
-        return (
-            f"+{count_text(grown // steps)} a step" if grown % steps == 0 else f"+{grown} in {counted(steps, 'step')}"
-        )
+        each, rest = divmod(grown, steps)
+        return f"+{count_text(grown)} in {counted(steps, 'step')}" if rest else f"+{count_text(each)} a step"
     return f"+{count_text(grown)} since event {count_text(min(lengths))}"
 
 
