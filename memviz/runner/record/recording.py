@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from memviz.allocator.context import NCCL_FACT, Communicator, communicators_text
 from memviz.errors import MemvizError, UsageError
 from memviz.runner.measure.accelerator import Accelerator, find_accelerator
 from memviz.runner.record.log import Log, labelled
@@ -227,6 +228,14 @@ def mark(name: str) -> None:
         recording.mark(name)
 
 
+def _nccl_facts() -> dict[str, str]:
+    """Return the process groups of NCCL as a fact; each makes a communicator when it is first used."""
+    world = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
+    groups = getattr(world, "pg_map", {}).items()
+    used = [Communicator(group.size()) for group, (backend, *_) in groups if "nccl" in str(backend)]
+    return {NCCL_FACT: communicators_text(used)} if used else {}
+
+
 def trace_of_snapshot(
     history: RecordedHistory,
     taken: HistorySnapshot,
@@ -251,7 +260,7 @@ def trace_of_snapshot(
     about = replace(
         trace.about,
         on=", ".join(dict.fromkeys(accelerator.name_of(number) for number in gpus)),
-        facts={**dict(accelerator.versions), **history.facts, **cut, **facts},
+        facts={**dict(accelerator.versions), **history.facts, **_nccl_facts(), **cut, **facts},
     )
     trace = replace(trace, about=about, notes=(*trace.notes, *notes_of(history, taken)))
     devices = (

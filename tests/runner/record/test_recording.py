@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import memviz
+from memviz.allocator.context import NCCL_FACT
 from memviz.analysis.annotations import annotated
 from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.purpose.phases import label_of_rows
@@ -344,3 +345,19 @@ def test_samples_of_a_long_recording_are_thinned(monkeypatch: pytest.MonkeyPatch
     assert done.trace is not None and done.trace.devices[0].host is not None
     assert 8 <= len(done.trace.devices[0].host) <= 16
     assert "memviz host memory" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_groups_of_nccl_are_a_fact_of_the_recording(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.distributed import distributed_c10d
+
+    groups = {_Group(8): ("cpu:gloo,cuda:nccl", None), _Group(2): ("gloo", None)}
+    monkeypatch.setattr(distributed_c10d._World, "pg_map", groups)
+    gpu = FakeGpu()
+    with memviz.recording(accelerator=gpu.accelerator) as done:
+        gpu.malloc(MiB)
+    assert done.trace is not None and done.trace.about.facts[NCCL_FACT] == "1 of 8 ranks"
+
+
+class _Group:
+    def __init__(self, ranks: int) -> None:
+        self.size = lambda: ranks
