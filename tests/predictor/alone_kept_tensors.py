@@ -1,6 +1,7 @@
 """Small programs that keep tensors for longer than they need, as people write them, and what is said of each.
 
-Each is predicted with holders recorded. The line with `# here` is the one to change.
+Each is predicted with holders recorded, and recorded on the CPU in a real process. The line with `# here` is the one to
+change.
 """
 
 import gc
@@ -27,6 +28,8 @@ from memviz.trace.model import HolderKind, Trace
 from memviz.ui.compare.waterfall import Surroundings, waterfall, waterfall_html
 from memviz.ui.explore.inspector import allocation_html
 from memviz.ui.explore.live_set import growth_html
+from tests.runner.fake_gpu import FakeGpu
+from tests.runner.torch_storages import watching_torch
 
 BEGIN = """
 import contextvars, functools, gc, threading
@@ -361,6 +364,17 @@ for _ in range(3):
         HolderKind.ATTRIBUTE,
         "attack.grad (global)",
     ),
+    "a result in a future": Program(
+        """
+waiting = []
+for _ in range(4):
+    waiting.append(torch.futures.Future())
+    waiting[-1].set_result(batch())
+    train(model(batch()).square().mean())
+""",
+        HolderKind.OUTSIDE_PYTHON,
+        "no Python object has it",
+    ),
     "a copy of all weights": Program(
         """
 best = {}
@@ -400,6 +414,28 @@ def predicted(body: str, monkeypatch: pytest.MonkeyPatch, *, holders: bool = Tru
     return run.trace, f"{file}:{wanted[0]}" if wanted else ""
 
 
+def recorded(body: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Trace, str]:
+    """The same program on tensors of the CPU, in a real process, recorded like a GPU's."""
+    gpu = FakeGpu()
+    source, file = _on_cpu(BEGIN) + "watch(model, optimizer)\n" + _on_cpu(body), f"/programs/leak{next(NUMBERS)}.py"
+    lines = source.splitlines(keepends=True)
+    linecache.cache[file] = (len(source), None, lines, file)
+    program = ModuleType("__main__")
+    program.__file__ = file
+    with monkeypatch.context() as patch, memviz.recording(accelerator=gpu.accelerator, holders=True) as run:
+        patch.setitem(sys.modules, "__main__", program)
+        vars(program)["watch"] = run.label
+        with watching_torch(gpu):
+            exec(compile(source, file, "exec"), vars(program))
+    assert run.trace is not None
+    wanted = [number for number, line in enumerate(lines, 1) if "# here" in line]
+    return run.trace, f"{file}:{wanted[0]}" if wanted else ""
+
+
+def _on_cpu(source: str) -> str:
+    return source.replace(".cuda()", "").replace('device="cuda"', 'device="cpu"')
+
+
 def all_held(trace: Trace) -> set[tuple[str, str, str]]:
     """Return kind, chain and place of each holder at any moment."""
     rows = trace.devices[0].holders
@@ -431,6 +467,25 @@ def test_what_keeps_tensors_is_named_with_the_line_to_change(program: Program, m
     for finding in found:
         assert finding.bytes >= program.least
         assert finding.line == line and line in finding.remedy
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(program, id=name, marks=[] if name in QUICK[:2] else [pytest.mark.slow])
+        for name, program in PROGRAMS.items()
+    ],
+)
+def test_a_real_process_says_the_same(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    trace, line = recorded(program.source, monkeypatch)
+    held, chain = all_held(trace), re.escape(program.chain).replace("@", r"\d+")
+    places = {place for kind, way, place in held if kind == program.kind.name and re.match(chain, way)}
+    assert places == {line}, sorted(held)
+
+
+def test_every_kind_of_holder_has_a_program() -> None:
+    assert {program.kind for program in PROGRAMS.values()} == set(HolderKind)
+    assert len(PROGRAMS) >= 20
 
 
 def test_what_the_next_forward_finds_is_named_where_holders_are_known(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from memviz.errors import TraceError
 from memviz.predictor import host
 from memviz.predictor.host import HostPeak
 from memviz.results.findings import findings_result
+from memviz.results.summary import summary_result
 from memviz.trace.load import load_trace
 from memviz.trace.memviz_labels import text_of
 from memviz.trace.model import Trace
@@ -181,6 +182,8 @@ def test_host_memory_is_kept_over_the_events_and_stays_in_the_file(tmp_path: Pat
     with path.open("wb") as file:
         write_pickle(trace, file)
     assert load_trace(path).devices[0].host == kept
+    told = {"counts": "CPU tensors", "peak_bytes": 4 * MiB, "pinned_bytes": 0, "event": -1}
+    assert summary_result(trace).as_json()["devices"][0]["host"] == told
     value = timeline_value(trace, trace.devices[0], "key")["host"]
     assert (value["of"], value["peak"], value["rows"][0]) == ("tensors", 4 * MiB, [0, 4 * MiB, 0])
 
