@@ -110,7 +110,7 @@ def test_the_verdict_sets_aside_what_the_bill_says() -> None:
 
 
 def test_a_recording_of_ranks_has_a_share_of_nccl() -> None:
-    """By its groups, else by its world size; where only stacks tell of it, its size is unknown."""
+    """Its groups say it, else its world size; where only stacks tell of NCCL, the size is unknown."""
     two = bill_lines(trace("measured", nccl_communicators="2 of 8 ranks"))
     assert two[2] == ("NCCL, 2 communicators", *nccl_bytes(Counter({Communicator(8): 2}), H100), "estimated")
     by_world = bill_lines(trace("measured", **{WORLD_FACT: "8"}))

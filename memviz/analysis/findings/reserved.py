@@ -180,26 +180,28 @@ def host_memory(facts: Facts) -> Iterator[Finding]:
     most = int(host.loaded.argmax())
     loaded = int(host.loaded[most])
     if processes > 1 and loaded >= facts.noticeable_bytes:
-        yield _of_host(
+        yield Finding(
             FindingKind.HOST_LOADED_BY_EACH,
             processes * loaded,
             f"Each of {count_text(processes)} processes of a machine loads {bytes_text(loaded)} of weights to the "
             f"host: {count_text(processes)} × {bytes_text(loaded)}.",
             "Load on one rank and broadcast, load each rank's shard (torch.distributed.checkpoint), or torch.load with "
             "mmap=True, which processes share.",
-            *(facts, host, most),
+            _NO_ROWS,
+            _event_of(facts, host, most),
         )
     yield from _host_growing(facts, host)
     most = int(np.lexsort((host.requested, host.pinned))[-1])
     pinned, requested = int(host.pinned[most]), int(host.requested[most])
     if requested and pinned - requested >= max(_PINNED_WASTE * pinned, facts.noticeable_bytes):
-        yield _of_host(
+        yield Finding(
             FindingKind.HOST_PINNED_ROUNDING,
             pinned - requested,
             f"Pinned tensors of {bytes_text(requested)} take {bytes_text(pinned)} of the host: PyTorch rounds each "
             "block to a power of two and keeps it.",
             "Pin few buffers of a power of two, or round less with pinned_max_round_threshold_mb.",
-            *(facts, host, most),
+            _NO_ROWS,
+            _event_of(facts, host, most),
         )
 
 
@@ -212,18 +214,16 @@ def _host_growing(facts: Facts, host: HostBytes) -> Iterator[Finding]:
     grown = np.diff(host.total[at]) if (at >= 0).all() else np.zeros(1, dtype=np.int64)
     if (grown <= 0).any() or int(grown.sum()) < max(_HOST_SHARE * int(host.total.max()), facts.noticeable_bytes):
         return
-    yield _of_host(
+    yield Finding(
         FindingKind.HOST_GROWING,
         int(grown.sum()),
         f"The host's memory grows by {range_text(grown)} each step: {bytes_text(int(grown.sum()))} in "
         f"{count_text(len(grown))} steps.",
         "Look for a list that keeps outputs on the CPU, or data loader workers that keep what they read.",
-        *(facts, host, int(at[-1])),
+        _NO_ROWS,
+        _event_of(facts, host, int(at[-1])),
     )
 
 
-def _of_host(
-    kind: FindingKind, size: int, sentence: str, remedy: str, facts: Facts, host: HostBytes, row: int
-) -> Finding:
-    event = min(max(int(host.event[row]) - 1, 0), facts.count - 1)
-    return Finding(kind, size, sentence, remedy, _NO_ROWS, event)
+def _event_of(facts: Facts, host: HostBytes, row: int) -> int:
+    return min(max(int(host.event[row]) - 1, 0), facts.count - 1)
