@@ -188,6 +188,11 @@ def test_host_memory_is_kept_over_the_events_and_stays_in_the_file(tmp_path: Pat
     assert (value["of"], value["peak"], value["rows"][0]) == ("tensors", 4 * MiB, [0, 4 * MiB, 0])
 
 
+def test_little_host_memory_has_no_lane() -> None:
+    trace, _ = lane(lambda: (torch.zeros(8, device="cuda").cpu(), torch.zeros(MiB, device="cuda")))
+    assert "host" not in timeline_value(trace, trace.devices[0], "key")
+
+
 def test_a_pinned_block_that_is_used_again_is_no_peak() -> None:
     def body() -> Any:
         for _ in range(3):

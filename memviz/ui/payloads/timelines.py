@@ -18,6 +18,7 @@ from memviz.analysis.breakdown import parse_path, rows_below
 from memviz.analysis.callstacks.sites import sites
 from memviz.analysis.comparing.align import START, Aligned, Alignment, Axis, align
 from memviz.analysis.find import find_rows
+from memviz.analysis.findings.finding import NOTICEABLE
 from memviz.analysis.findings.ranking import finding_by_key
 from memviz.analysis.groups import group_codes
 from memviz.analysis.lifetimes import BEFORE, has_times, lifetimes
@@ -39,7 +40,7 @@ from memviz.figures.packed_timeline import (
 )
 from memviz.results.summary import trace_headline
 from memviz.text import LONGEST_TEXT, cut_middle, plain
-from memviz.trace.model import DeviceTrace, HostBytes, Ints8, Trace
+from memviz.trace.model import DeviceTrace, Ints8, Trace
 from memviz.units import bytes_text
 
 _MOST_PHASES = 2000
@@ -71,18 +72,22 @@ def timeline_value(
         ],
         "state": state or {},
         **card_line(trace, int(reserved.max())),
-        **({} if device.host is None else {"host": host_lane(trace, device.host, len(device.events))}),
+        **host_lane(trace, device),
     }
 
 
-def host_lane(trace: Trace, host: HostBytes, events: int) -> dict[str, Any]:
-    """Return the highest and the last host memory of each stretch of events."""
-    rows = host.thinned(host.event * _HOST_STRETCHES // (events + 1))
-    return {
+def host_lane(trace: Trace, device: DeviceTrace) -> dict[str, Any]:
+    """Return the highest and the last host memory of each stretch of events; nothing where it is little."""
+    host = device.host
+    if host is None or int(host.total.max()) < max(NOTICEABLE * timeline(device).peak_bytes, 1):
+        return {}
+    rows = host.thinned(host.event * _HOST_STRETCHES // (len(device.events) + 1))
+    lane = {
         "of": "resident" if trace.about.origin == "measured" else "tensors",
-        "peak": max(int(host.total.max()), 1),
+        "peak": int(host.total.max()),
         "rows": np.stack([rows.event, rows.total, rows.pinned], axis=1).tolist(),
     }
+    return {"host": lane}
 
 
 def card_line(trace: Trace, reserved_bytes: int) -> dict[str, Any]:
