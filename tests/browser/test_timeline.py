@@ -84,18 +84,20 @@ def test_host_memory_is_a_lane_below_the_plot(same_page: Any, width: int) -> Non
     expect(page.locator(".mvt-host")).to_be_hidden()
     plot_before = page.locator(".mvt-plot").bounding_box()
 
-    host = HostBytes.typed([0, count // 2, count], [MiB, 8 * MiB, 2 * MiB], [0, 2 * MiB, 2 * MiB], zeros, zeros)
+    host = HostBytes.typed(
+        [0, count // 2, count], [100 * MiB, 800 * MiB, 200 * MiB], [0, 200 * MiB, 200 * MiB], zeros, zeros
+    )
     mount_timeline(page, replace(trace, devices=(replace(device, host=host),)), key="with host")
-    page.locator(".mvt-hostmost", has_text="8.00 MiB").wait_for()
+    page.locator(".mvt-hostmost", has_text="800 MiB").wait_for()
     lane, plot = page.locator(".mvt-host").bounding_box(), page.locator(".mvt-plot").bounding_box()
     assert plot == plot_before
     assert (lane["x"], lane["width"]) == (plot["x"], plot["width"]) and lane["y"] >= plot["y"] + plot["height"]
     page.evaluate(f"({TIMELINE}).choosing.setMoment({count // 2 - 1})")
-    page.locator(".mvt-hostnow", has_text="host 1.00 MiB").wait_for()
+    page.locator(".mvt-hostnow", has_text="host 100 MiB").wait_for()
     page.evaluate(f"({TIMELINE}).choosing.setMoment({count // 2})")
-    page.locator(".mvt-hostnow", has_text="host 8.00 MiB").wait_for()
+    page.locator(".mvt-hostnow", has_text="host 800 MiB").wait_for()
     page.mouse.move(lane["x"] + 0.75 * lane["width"], lane["y"] + 10)
-    title = "CPU tensors: 8.00 MiB, pinned 2.00 MiB"
+    title = "CPU tensors: 800 MiB, pinned 200 MiB"
     expect(page.locator(".mvt-host")).to_have_attribute("title", title)
     # Half of the run has the full height.
     tops = page.locator(".mvt-hosttotal").evaluate("(path) => path.getBBox().height")
