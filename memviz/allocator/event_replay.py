@@ -162,6 +162,7 @@ def replayed_trace(
         block_labels=_block_labels(device, cause, recorded),
         taken_over=_taken_over(device.taken_over, events, history.causes(), cause, recorded),
         holders=None,
+        host=None,
     )
     return replace(trace, devices=(replayed,))
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
 
 from memviz.analysis.cache import cached
 from memviz.analysis.lifetimes import lifetimes
+from memviz.analysis.purpose.activity import Activity
+from memviz.analysis.purpose.phases import phase_spans
 from memviz.trace.model import DeviceTrace, HolderKind, Ints8, Trace
+from memviz.units import count_text, counted
 
 
 @dataclass(frozen=True)
@@ -20,6 +24,8 @@ class HeldBy:
     """Line of the program that stores it there; empty where none is known."""
     event: int
     """How many events came before the moment at which it was noted."""
+    growth: str = ""
+    """How its container grew while the program ran, such as `+1 a step`; empty where it did not."""
 
 
 def held_by(trace: Trace, device: DeviceTrace, row: int) -> HeldBy | None:
@@ -29,7 +35,39 @@ def held_by(trace: Trace, device: DeviceTrace, row: int) -> HeldBy | None:
         return None
     holders = device.holders
     owner, chain, place = (trace.strings[column[at]] for column in (holders.owner, holders.chain, holders.place))
-    return HeldBy(HolderKind(int(holders.kind[at])), owner, chain, place, int(holders.event[at]))
+    growth = container_growth(trace, device, int(holders.owner[at]))
+    return HeldBy(HolderKind(int(holders.kind[at])), owner, chain, place, int(holders.event[at]), growth)
+
+
+_LENGTH = re.compile(r", (?:list|dict|set|deque) of (\d{1,12})$")
+_MOST_LOOKED_AT = 64
+
+
+def container_growth(trace: Trace, device: DeviceTrace, owner: int) -> str:
+    """Return by how many items a holder's container grew, by the lengths in its chains; empty if it did not."""
+    holders = device.holders
+    rows = np.flatnonzero(holders.owner == owner).tolist() if holders is not None else []
+    lengths: dict[int, int] = {}
+    for row in dict.fromkeys([*rows[:_MOST_LOOKED_AT], *rows[-_MOST_LOOKED_AT:]]):
+        if holders is not None and (found := _LENGTH.search(trace.strings[holders.chain[row]])):
+            event = int(holders.event[row])
+            lengths[event] = max(int(found[1]), lengths.get(event, 0))
+    if len(lengths) < 2 or (grown := lengths[max(lengths)] - lengths[min(lengths)]) <= 0:
+        return ""
+    steps = forwards_between(trace, device, min(lengths), max(lengths))
+    if steps:
+        each, rest = divmod(grown, steps)
+        return f"+{count_text(grown)} in {counted(steps, 'step')}" if rest else f"+{count_text(each)} a step"
+    return f"+{count_text(grown)} since event {count_text(min(lengths))}"
+
+
+def forwards_between(trace: Trace, device: DeviceTrace, first: int, last: int) -> int:
+    """Return how many steps lie between two events: how many of the forwards with which a step begins."""
+    begins: dict[int, int] = {}
+    for span in phase_spans(trace, device).spans:
+        if span.doing == Activity.FORWARD:
+            begins.setdefault(span.step, span.first)
+    return sum(first <= begin <= last for begin in begins.values())
 
 
 @cached

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memviz.analysis.annotations import ended_steps
+from memviz.analysis.annotations import ended_steps, marks
 from memviz.analysis.groups import Groups, group_codes, group_rows
 from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.sums import sum_by
@@ -43,11 +43,27 @@ class Growth:
     """Rows that are larger at the end of the last step than of the first, by that difference."""
     rest_bytes: tuple[int, ...]
     """All else; rows and rest add up to `live_bytes`."""
+    unit: str = "step"
+    """Or "mark"."""
 
 
-def growth(trace: Trace, device: DeviceTrace, by: str = "site", *, top: int = 20) -> Growth:
+def growth(
+    trace: Trace, device: DeviceTrace, by: str = "site", *, top: int = 20, within: tuple[int, int] | None = None
+) -> Growth:
+    """Compare the ends of steps, or the moments that the program named with `memviz.mark` where it has no steps.
+
+    `within` are two events between which the moments are to be, named ones first, if there are two.
+    """
     # In the middle of a step its activations are live: they would look like something that grows.
-    complete_steps = ended_steps(trace, device)
+    complete_steps, named, unit = ended_steps(trace, device), marks(trace, device), "step"
+    if len(complete_steps) < 2 <= len(named):
+        complete_steps, unit = named, "mark"
+    if within is not None:
+        for moments, kind in ((named, "mark"), (ended_steps(trace, device), "step")):
+            inside = tuple(one for one in moments if within[0] <= one.end_event <= within[1])
+            if len(inside) > 1:
+                complete_steps, unit = inside, kind
+                break
     if not complete_steps:
         return Growth(by, (), (), (), ())
     ends = np.array([span.end_event for span in complete_steps])
@@ -68,7 +84,7 @@ def growth(trace: Trace, device: DeviceTrace, by: str = "site", *, top: int = 20
     live = timeline(device).live[ends + 1]
     rest = live - np.array([row.bytes for row in largest], dtype=np.int64).reshape(-1, len(ends)).sum(axis=0)
     names = tuple(step.name for step in complete_steps)
-    return Growth(by, names, tuple(live.tolist()), tuple(largest), tuple(rest.tolist()))
+    return Growth(by, names, tuple(live.tolist()), tuple(largest), tuple(rest.tolist()), unit)
 
 
 def freed_at_once(trace: Trace, device: DeviceTrace, *, top: int | None = None) -> Groups:

@@ -57,7 +57,7 @@ from memviz.predictor.run_device import TakesInputs
 from memviz.predictor.saved_files import follow_files
 from memviz.predictor.trained_layers import TrainedBlockRepeater
 from memviz.trace.intern import Interner
-from memviz.trace.memviz_labels import HOLDERS_CUT_FACT
+from memviz.trace.memviz_labels import HOLDERS_CUT_FACT, LOCAL_WORLD_FACT
 from memviz.trace.model import About, Category, Stage, Trace
 
 if TYPE_CHECKING:
@@ -72,6 +72,10 @@ _DTYPES = {torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8", torch.float8_e5m2
 """Dtypes that some cards have no hardware for."""
 _EVENTS_BETWEEN_COLLECTIONS = 1000
 """Events between collections of cycles, where a program empties the cache; they are slow once libraries are loaded."""
+
+
+def _rank_facts(rank: GroupRank) -> dict[str, str]:
+    return {"rank": str(rank.number), "world size": str(rank.world_size), LOCAL_WORLD_FACT: str(rank.cards)}
 
 
 class _Counter:
@@ -232,7 +236,7 @@ class PredictedDevice:
         follow_torchscript(patches, assumptions)
         patches.enter_context(jagged_attention_on(self.card))
         follow_group(patches, recorder, self.rank, self.layout, order)
-        follow_files(patches, recorder.host, assumptions, devices, recorder.card_of)
+        follow_files(patches, recorder, devices)
         patches.enter_context(operators())
         position.skip_earlier_nodes()
 
@@ -426,7 +430,7 @@ class PredictedDevice:
             "kernels of torch": ".".join(map(str, self.release)),
             "card_bytes": str(self.card.memory_bytes),
             "times": "No clock runs on a predicted device: times count events and phases, one microsecond each.",
-            **({} if self.rank is None else {"rank": str(self.rank.number), "world size": str(self.rank.world_size)}),
+            **({} if (rank := self.rank) is None else _rank_facts(rank)),
             **({NCCL_FACT: communicators_text(used)} if (used := self.layout.communicators.values()) else {}),
             **({HOLDERS_CUT_FACT: str(self._holders.cut)} if self._holders is not None and self._holders.cut else {}),
             "not predicted": " ".join(self.unseen()),
@@ -451,4 +455,5 @@ class PredictedDevice:
             parts=parts,
             # Moments count the events of the whole run.
             holders=(lambda card: None) if parts or self._holders is None else self._holders.columns,
+            host=(lambda times: None) if parts else self.recorder.host_memory.columns,
         )

@@ -35,7 +35,9 @@ from memviz.predictor.known_values import (
     has_default,
     may_be_known_from_unknown,
 )
+from memviz.predictor.ledger import Ledger
 from memviz.predictor.shapes import fills_its_storage, is_on_device, lies_on_device, tensors_of, with_each, written_by
+from memviz.trace.model import HostBytes, Ints8
 
 
 class PinnedHost(MarkedStorages):
@@ -48,17 +50,13 @@ class PinnedHost(MarkedStorages):
         self._used: Counter[int] = Counter()
         """Blocks of each size, now."""
         self._made: Counter[int] = Counter()
+        self.retained_bytes = 0
+        """Pinned bytes that are allocated and stay allocated."""
 
     @property
     def used(self) -> dict[int, int]:
         """Return the number of blocks in use by size."""
         return {size: count for size, count in self._used.items() if count}
-
-    @property
-    def retained_bytes(self) -> int:
-        """Pinned bytes that are allocated and stay allocated."""
-        kept = ((size, count if size <= self._most_kept else self._used[size]) for size, count in self._made.items())
-        return sum(size * count for size, count in kept)
 
     def _block_size(self, size: int) -> int:
         return 1 << (size - 1).bit_length() if 0 < size <= min(self._most_rounded, self._most_kept) else size
@@ -67,12 +65,16 @@ class PinnedHost(MarkedStorages):
         super().add(tensor)
         size = self._block_size(tensor.untyped_storage().nbytes())
         self._used[size] += 1
-        self._made[size] = max(self._made[size], self._used[size])
+        if size > self._most_kept or self._used[size] > self._made[size]:
+            self._made[size] += 1
+            self.retained_bytes += size
 
     def _drop(self, key: int) -> int | None:
         size = super()._drop(key)
         if size is not None:
-            self._used[self._block_size(size)] -= 1
+            block = self._block_size(size)
+            self._used[block] -= 1
+            self.retained_bytes -= block * (block > self._most_kept)
         return size
 
 
@@ -97,13 +99,40 @@ class HostPeak:
         return None if memory_bytes is None else processes * self.bytes <= memory_bytes
 
 
+class _Pageable(MarkedStorages):
+    def __init__(self, before_drop: Callable[[], None], after_drop: Callable[[], None]) -> None:
+        super().__init__()
+        self._before_drop, self._after_drop = before_drop, after_drop
+
+    def _drop(self, key: int) -> int | None:
+        if key not in self._facts:
+            return None
+        self._before_drop()
+        size = super()._drop(key)
+        self._after_drop()
+        return size
+
+
 class HostMemory:
     """Bytes of CPU tensors: pageable ones as long as they live, pinned ones in blocks that torch keeps."""
 
-    def __init__(self, pinned: PinnedHost) -> None:
-        self._pageable = MarkedStorages()
+    def __init__(self, pinned: PinnedHost, ledger: Ledger) -> None:
+        self._pageable = _Pageable(self._settle, self._note)
         self._pinned = pinned
-        self.peak = HostPeak()
+        self._ledger = ledger
+        self._pending: int | None = None
+        """When a tensor was made that may yet turn out to be pinned."""
+        self._peak = HostPeak()
+        self.loaded = MarkedStorages()
+        """Tensors of files of weights."""
+        self._rows: list[tuple[int, ...]] = []
+        """Time, bytes of all tensors, of pinned blocks, of the tensors in these, and of loaded ones."""
+        self._grain = 1
+
+    @property
+    def peak(self) -> HostPeak:
+        self._settle()
+        return self._peak
 
     def see(self, out: Any) -> None:
         """Count the storages of an operator's results that are new, or that it resized."""
@@ -116,20 +145,67 @@ class HostMemory:
                 # A subclass of torch's own without a storage.
                 continue
             if size and self._pageable.of(tensor) != size:
+                self._settle()
                 self._pageable.add(tensor)
-                self._note()
+                self._pending = self._ledger.now
 
     def pin(self, tensor: Tensor) -> None:
         """Count a tensor as pinned, which was seen as pageable when it was made."""
+        self._pending = None
         self._pageable.remove(tensor)
         self._pinned.add(tensor)
         self._note()
 
-    def _note(self) -> None:
-        now = HostPeak(self._pageable.bytes, self._pinned.retained_bytes)
-        # Equal ones replace the peak, as a new pinned tensor was seen as pageable first.
-        if now.bytes >= self.peak.bytes:
-            self.peak = now
+    def forget(self, tensor: Tensor) -> None:
+        """Count a tensor no longer, though it is kept."""
+        self._pageable.remove(tensor)
+
+    def note_loaded(self, tensor: Tensor) -> None:
+        """Note that a tensor was read from a file of weights."""
+        if not tensor.is_meta and tensor not in self.loaded:
+            self._settle()
+            self.loaded.add(tensor)
+            self._note()
+
+    def _settle(self) -> None:
+        if self._pending is not None:
+            self._note(self._pending)
+            self._pending = None
+
+    def _note(self, now: int | None = None) -> None:
+        pageable, pinned = self._pageable.bytes, self._pinned.retained_bytes
+        row = (self._ledger.now if now is None else now, pageable + pinned, pinned, self._pinned.bytes)
+        self._add((*row, self.loaded.bytes))
+        if len(self._rows) > _MOST_ROWS:
+            rows, self._rows = self._rows, []
+            self._grain *= 2
+            for earlier in rows:
+                self._add(earlier)
+        # The last of equal ones, which has more of what was pinned.
+        if pageable + pinned >= self._peak.bytes:
+            self._peak = HostPeak(pageable, pinned)
+
+    def _add(self, row: tuple[int, ...]) -> None:
+        """Keep the highest and the last row of each stretch of time."""
+        rows, stretch = self._rows, row[0] // self._grain
+        if len(rows) > 1 and rows[-2][0] // self._grain == stretch:
+            if rows[-1][1] >= rows[-2][1]:
+                rows[-2] = rows[-1]
+            rows.pop()
+        rows.append(row)
+
+    def columns(self, times: Ints8) -> HostBytes | None:
+        """Return the history over the events at these times."""
+        self._settle()
+        if not self._rows:
+            return None
+        time, *sizes = np.array(self._rows, dtype=np.int64).T
+        order = np.argsort(time, kind="stable")
+        event = np.searchsorted(np.maximum.accumulate(times), time[order], side="right")
+        return HostBytes.typed(event, *(size[order] for size in sizes))
+
+
+_MOST_ROWS = 1 << 16
 
 
 aten = torch.ops.aten

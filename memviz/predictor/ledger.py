@@ -31,6 +31,7 @@ from memviz.trace.model import (
     DeviceTrace,
     Events,
     Holders,
+    HostBytes,
     Ints4,
     Ints8,
     Labels,
@@ -342,13 +343,14 @@ def trace_of(
     about: About,
     parts: Sequence[HistoryPart] = (),
     holders: Callable[[int], Holders | None] = lambda card: None,
+    host: Callable[[Ints8], HostBytes | None] = lambda times: None,
 ) -> Trace:
     """Return the trace of the whole run, or of the parts that a file of that moment shows, one for each card."""
     devices = []
     for card in range(len(ledger.cards)):
         with ledger.on(card):
             device = _device_trace(ledger, columns, marks, interner, parts[card] if parts else None)
-        devices.append(replace(device, holders=holders(card)))
+        devices.append(replace(device, holders=holders(card), host=host(device.events.time_us)))
     return Trace(
         devices=tuple(devices),
         stacks=interner.frozen_stacks(),

@@ -127,7 +127,7 @@ class AllocationRecorder:
         self.ledger.freed = lambda allocation: self.categories.freed(allocation.number, self.position.here.calls)
         self.host = Host()
         self.pinned = PinnedHost(dict(settings.others))
-        self.host_memory = HostMemory(self.pinned)
+        self.host_memory = HostMemory(self.pinned, self.ledger)
         self.choices = IndexTensors()
         self.assumptions = assumptions
         self.totals = OperatorTotals()

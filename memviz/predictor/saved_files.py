@@ -22,10 +22,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from memviz.predictor.assumptions import Assumptions
 from memviz.predictor.compat import Patches, without_functions
 from memviz.predictor.cuda.machine import NamedDevices
-from memviz.predictor.host import Host
+from memviz.predictor.recorder import AllocationRecorder
 from memviz.predictor.shapes import tensors_among
 
 _PLACEHOLDER_MARK = b"memviz predict: nobody computed the values of this file. Number "
@@ -125,15 +124,17 @@ def _safetensors_functions() -> tuple[tuple[Any, Any], ...] | None:
         files = _files_in_use[0] if _files_in_use else None
         on_card = files is not None and files.devices.is_own(device, numbers=True)
         opened = open_(filename, framework, "cpu" if on_card else device, **kwargs)
-        has_values = files is None or not is_safetensors_placeholder(filename)
-        if not on_card and has_values:
+        if files is None:
             return opened
+        has_values = not is_safetensors_placeholder(filename)
 
         def loaded(tensor: Tensor) -> Tensor:
             with without_functions():
-                if files is not None and not has_values:
+                if not has_values:
                     files.host.unknown.add(tensor)
-                return tensor.to(files.devices.meta(device)) if files is not None and on_card else tensor
+                if not on_card:
+                    files.host_memory.note_loaded(tensor)
+                return tensor.to(files.devices.meta(device)) if on_card else tensor
 
         return _OpenedFile(opened, loaded)
 
@@ -179,14 +180,8 @@ _NOT_WRITTEN = (
 )
 
 
-CardOf = Callable[[Tensor], int | None]
-"""Number of the card that a tensor is on."""
-
-
-def follow_files(
-    patches: Patches, host: Host, assumptions: Assumptions, devices: NamedDevices, card_of: CardOf
-) -> None:
-    files = SavedFiles(host, assumptions, devices, card_of)
+def follow_files(patches: Patches, recorder: AllocationRecorder, devices: NamedDevices) -> None:
+    files = SavedFiles(recorder, devices)
     files.save = patches.replace(torch, "save", files.saved)
     files.load = patches.replace(torch, "load", files.loaded)
     for name in ("save", "load"):
@@ -204,11 +199,12 @@ class SavedFiles:
     save: Callable[..., Any]
     load: Callable[..., Any]
 
-    def __init__(self, host: Host, assumptions: Assumptions, devices: NamedDevices, card_of: CardOf) -> None:
-        self.host = host
-        self._card_of = card_of
+    def __init__(self, recorder: AllocationRecorder, devices: NamedDevices) -> None:
+        self.host = recorder.host
+        self.host_memory = recorder.host_memory
+        self._card_of = recorder.card_of
         self.devices = devices
-        self._assumptions = assumptions
+        self._assumptions = recorder.assumptions
         self._kept: dict[Any, Any] = {}
         """Saved objects by the path of the file."""
         self._numbered: list[Any] = []
@@ -263,6 +259,8 @@ class SavedFiles:
         copied = tensor.detach().to("cpu")
         if tensor.is_meta:
             self._of_card[copied.untyped_storage()._cdata] = self._card_of(tensor) or 0
+            # In a real run it is on the host only until it is written.
+            self.host_memory.forget(copied)
         return copied
 
     def keep_tensors(self, tensors: Any, f: Any, metadata: Any) -> bool:
@@ -324,6 +322,14 @@ class SavedFiles:
         return renamed
 
     def loaded(self, f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        found = self._load(f, map_location, *args, **kwargs)
+        if not kwargs.get("mmap"):
+            with without_functions():
+                for tensor in _tensors_of(found):
+                    self.host_memory.note_loaded(tensor)
+        return found
+
+    def _load(self, f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
         with without_functions():
             path = path_of(f)
             if path in self._kept:

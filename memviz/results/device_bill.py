@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
+
 from memviz.allocator.context import (
     NCCL_SOURCE,
     OUTSIDE_FACT,
@@ -19,6 +21,7 @@ from memviz.allocator.context import (
 from memviz.analysis.timeline import has_reserved, timeline
 from memviz.results.headline import Headline, and_list
 from memviz.results.result import Result, Table, TableRow, named_fields
+from memviz.trace.memviz_labels import WORLD_FACT
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.units import bytes_text, bytes_texts
 
@@ -122,13 +125,40 @@ def _reserved(size: int | None, basis: Basis) -> BillLine:
     return BillLine("reserved by PyTorch", size, size, "unknown" if size is None else basis)
 
 
-def _beside(card: str, communicators: Counter[Communicator]) -> tuple[BillLine, ...]:
-    context, nccl = context_on(card), nccl_bytes(communicators, card)
+def _beside(card: str, communicators: Counter[Communicator], *, exchanges: bool = False) -> tuple[BillLine, ...]:
+    """`exchanges` says that the program calls NCCL, of whose communicators nothing may be known."""
+    context = context_on(card)
     lines = [BillLine("CUDA context", context.least_bytes, context.most_bytes, "estimated", context.text)]
     if communicators:
-        name = f"NCCL, {sum(communicators.values())} communicator{'s' * (communicators.total() > 1)}"
-        lines.append(BillLine(name, *nccl, "estimated", NCCL_SOURCE))
+        lines.append(_nccl_line(card, communicators))
+    elif exchanges:
+        lines.append(BillLine("NCCL", None, None, "unknown", "the file does not say how many ranks there are"))
     return (*lines, BillLine("other libraries", None, None, "unknown", _OTHERS))
+
+
+def _nccl_line(card: str, communicators: Counter[Communicator]) -> BillLine:
+    name = f"NCCL, {communicators.total()} communicator{'s' * (communicators.total() > 1)}"
+    return BillLine(name, *nccl_bytes(communicators, card), "estimated", NCCL_SOURCE)
+
+
+_DISTRIBUTED = "torch/distributed/distributed_c10d.py"
+
+
+def _communicators(trace: Trace) -> tuple[Counter[Communicator], bool]:
+    """Return the known communicators, and True if the program exchanges tensors between ranks.
+
+    Without a list of them there is at least that of all ranks.
+    """
+    facts, strings = trace.about.facts, trace.strings
+    known, ranks = communicators_of(facts), facts.get(WORLD_FACT, "")
+    files = np.unique(trace.stacks.frames.filename).tolist()
+    exchanges = any(strings[code].replace("\\", "/").endswith(_DISTRIBUTED) for code in files)
+    if not known and ranks.isascii() and ranks.isdigit() and len(ranks) <= _MOST_DIGITS and int(ranks) > 1:
+        known[Communicator(int(ranks))] = 1
+    return known, exchanges
+
+
+_MOST_DIGITS = 6
 
 
 def device_bill(trace: Trace, device: DeviceTrace, reserved: int | None = None) -> DeviceBill | None:
@@ -141,11 +171,14 @@ def device_bill(trace: Trace, device: DeviceTrace, reserved: int | None = None) 
     basis: Basis = about.origin
     if basis == "measured" and not about.on:
         basis = "read"
+    communicators, exchanges = _communicators(trace)
     outside = next((row for row in _OUTSIDE.finditer(about.facts.get(OUTSIDE_FACT, "")) if _is_of(row, device)), None)
     if outside is None:
-        beside = _beside(about.on, communicators_of(about.facts))
+        beside = _beside(about.on, communicators, exchanges=exchanges)
     else:
         source = f"what the driver counts, less what PyTorch reserves then; {outside[4]}"
+        if communicators:
+            source += f"; in it {_nccl_line(about.on, communicators).text}"
         beside = (BillLine(_OUTSIDE_NAME, int(outside[2]), int(outside[3]), "measured", source),)
     return DeviceBill(about.on, (_reserved(reserved, basis), *beside))
 

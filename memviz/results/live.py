@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from memviz.analysis.breakdown import dominant_by_group, purpose_totals
 from memviz.analysis.devices import DeviceName, choose_device, name_device
 from memviz.analysis.groups import Group
+from memviz.analysis.holders import forwards_between
 from memviz.analysis.lifetimes import live_rows
 from memviz.analysis.overview import overview
 from memviz.analysis.peak import LiveSet, at
@@ -185,10 +186,15 @@ class LiveChange(Result):
 
     @property
     def headline(self) -> Headline:
-        change = delta_text(self.after.live_bytes - self.before.live_bytes)
+        total = delta_text(self.after.live_bytes - self.before.live_bytes)
         between = f"between events {count_text(self.before.event)} and {count_text(self.after.event)}"
-        most = f" Most of it: {shorten(self.rows[0].label)}, {delta_text(self.rows[0].change)}." if self.rows else ""
-        return Headline(f"{change} live {between}.{most}")
+        most = ""
+        if self.rows:
+            change, live = self.rows[0].change, self.after
+            steps = forwards_between(live.trace, live._device, self.before.event, live.event)
+            each = f", {delta_text(round(change / steps))} a step" if steps > 1 else ""
+            most = f" Most of it: {shorten(self.rows[0].label)}, {delta_text(change)}{each}."
+        return Headline(f"{total} live {between}.{most}")
 
     def as_json(self) -> dict[str, Any]:
         """Return the output of `at --since NAME --json`."""

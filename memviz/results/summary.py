@@ -79,6 +79,16 @@ class Summary(Result):
         """Return the bill of a device; None for memory of the host."""
         return device_bill(self.trace, choose_device(self.trace, device))
 
+    def host_of(self, device: str) -> dict[str, Any] | None:
+        """Return host memory of the process at its peak, over the events of a device; None where it is unknown."""
+        host = choose_device(self.trace, device).host
+        if host is None:
+            return None
+        at = int(host.total.argmax())
+        sizes = {"peak_bytes": int(host.total[at]), "pinned_bytes": int(host.pinned[at])}
+        is_resident = self.trace.about.origin == "measured"
+        return {"counts": "resident size" if is_resident else "CPU tensors", **sizes, "event": int(host.event[at]) - 1}
+
     @property
     def notes(self) -> list[Note]:
         names = {device.device for device in self.devices}
@@ -100,6 +110,7 @@ class Summary(Result):
                     "device": device_number(choose_device(self.trace, device.device)),
                     "headline": self.headline_of(device.device).as_json(),
                     "device_bill": bill.as_json() if (bill := self.bill_of(device.device)) else None,
+                    **({"host": host} if (host := self.host_of(device.device)) else {}),
                     "findings": findings_result(self.trace, device.device).as_json()["findings"],
                 }
                 for device in self.devices

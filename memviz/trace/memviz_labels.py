@@ -5,19 +5,20 @@
         "about": {"origin": "predicted", "on": "NVIDIA H200", "facts": {"model": "..."}},
         "modules": ["", "layers.0.mlp", ...],
         "devices": [{"kind": "gpu", "device": 0, "events": LABELS, "blocks": LABELS, "taken_over": TAKEN_OVER,
-                     "holders": HOLDERS}, ...],
+                     "holders": HOLDERS, "host": HOST}, ...],
         "holders": ["losses", "losses[3] (local of train, train.py:12)", ...],
     }
     LABELS = {"category": text, "module": text, "phase": text}
     TAKEN_OVER = {"events": FOUND, "blocks": FOUND, "spans": {"phase": text, "step": text, "first": text}}
     FOUND = {"category": text, "certainty": text, "phase": text, "is_known": text}
     HOLDERS = {"event": text, "address": text, "kind": text, "owner": text, "chain": text, "place": text}
+    HOST = {"event": text, "total": text, "pinned": text, "requested": text, "loaded": text}
 
 Each LABELS column is the base64 text of one little-endian array over the device's events (or final blocks): uint8,
 int32 into `modules`, uint8. Text, because JSON has no bytes and because the pickle reader inside PyTorch's own page
 stops at an opcode for bytes. TAKEN_OVER, which an estimate inherits from its recording, is written so too: uint8, but
 for the spans' step (int32) and first event (int64). HOLDERS has a row for each moment and allocation: int64, int64,
-uint8, and three int32 into the texts of `holders`.
+uint8, and three int32 into the texts of `holders`. HOST has int64 only: see `HostBytes`.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from memviz.trace.model import (
     DeviceTrace,
     HolderKind,
     Holders,
+    HostBytes,
     Ints4,
     Labels,
     Phase,
@@ -149,14 +151,29 @@ def _read_holders(value: Any, events: int, texts: Ints4) -> Holders | None:
     return Holders(event, address, kind, *(texts[column] for column in codes))
 
 
+_MOST_BYTES = 1 << 60
+_HOST = {"event": ("<i8", 0), **dict.fromkeys(("total", "pinned", "requested", "loaded"), ("<i8", _MOST_BYTES))}
+
+
+def _read_host(value: Any, events: int) -> HostBytes | None:
+    """None where a file has none."""
+    if type(value) is not dict:
+        return None
+    count = len(_raw(value.get("event"))) // np.dtype("<i8").itemsize
+    host = HostBytes(*_read_columns(value, _HOST, count, events + 1))
+    if (host.event[1:] < host.event[:-1]).any():
+        raise TraceError("Its host memory (under the key 'memviz') does not match its events.")
+    return host if count else None
+
+
 KEY = "memviz"
 _VERSION = 1
 COUNTED_TIMES = "times"
 """Fact of a prediction, and of its replays: no clock ran."""
 HOLDERS_CUT_FACT = "holders cut"
 """Fact of a trace: at how many moments the search for holders was ended by its time limit."""
-RANK_FACT, WORLD_FACT, MESH_FACT = "rank", "world_size", "mesh"
-"""Facts of one process of many; the mesh as 'pp=1,dp=0'."""
+RANK_FACT, WORLD_FACT, MESH_FACT, LOCAL_WORLD_FACT = "rank", "world_size", "mesh", "local_world_size"
+"""Facts of one process of many; the mesh as 'pp=1,dp=0', and how many processes its machine has."""
 _MOST_FACTS, _MOST_FACT = 200, 1 << 16
 _ORIGINS = ("measured", "predicted", "replayed")
 
@@ -183,7 +200,8 @@ def apply(trace: Trace, value: Any, interner: Interner) -> Trace:
 
 def dump(trace: Trace) -> dict[str, Any] | None:
     """The value of KEY for this trace, or None where there is nothing to say."""
-    labelled = [device for device in trace.devices if device.labels or device.taken_over or device.holders]
+    devices = trace.devices
+    labelled = [one for one in devices if one.labels or one.taken_over or one.holders or one.host]
     about = trace.about
     if not labelled and about.origin == "measured" and not about.on and not about.facts:
         return None
@@ -210,6 +228,8 @@ def _dump_device(device: DeviceTrace, used: Ints4, texts: Ints4) -> dict[str, An
         row["taken_over"] = dump_taken_over(device.taken_over)
     if device.holders:
         row["holders"] = _dump_holders(device.holders, texts)
+    if device.host:
+        row["host"] = dump_columns(device.host, _HOST)
     return row
 
 
@@ -224,6 +244,7 @@ def _labelled(device: DeviceTrace, given: Any, modules: Any, texts: Ints4) -> De
         block_labels=device.block_labels if blocks is None else blocks,
         taken_over=read_taken_over(given.get("taken_over"), len(device.events), len(device.blocks)),
         holders=_read_holders(given.get("holders"), len(device.events), texts),
+        host=_read_host(given.get("host"), len(device.events)),
     )
 
 

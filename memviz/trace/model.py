@@ -286,6 +286,28 @@ class Holders(Columns):
 
 
 @dataclass(frozen=True, eq=False)
+class HostBytes(Columns):
+    """Host memory of the process over the events of a device, in order; each row holds until the next one."""
+
+    event: Ints8
+    """How many events came before."""
+    total: Ints8
+    """Bytes of CPU tensors in a prediction, pinned ones included; resident size of the process in a recording."""
+    pinned: Ints8
+    """Blocks of torch's pinned allocator."""
+    requested: Ints8
+    """Bytes of the tensors in those blocks; 0 where unknown."""
+    loaded: Ints8
+    """Bytes of CPU tensors that `torch.load` or safetensors made; 0 where unknown."""
+
+    def thinned(self, stretch: Ints8) -> Self:
+        """Keep the highest and the last row of each stretch of rows, given by its number."""
+        last = np.append(stretch[1:] != stretch[:-1], True)[: len(stretch)]
+        highest = np.lexsort((self.total, stretch))[last]
+        return self.select(np.unique(np.concatenate([highest, np.flatnonzero(last)])))
+
+
+@dataclass(frozen=True, eq=False)
 class Purposes(Columns):
     """Inferred purpose of each event's tensor, or of each final block's."""
 
@@ -331,6 +353,7 @@ class DeviceTrace:
     block_labels: Labels | None = None
     taken_over: TakenOver | None = None
     holders: Holders | None = None
+    host: HostBytes | None = None
     is_timed: bool = True
     """False where no clock ran: the times of a prediction count its events, and say nothing but their order."""
 

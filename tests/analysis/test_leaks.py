@@ -121,3 +121,21 @@ def test_what_is_never_freed_does_not_count():
 
 def test_a_file_without_free_requested_events_counts_the_same():
     assert churned(alloc(1, 10), event("free_completed", 1, 10)) == [("no stack recorded", 10, 1)]
+
+
+def test_named_moments_are_compared_where_there_are_no_steps_or_a_range_has_two():
+    steps = three_steps()
+    with_marks = [("before", 155), ("after", 255), ("end", 355)]
+    annotations = [
+        {"name": name, "stage": stage, "device": 0, "time_us": time}
+        for name, time in with_marks
+        for stage in ("START", "END")
+    ]
+    own = [alloc(step, 10, frames=[CACHE], time_us=100 * step + 101) for step in range(3)]
+    trace = trace_of(own, external_annotations=annotations)
+    found = growth(trace, trace.devices[0])
+    assert (found.unit, found.steps, found.live_bytes) == ("mark", ("before", "after", "end"), (10, 20, 30))
+    within = growth(trace, trace.devices[0], within=(1, 2))
+    assert (within.unit, within.steps, within.rows[0].grown_bytes) == ("mark", ("after", "end"), 10)
+    assert growth(trace, trace.devices[0], within=(2, 2)) == found
+    assert growth(steps, steps.devices[0], within=(5, 11)).steps == ("ProfilerStep#1", "ProfilerStep#2")

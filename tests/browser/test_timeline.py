@@ -1,15 +1,21 @@
 """The timeline's labels are at the positions of the elements that they name."""
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from memviz.trace.load import load_trace
+from memviz.trace.model import HostBytes
 from tests.browser.conftest import at_home
+from tests.browser.mounting import TIMELINE, mount_timeline
 from tests.traces import MiB, alloc, event, segment, snapshot
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+
+SAMPLES = Path(__file__).parents[2] / "sample_traces"
 
 
 @pytest.fixture
@@ -64,3 +70,35 @@ def test_a_click_on_the_axis_or_the_overview_chooses_that_moment(drawn: Any, str
         along.click(position=at, force=True)
         drawn.locator("#timeline .mvt-pilltext", has_text=f"event {event_number}").wait_for()
     drawn.get_by_role("heading", name="Event 1", exact=True).wait_for()
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+def test_host_memory_is_a_lane_below_the_plot(same_page: Any, width: int) -> None:
+    expect = playwright.expect
+    trace = load_trace(SAMPLES / "training.pickle.gz")
+    device, zeros = trace.devices[0], [0, 0, 0]
+    count = len(device.events)
+    page = same_page
+    page.set_viewport_size({"width": width, "height": 900})
+    mount_timeline(page, trace)
+    expect(page.locator(".mvt-host")).to_be_hidden()
+    plot_before = page.locator(".mvt-plot").bounding_box()
+
+    host = HostBytes.typed(
+        [0, count // 2, count], [100 * MiB, 800 * MiB, 200 * MiB], [0, 200 * MiB, 200 * MiB], zeros, zeros
+    )
+    mount_timeline(page, replace(trace, devices=(replace(device, host=host),)), key="with host")
+    page.locator(".mvt-hostmost", has_text="800 MiB").wait_for()
+    lane, plot = page.locator(".mvt-host").bounding_box(), page.locator(".mvt-plot").bounding_box()
+    assert plot == plot_before
+    assert (lane["x"], lane["width"]) == (plot["x"], plot["width"]) and lane["y"] >= plot["y"] + plot["height"]
+    page.evaluate(f"({TIMELINE}).choosing.setMoment({count // 2 - 1})")
+    page.locator(".mvt-hostnow", has_text="host 100 MiB").wait_for()
+    page.evaluate(f"({TIMELINE}).choosing.setMoment({count // 2})")
+    page.locator(".mvt-hostnow", has_text="host 800 MiB").wait_for()
+    page.mouse.move(lane["x"] + 0.75 * lane["width"], lane["y"] + 10)
+    title = "CPU tensors: 800 MiB, pinned 200 MiB"
+    expect(page.locator(".mvt-host")).to_have_attribute("title", title)
+    # Half of the run has the full height.
+    tops = page.locator(".mvt-hosttotal").evaluate("(path) => path.getBBox().height")
+    assert 27 <= tops <= 29

@@ -1,6 +1,7 @@
 """Small programs that keep tensors for longer than they need, as people write them, and what is said of each.
 
-Each is predicted with holders recorded. The line with `# here` is the one to change.
+Each is predicted with holders recorded, and recorded on the CPU in a real process. The line with `# here` is the one to
+change.
 """
 
 import gc
@@ -15,11 +16,20 @@ from types import ModuleType
 import pytest
 
 import memviz
+from memviz.analysis.allocations import allocation
+from memviz.analysis.annotations import event_of_mark
 from memviz.analysis.comparing.changes import changes
 from memviz.analysis.findings.finding import FindingKind
 from memviz.analysis.findings.ranking import findings
+from memviz.analysis.holders import held_by
+from memviz.analysis.leaks import growth
+from memviz.analysis.lifetimes import lifetimes
 from memviz.trace.model import HolderKind, Trace
 from memviz.ui.compare.waterfall import Surroundings, waterfall, waterfall_html
+from memviz.ui.explore.inspector import allocation_html
+from memviz.ui.explore.live_set import growth_html
+from tests.runner.fake_gpu import FakeGpu
+from tests.runner.torch_storages import watching_torch
 
 BEGIN = """
 import contextvars, functools, gc, threading
@@ -354,6 +364,17 @@ for _ in range(3):
         HolderKind.ATTRIBUTE,
         "attack.grad (global)",
     ),
+    "a result in a future": Program(
+        """
+waiting = []
+for _ in range(4):
+    waiting.append(torch.futures.Future())
+    waiting[-1].set_result(batch())
+    train(model(batch()).square().mean())
+""",
+        HolderKind.OUTSIDE_PYTHON,
+        "no Python object has it",
+    ),
     "a copy of all weights": Program(
         """
 best = {}
@@ -393,6 +414,28 @@ def predicted(body: str, monkeypatch: pytest.MonkeyPatch, *, holders: bool = Tru
     return run.trace, f"{file}:{wanted[0]}" if wanted else ""
 
 
+def recorded(body: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Trace, str]:
+    """The same program on tensors of the CPU, in a real process, recorded like a GPU's."""
+    gpu = FakeGpu()
+    source, file = _on_cpu(BEGIN) + "watch(model, optimizer)\n" + _on_cpu(body), f"/programs/leak{next(NUMBERS)}.py"
+    lines = source.splitlines(keepends=True)
+    linecache.cache[file] = (len(source), None, lines, file)
+    program = ModuleType("__main__")
+    program.__file__ = file
+    with monkeypatch.context() as patch, memviz.recording(accelerator=gpu.accelerator, holders=True) as run:
+        patch.setitem(sys.modules, "__main__", program)
+        vars(program)["watch"] = run.label
+        with watching_torch(gpu):
+            exec(compile(source, file, "exec"), vars(program))
+    assert run.trace is not None
+    wanted = [number for number, line in enumerate(lines, 1) if "# here" in line]
+    return run.trace, f"{file}:{wanted[0]}" if wanted else ""
+
+
+def _on_cpu(source: str) -> str:
+    return source.replace(".cuda()", "").replace('device="cuda"', 'device="cpu"')
+
+
 def all_held(trace: Trace) -> set[tuple[str, str, str]]:
     """Return kind, chain and place of each holder at any moment."""
     rows = trace.devices[0].holders
@@ -426,6 +469,25 @@ def test_what_keeps_tensors_is_named_with_the_line_to_change(program: Program, m
         assert finding.line == line and line in finding.remedy
 
 
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(program, id=name, marks=[] if name in QUICK[:2] else [pytest.mark.slow])
+        for name, program in PROGRAMS.items()
+    ],
+)
+def test_a_real_process_says_the_same(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    trace, line = recorded(program.source, monkeypatch)
+    held, chain = all_held(trace), re.escape(program.chain).replace("@", r"\d+")
+    places = {place for kind, way, place in held if kind == program.kind.name and re.match(chain, way)}
+    assert places == {line}, sorted(held)
+
+
+def test_every_kind_of_holder_has_a_program() -> None:
+    assert {program.kind for program in PROGRAMS.values()} == set(HolderKind)
+    assert len(PROGRAMS) >= 20
+
+
 def test_what_the_next_forward_finds_is_named_where_holders_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     trace, line = predicted(
         """
@@ -438,6 +500,41 @@ for _ in range(4):
     (finding,) = findings(trace, trace.devices[0])
     assert (finding.kind, finding.holder, finding.line) == (FindingKind.KEPT_TOO_LONG, "x", line)
     assert f"delete x (del) before the next step’s forward; {line} stores it" in finding.remedy
+
+
+def test_a_container_says_its_length_and_how_it_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace, _ = predicted(
+        """
+import memviz
+def main():
+    losses = []
+    for number in range(5):
+        train(model(batch()).square().mean())
+        losses.append(model(batch()).exp().sum())
+        memviz.mark(f"mark {number}")
+main()
+""",
+        monkeypatch,
+    )
+    device = trace.devices[0]
+    held = {row: one for row in range(len(lifetimes(device))) if (one := held_by(trace, device, row)) is not None}
+    kept = {row: one for row, one in held.items() if one.chain.startswith("losses[1]")}
+    assert kept and {one.growth for one in kept.values()} == {"+1 a step"}
+    assert not any(one.growth for one in held.values() if not one.chain.startswith("losses"))
+    (finding,) = [one for one in findings(trace, device) if one.holder == "losses"]
+    assert "(length +1 a step)" in finding.sentence
+    assert "list of 2, +1 a step" in str(allocation_html(trace, allocation(trace, device, min(kept))))
+
+    events = [event_of_mark(trace, device, f"mark {number}") for number in (0, 4)]
+    before, after = (memviz.open(trace).live_at(event=event).by("holder") for event in events)
+    change = after.since(before)
+    # Of each loss: the input, the first layer's output, and the result of exp.
+    assert change.rows[0].change == 4 * 3 * 512 * 256 * 4
+    assert "Most of it: losses (autograd graph), +6.00 MiB, +1.50 MiB a step." in str(change.headline)
+    grown = growth(trace, device, "holder", within=(events[0], events[1]))
+    html = str(growth_html(grown))
+    assert "from the mark mark 0 to the mark mark 4" in html
+    assert "losses (autograd graph)" in html and "A mark" in html
 
 
 @pytest.mark.slow

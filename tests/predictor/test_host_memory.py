@@ -3,15 +3,28 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import memviz
+from memviz.analysis.findings.finding import FindingKind
+from memviz.analysis.findings.ranking import findings
+from memviz.errors import TraceError
+from memviz.predictor import host
 from memviz.predictor.host import HostPeak
+from memviz.results.findings import findings_result
+from memviz.results.summary import summary_result
+from memviz.trace.load import load_trace
+from memviz.trace.memviz_labels import text_of
+from memviz.trace.model import Trace
+from memviz.trace.write import snapshot_dict, write_pickle
+from memviz.ui.explore.findings import findings_html
+from memviz.ui.payloads.timelines import timeline_value
 from optimizations.weight_offload import WeightOffload
-from tests.traces import MiB
+from tests.traces import MiB, read
 
 MB = 10**6
 
@@ -141,3 +154,127 @@ def test_equal_processes_share_a_machine() -> None:
     peak = HostPeak(3 * MiB, MiB)
     assert peak.fits(None, 8) is None
     assert peak.fits(32 * MiB, 8) is True and peak.fits(32 * MiB - 1, 8) is False
+
+
+def lane(body: Any, **more: Any) -> tuple[Trace, list[list[int]]]:
+    """Return the trace, and the rows of host memory without their events."""
+    with memviz.predicting(**more) as done:
+        kept = body()
+    del kept
+    kept_rows = done.trace.devices[0].host
+    assert kept_rows is not None
+    return done.trace, np.stack([column for name, column in kept_rows.columns() if name != "event"], axis=1).tolist()
+
+
+def test_host_memory_is_kept_over_the_events_and_stays_in_the_file(tmp_path: Path) -> None:
+    def body() -> Any:
+        weights = torch.empty(4 * MiB, dtype=torch.uint8)
+        first = weights.cuda()
+        del weights
+        second = torch.empty(3 * MB, dtype=torch.uint8, pin_memory=True).cuda()
+        return first, second
+
+    trace, rows = lane(body)
+    assert rows == [[4 * MiB, 0, 0, 0], [0, 0, 0, 0], [4 * MiB, 4 * MiB, 3 * MB, 0]]
+    kept = trace.devices[0].host
+    assert kept is not None and kept.event.tolist() == [0, 2, 2]
+    path = tmp_path / "run.pickle"
+    with path.open("wb") as file:
+        write_pickle(trace, file)
+    assert load_trace(path).devices[0].host == kept
+    told = {"counts": "CPU tensors", "peak_bytes": 4 * MiB, "pinned_bytes": 0, "event": -1}
+    assert summary_result(trace).as_json()["devices"][0]["host"] == told
+    value = timeline_value(trace, trace.devices[0], "key")["host"]
+    assert (value["of"], value["peak"], value["rows"][0]) == ("tensors", 4 * MiB, [0, 4 * MiB, 0])
+
+
+def test_little_host_memory_has_no_lane() -> None:
+    trace, _ = lane(lambda: (torch.zeros(8, device="cuda").cpu(), torch.zeros(MiB, device="cuda")))
+    assert "host" not in timeline_value(trace, trace.devices[0], "key")
+
+
+def test_a_pinned_block_that_is_used_again_is_no_peak() -> None:
+    def body() -> Any:
+        for _ in range(3):
+            torch.empty(3 * MB, dtype=torch.uint8, pin_memory=True)
+
+    assert predicted(body) == HostPeak(0, 4 * MiB)
+
+
+def test_weights_that_are_saved_leave_the_host(tmp_path: Path) -> None:
+    def body() -> Any:
+        model = layers(3).cuda()
+        torch.save(model.state_dict(), tmp_path / "model.pt")
+        return model
+
+    _, rows = lane(body)
+    assert rows[-1] == [0, 0, 0, 0]
+    # Only one of them at a time is on the host to be written.
+    assert [row[0] for row in rows].count(3 * 4 * MiB) == 1
+
+
+def test_a_long_program_has_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "_MOST_ROWS", 20)
+
+    def body() -> Any:
+        for number in range(100):
+            torch.empty((number % 50 + 1) * MB, dtype=torch.uint8).cuda()
+
+    trace, rows = lane(body)
+    assert len(rows) <= 21 and max(row[0] for row in rows) == 50 * MB
+    assert (np.diff(trace.devices[0].host.event) >= 0).all()
+
+
+@pytest.mark.parametrize(
+    ("column", "values"),
+    [("event", [1 << 40]), ("event", [-1]), ("total", [-1]), ("pinned", [1 << 61]), ("loaded", [1, 2])],
+)
+def test_host_memory_that_cannot_be_is_refused(column: str, values: list[int]) -> None:
+    trace, _ = lane(lambda: torch.ones(MiB).cuda())
+    root = snapshot_dict(trace)
+    whole = {name: text_of(np.zeros(1, dtype="<i8")) for name, _ in trace.devices[0].host.columns()}
+    root["memviz"]["devices"][0]["host"] = {**whole, column: text_of(np.array(values, dtype="<i8"))}
+    with pytest.raises(TraceError, match="memviz"):
+        read(root)
+
+
+def said(trace: Trace) -> dict[FindingKind, Any]:
+    return {one.kind: one for one in findings(trace, trace.devices[0]) if one.kind.startswith("host_")}
+
+
+def test_weights_that_every_rank_loads_are_found(tmp_path: Path) -> None:
+    torch.save(layers(4).state_dict(), tmp_path / "model.pt")
+
+    def body() -> Any:
+        model = layers(4).cuda()
+        model.load_state_dict(torch.load(tmp_path / "model.pt", map_location="cpu"))
+        return model
+
+    trace, _ = lane(body, world_size=8)
+    (finding,) = said(trace).values()
+    assert (finding.kind, finding.bytes) == (FindingKind.HOST_LOADED_BY_EACH, 8 * 4 * 4 * MiB)
+    assert "8 × 16.0 MiB" in finding.sentence
+    row = findings_result(trace).as_json()["findings"][-1]
+    assert row["key"] == "host_loaded_by_each_process-1"
+    assert "8 × 16.0 MiB" in str(findings_html(trace, trace.devices[0]))
+    assert said(lane(body)[0]) == {}
+
+
+def test_pinned_blocks_and_growth_of_the_host_are_found() -> None:
+    def body(each_step: Any = None) -> Any:
+        model = layers(1).cuda()
+        optimizer = torch.optim.AdamW(model.parameters())
+        kept = [torch.empty(5 * MiB, dtype=torch.uint8, pin_memory=True)]
+        for _ in range(6):
+            output = model(torch.randn(256, 1024, device="cuda"))
+            output.square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if each_step is not None:
+                kept.append(each_step(output))
+        return kept
+
+    found = said(lane(body)[0])
+    assert {kind: one.bytes for kind, one in found.items()} == {FindingKind.HOST_PINNED_ROUNDING: 3 * MiB}
+    grown = said(lane(lambda: body(lambda output: output.detach().cpu()))[0])[FindingKind.HOST_GROWING]
+    assert grown.bytes == 4 * MiB and "grows by 1.00 MiB each step" in grown.sentence

@@ -20,17 +20,19 @@ from memviz.predictor.accuracy import doubt_on
 from memviz.predictor.cards import card_named
 from memviz.results.device_bill import device_bill
 from memviz.results.summary import summary_result
+from memviz.trace.memviz_labels import WORLD_FACT
 from memviz.trace.model import About, Trace
 from memviz.ui.explore.answer import verdict_html
 from tests.traces import MiB, alloc, block, segment, trace_of
 
+NAMES = {"nccl_communicators": NCCL_FACT, "outside_PyTorch": OUTSIDE_FACT}
 H100 = "NVIDIA H100 80GB HBM3"
 
 
 def trace(origin: str = "predicted", on: str = H100, **facts: str) -> Trace:
     made = trace_of([alloc(0, 3 * MiB)], [segment(0, 20 * MiB, [block(0, 3 * MiB)])])
     return replace(
-        made, about=About(origin, on=on, facts={name.replace("_", " "): text for name, text in facts.items()})
+        made, about=About(origin, on=on, facts={NAMES.get(name, name): text for name, text in facts.items()})
     )
 
 
@@ -105,3 +107,21 @@ def test_the_verdict_sets_aside_what_the_bill_says() -> None:
     surely = doubt_on(card, None, of).surely_fitting_peak(card.memory_bytes)
     assert surely + bill.most_bytes - 20 * MiB == card.memory_bytes
     assert doubt_on(card, None).surely_fitting_peak(card.memory_bytes) > surely
+
+
+def test_a_recording_of_ranks_has_a_share_of_nccl() -> None:
+    """Its groups say it, else its world size; where only stacks tell of NCCL, the size is unknown."""
+    two = bill_lines(trace("measured", nccl_communicators="2 of 8 ranks"))
+    assert two[2] == ("NCCL, 2 communicators", *nccl_bytes(Counter({Communicator(8): 2}), H100), "estimated")
+    by_world = bill_lines(trace("measured", **{WORLD_FACT: "8"}))
+    assert by_world[2] == ("NCCL, 1 communicator", *nccl_bytes(Counter([Communicator(8)]), H100), "estimated")
+
+    file = "/site-packages/torch/distributed/distributed_c10d.py"
+    of = trace_of([alloc(0, MiB, frames=[{"name": "all_reduce", "filename": file, "line": 3}])])
+    assert bill_lines(of)[2] == ("NCCL", None, None, "unknown")
+    assert "NCCL" not in {line[0] for line in bill_lines(trace("measured"))}
+
+    of = trace("measured", outside_PyTorch=f"0: {MiB} to {MiB} bytes, 1 reading", nccl_communicators="1 of 8 ranks")
+    bill = device_bill(of, of.devices[0])
+    assert bill is not None and bill.most_bytes == 21 * MiB
+    assert "in it" in bill.rows[1].source and "NCCL, 1 communicator (estimated)" in bill.rows[1].source

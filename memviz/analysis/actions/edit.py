@@ -150,6 +150,7 @@ def apply_edit(trace: Trace, device: DeviceTrace, edit: Edit) -> Trace:
         blocks=_blocks(device, rows, sizes, edit),
         taken_over=_edit_purposes(inferred_purposes(trace, device), entries, edit.again_as),
         holders=None,
+        host=None,
     )
     return replace(trace, devices=(changed,))
 

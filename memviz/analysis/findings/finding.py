@@ -46,6 +46,9 @@ class FindingKind(StrEnum):
     KEPT_BY_GRAPH = "kept_by_autograd_graph", "kept by an autograd graph"
     KEPT_BY_EXCEPTION = "kept_by_exception", "kept by an exception"
     WAITS_FOR_COLLECTION = "waits_for_collection", "waiting for garbage collection"
+    HOST_LOADED_BY_EACH = "host_loaded_by_each_process", "host: loaded by each process"
+    HOST_GROWING = "host_growing", "host: growth each step"
+    HOST_PINNED_ROUNDING = "host_pinned_rounding", "host: pinned beyond tensors"
 
 
 @dataclass(frozen=True, eq=False)

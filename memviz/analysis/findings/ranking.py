@@ -12,7 +12,7 @@ from memviz.analysis.cache import cached
 from memviz.analysis.findings.copies import duplicated_weights, wider_copies
 from memviz.analysis.findings.finding import Facts, Finding, FindingKind
 from memviz.analysis.findings.peak import activations, large_temporary, out_of_memory, spike
-from memviz.analysis.findings.reserved import pinned_segments, private_pools, waiting_frees
+from memviz.analysis.findings.reserved import host_memory, pinned_segments, private_pools, waiting_frees
 from memviz.analysis.findings.retention import gradients_in_forward, growing, held, kept_too_long
 from memviz.errors import UsageError
 from memviz.trace.model import DeviceTrace, Trace
@@ -31,6 +31,7 @@ _DETECTORS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
     large_temporary,
     private_pools,
     waiting_frees,
+    host_memory,
 )
 
 
@@ -52,6 +53,8 @@ def findings(trace: Trace, device: DeviceTrace) -> tuple[Finding, ...]:
         _without_repeated(facts, [finding for detect in detectors for finding in detect(facts)]),
         key=lambda finding: (
             finding.kind is not FindingKind.OUT_OF_MEMORY,
+            # Those of the host come last: a card is mostly the smaller of the two.
+            finding.kind.startswith("host_"),
             -finding.bytes,
             finding.kind,
             finding.site,

@@ -1,4 +1,5 @@
-"""Findings about reserved memory that cannot be used: pinned segments, private pools, frees that wait for a stream."""
+"""Findings about reserved memory that cannot be used: pinned segments, private pools, frees that wait for a stream; and
+about the host's memory."""
 
 from __future__ import annotations
 
@@ -7,11 +8,13 @@ from collections.abc import Iterator
 import numpy as np
 
 from memviz.analysis.findings.finding import Facts, Finding, FindingKind, origin_text, site_name
+from memviz.analysis.findings.retention import between_steps, range_text
 from memviz.analysis.lifetimes import clock, delayed_frees, has_times
 from memviz.analysis.segments import TileKind, reserved_segments, segments_at
 from memviz.analysis.sums import sum_by
 from memviz.analysis.timeline import sum_of_spans
-from memviz.trace.model import DEFAULT_POOL, Action, Ints8
+from memviz.trace.memviz_labels import LOCAL_WORLD_FACT
+from memviz.trace.model import DEFAULT_POOL, Action, HostBytes, Ints8
 from memviz.trace.reserved import LARGE_SEGMENT
 from memviz.units import bytes_text, count_text, counted, duration_text
 
@@ -157,3 +160,70 @@ def _how_long(facts: Facts, waits: Ints8) -> str:
         times = clock(facts.device)
         return f"the longest {duration_text(int((times[end] - times[begin]).max()))}"
     return f"the longest {counted(int((end - begin).max()), 'event')}"
+
+
+# Host memory: weights that each process loads, growth from step to step, pinned blocks larger than their tensors.
+
+_FEWEST_MOMENTS = 3
+_HOST_SHARE = 0.02
+"""Least growth of the host's memory, as a share of its peak: a process that runs grows a little."""
+_PINNED_WASTE = 0.25
+_MOST_DIGITS = 6
+_NO_ROWS: Ints8 = np.zeros(0, dtype=np.int64)
+
+
+def host_memory(facts: Facts) -> Iterator[Finding]:
+    if (host := facts.device.host) is None:
+        return
+    text = facts.trace.about.facts.get(LOCAL_WORLD_FACT, "")
+    processes = int(text) if text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS else 1
+    most = int(host.loaded.argmax())
+    loaded = int(host.loaded[most])
+    if processes > 1 and loaded >= facts.noticeable_bytes:
+        yield Finding(
+            FindingKind.HOST_LOADED_BY_EACH,
+            processes * loaded,
+            f"Each of {count_text(processes)} processes of a machine loads {bytes_text(loaded)} of weights to the "
+            f"host: {count_text(processes)} × {bytes_text(loaded)}.",
+            "Load on one rank and broadcast, load each rank's shard (torch.distributed.checkpoint), or torch.load with "
+            "mmap=True, which processes share.",
+            _NO_ROWS,
+            _event_of(facts, host, most),
+        )
+    yield from _host_growing(facts, host)
+    most = int(np.lexsort((host.requested, host.pinned))[-1])
+    pinned, requested = int(host.pinned[most]), int(host.requested[most])
+    if requested and pinned - requested >= max(_PINNED_WASTE * pinned, facts.noticeable_bytes):
+        yield Finding(
+            FindingKind.HOST_PINNED_ROUNDING,
+            pinned - requested,
+            f"Pinned tensors of {bytes_text(requested)} take {bytes_text(pinned)} of the host: PyTorch rounds each "
+            "block to a power of two and keeps it.",
+            "Pin few buffers of a power of two, or round less with pinned_max_round_threshold_mb.",
+            _NO_ROWS,
+            _event_of(facts, host, most),
+        )
+
+
+def _host_growing(facts: Facts, host: HostBytes) -> Iterator[Finding]:
+    # The first step makes buffers that stay.
+    moments = between_steps(facts)[1:]
+    if len(moments) < _FEWEST_MOMENTS:
+        return
+    at = np.searchsorted(host.event, moments + 1, side="right") - 1
+    grown = np.diff(host.total[at]) if (at >= 0).all() else np.zeros(1, dtype=np.int64)
+    if (grown <= 0).any() or int(grown.sum()) < max(_HOST_SHARE * int(host.total.max()), facts.noticeable_bytes):
+        return
+    yield Finding(
+        FindingKind.HOST_GROWING,
+        int(grown.sum()),
+        f"The host's memory grows by {range_text(grown)} each step: {bytes_text(int(grown.sum()))} in "
+        f"{count_text(len(grown))} steps.",
+        "Look for a list that keeps outputs on the CPU, or data loader workers that keep what they read.",
+        _NO_ROWS,
+        _event_of(facts, host, int(at[-1])),
+    )
+
+
+def _event_of(facts: Facts, host: HostBytes, row: int) -> int:
+    return min(max(int(host.event[row]) - 1, 0), facts.count - 1)

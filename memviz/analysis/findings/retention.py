@@ -11,7 +11,7 @@ import numpy as np
 from memviz.analysis.annotations import ended_steps
 from memviz.analysis.callstacks.sites import Site
 from memviz.analysis.findings.finding import NOTICEABLE, Facts, Finding, FindingKind, short_label, site_name
-from memviz.analysis.holders import held_rows, held_until, holder_rows
+from memviz.analysis.holders import container_growth, held_rows, held_until, holder_rows
 from memviz.analysis.lifetimes import BEFORE
 from memviz.analysis.purpose.activity import Activity
 from memviz.analysis.purpose.phases import PhaseSpan, activity_of_rows, step_name
@@ -28,7 +28,7 @@ _NOTICEABLE_GROWTH = 0.001
 
 
 def growing(facts: Facts) -> Iterator[Finding]:
-    moments = _attributable_moments(facts, _between_steps(facts))
+    moments = _attributable_moments(facts, between_steps(facts))
     if len(moments) < _FEWEST_MOMENTS:
         return
     rows = facts.rows
@@ -45,7 +45,7 @@ def growing(facts: Facts) -> Iterator[Finding]:
         if len(growth.sites) > 1:
             site_text = f", mostly {site}," if site else ""
             origin = f" is made in forwards at {count_text(len(growth.sites))} places{site_text} and"
-        each_step = f"{_range_text(growth.bytes)} each step"
+        each_step = f"{range_text(growth.bytes)} each step"
         holder, line = last_holder(facts, growth.added)
         keeper = (
             f"{holder} keeps it{_at(line)}" if holder else "look for a list, a cache or a sum of losses that keeps it"
@@ -114,7 +114,7 @@ def _least(facts: Facts) -> float:
     return max(_NOTICEABLE_GROWTH * facts.line.peak_bytes, 1)
 
 
-def _between_steps(facts: Facts) -> Ints8:
+def between_steps(facts: Facts) -> Ints8:
     """Events after which no step's activations are live: ends of marked steps, else just before each forward."""
     marked = [step.end_event for step in ended_steps(facts.trace, facts.device)]
     if len(marked) >= _FEWEST_MOMENTS:
@@ -348,6 +348,7 @@ def _growing_holder(facts: Facts, holders: Holders, part: Ints8, rises: Ints8, m
     when = f"each step: {bytes_text(total)} in {counted(len(rises), 'step')}"
     if (np.diff(steps) != 1).any():
         when = f"at {counted(len(rises), 'moment')} of the program: {bytes_text(total)} in all"
+    items = container_growth(facts.trace, facts.device, int(holders.owner[part[0]]))
     is_graph = holders.kind[part[0]] == HolderKind.AUTOGRAD_GRAPH
     remedy = f"If it is not meant to be collected, keep less of it or move it to the host (.cpu()){_at(line)}."
     if is_graph:
@@ -355,7 +356,8 @@ def _growing_holder(facts: Facts, holders: Holders, part: Ints8, rises: Ints8, m
     return Finding(
         FindingKind.KEPT_BY_GRAPH if is_graph else FindingKind.KEPT_BY_LIST,
         total,
-        f"{f'The autograd graph of {owner}' if is_graph else owner} grows by {_range_text(rises)} {when}.",
+        f"{f'The autograd graph of {owner}' if is_graph else owner} grows by {range_text(rises)} {when}"
+        f"{f' (length {items})' if items else ''}.",
         remedy,
         np.unique(held_rows(facts.device)[part]),
         int(holders.event[part].max()) - 1,
@@ -426,7 +428,7 @@ def _owner_and_line(facts: Facts, holders: Holders, part: Ints8) -> tuple[str, s
     return short_label(owner), short_label(strings[place])
 
 
-def _range_text(sizes: Ints8) -> str:
+def range_text(sizes: Ints8) -> str:
     """ "2.00 MiB to 10.1 MiB", or one size where all are the same."""
     least, most = int(sizes.min()), int(sizes.max())
     return f"{'' if least == most else f'{bytes_text(least)} to '}{bytes_text(most)}"

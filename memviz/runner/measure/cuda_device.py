@@ -85,7 +85,7 @@ def _since_event(device: DeviceTrace, first: int) -> DeviceTrace:
     labels = device.event_labels
     if labels is not None:
         labels = Labels(**{name: column[first:] for name, column in labels.columns()})
-    return replace(device, events=events, event_labels=labels, holders=None)
+    return replace(device, events=events, event_labels=labels, holders=None, host=None)
 
 
 def _difference_reason(difference: int, replayed: Replayed, lost_events: bool) -> str:

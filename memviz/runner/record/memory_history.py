@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import inspect
 import os
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,10 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from memviz.allocator.context import OUTSIDE_FACT
 from memviz.errors import UsageError
 from memviz.runner.measure.accelerator import Accelerator, driver_bytes, is_out_of_memory
 from memviz.runner.record.log import Counts, counts_of
+from memviz.trace.model import Events, HostBytes
 
 StackKind = Literal["python", "all", "none"]
 
@@ -58,6 +63,61 @@ def is_recording() -> bool:
     return bool(_on)
 
 
+class HostSampler:
+    """Resident size of this process and the bytes of torch's pinned allocator, sampled by a thread of its own."""
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self._accelerator = accelerator
+        self._rows: list[tuple[int, int, int]] = []
+        """Time in µs, resident bytes, pinned bytes."""
+        self._seconds = _SECONDS_BETWEEN_SAMPLES
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        # A predicted card has no time that a sample could be placed at.
+        if self._accelerator.clock_us is None and _STATM.exists():
+            self._thread = threading.Thread(target=self._run, name="memviz host memory", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        self.sample()
+        while not self._over.wait(self._seconds):
+            self.sample()
+
+    def sample(self) -> None:
+        if self._thread is None:
+            return
+        resident = int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        pinned = 0
+        with suppress(Exception):
+            pinned = self._accelerator.api.host_memory_stats_as_nested_dict()["allocated_bytes"]["current"]
+        self._rows.append((time.time_ns() // 1000, resident, int(pinned)))
+        if len(self._rows) >= _MOST_SAMPLES:
+            pairs = zip(self._rows[::2], self._rows[1::2], strict=False)
+            self._rows = [max(pair, key=lambda row: row[1]) for pair in pairs]
+            self._seconds *= 2
+
+    def over(self, events: Events) -> HostBytes | None:
+        """Return the samples over these events; None without samples, or without times of the events."""
+        if not self._rows or not len(events) or not events.time_us.any():
+            return None
+        when, resident, pinned = np.array(sorted(self._rows), dtype=np.int64).T
+        event = np.searchsorted(np.maximum.accumulate(events.time_us), when, side="right")
+        unknown = np.zeros_like(event)
+        return HostBytes.typed(event, resident, pinned, unknown, unknown).thinned(event)
+
+
+_STATM = Path("/proc/self/statm")
+_SECONDS_BETWEEN_SAMPLES = 0.05
+_MOST_SAMPLES = 1 << 14
+
+
 class RecordedHistory:
     """On from `start` to `stop`; `stop` may be called any number of times, and has to be."""
 
@@ -80,6 +140,7 @@ class RecordedHistory:
         self._counts_then: tuple[Counts | None, ...] = ()
         self.when_out_of_memory: Callable[[HistorySnapshot], None] | None = None
         self.is_on = False
+        self.host = HostSampler(accelerator)
         self._outside: dict[int, list[tuple[int, str]]] = {}
         """Bytes that the driver counted beyond PyTorch's segments at each snapshot, by device."""
 
@@ -92,6 +153,7 @@ class RecordedHistory:
         try:
             self._switch("all")
             self._observe()
+            self.host.start()
         except BaseException:
             self.stop()
             raise
@@ -101,6 +163,7 @@ class RecordedHistory:
         if not self.is_on:
             return
         self.is_on = False
+        self.host.stop()
         _on.clear()
         attach = self.accelerator.attach_observer
         observers = _watched.get(attach, []) if attach else []
@@ -133,6 +196,7 @@ class RecordedHistory:
         else:
             before = None
         with suppress(Exception):
+            self.host.sample()
             self._note_outside(snapshot)
         return HistorySnapshot(snapshot, before)
 

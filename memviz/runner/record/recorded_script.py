@@ -38,7 +38,7 @@ from memviz.runner.record.recording import (
     write_snapshot,
 )
 from memviz.runner.record.script import Script
-from memviz.trace.memviz_labels import MESH_FACT, RANK_FACT, WORLD_FACT
+from memviz.trace.memviz_labels import LOCAL_WORLD_FACT, MESH_FACT, RANK_FACT, WORLD_FACT
 
 EXIT = os._exit
 """The original, also while `os._exit` is replaced."""
@@ -213,6 +213,8 @@ class RankPosition:
     world: int | None = None
     mesh: Mapping[str, int] = field(default_factory=dict)
     """Its coordinate on every axis, the outermost first."""
+    local_world: int | None = None
+    """Processes of its machine."""
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -229,8 +231,9 @@ class RankPosition:
     def facts(self) -> dict[str, str]:
         """For the file itself: its name may be changed."""
         mesh = ",".join(f"{axis}={place}" for axis, place in self.mesh.items())
-        world = {} if self.world is None else {WORLD_FACT: str(self.world)}
-        return {RANK_FACT: str(self.rank), **world, **({MESH_FACT: mesh} if mesh else {})}
+        sizes = {WORLD_FACT: self.world, LOCAL_WORLD_FACT: self.local_world}
+        known = {name: str(size) for name, size in sizes.items() if size is not None}
+        return {RANK_FACT: str(self.rank), **known, **({MESH_FACT: mesh} if mesh else {})}
 
 
 def rank_position(mesh: str = "", environment: Mapping[str, str] = os.environ) -> RankPosition | None:
@@ -241,7 +244,8 @@ def rank_position(mesh: str = "", environment: Mapping[str, str] = os.environ) -
     sizes = sizes_of(mesh) if mesh else {}
     if sizes and world is not None and prod(sizes.values()) != world:
         raise UsageError(f"--mesh {mesh} has {prod(sizes.values())} ranks, and there are {world}.")
-    return RankPosition(rank, world, coordinates(rank, sizes))
+    local = _rank_number(environment, "LOCAL_WORLD_SIZE")
+    return RankPosition(rank, world, coordinates(rank, sizes), local)
 
 
 def _rank_number(environment: Mapping[str, str], *names: str) -> int | None:
@@ -433,7 +437,7 @@ class _RecordingWriter:
                 self.marked_device = device
             if device == self.marked_device:
                 with self.moments.during(name):
-                    pass
+                    self.history.host.sample()
                 note_holders(self.moments, self.history.accelerator.kind)
 
     def answers(self) -> dict[int, Callable[[int], None]]:

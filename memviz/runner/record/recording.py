@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from memviz.allocator.context import NCCL_FACT, Communicator, communicators_text
 from memviz.errors import MemvizError, UsageError
 from memviz.runner.measure.accelerator import Accelerator, find_accelerator
 from memviz.runner.record.log import Log, labelled
@@ -54,8 +55,8 @@ def with_labels(snapshot: dict[str, Any], trace: Trace) -> dict[str, Any]:
 
 
 def without_stacks(snapshot: dict[str, Any]) -> dict[str, Any]:
-    """Keep only the fields that labels need, which are read several times as fast."""
-    needed = ("action", "addr", "size", "device_free")
+    """Keep only the fields that labels and host memory need, which are read several times as fast."""
+    needed = ("action", "addr", "size", "device_free", "time_us")
     traces: list[list[dict[str, Any]]] = snapshot.get("device_traces", [])
     shorter = [[{key: event[key] for key in needed if key in event} for event in events] for events in traces]
     return {**snapshot, "device_traces": shorter}
@@ -108,7 +109,7 @@ class Recording:
 
     def mark(self, name: str) -> None:
         with self.log.during(name):
-            pass
+            self.history.host.sample()
         if self._notes_holders:
             self.note_holders()
 
@@ -227,6 +228,14 @@ def mark(name: str) -> None:
         recording.mark(name)
 
 
+def _nccl_facts() -> dict[str, str]:
+    """Return the process groups of NCCL as a fact; each makes a communicator when it is first used."""
+    world = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
+    groups = getattr(world, "pg_map", {}).items()
+    used = [Communicator(group.size()) for group, (backend, *_) in groups if "nccl" in str(backend)]
+    return {NCCL_FACT: communicators_text(used)} if used else {}
+
+
 def trace_of_snapshot(
     history: RecordedHistory,
     taken: HistorySnapshot,
@@ -251,9 +260,14 @@ def trace_of_snapshot(
     about = replace(
         trace.about,
         on=", ".join(dict.fromkeys(accelerator.name_of(number) for number in gpus)),
-        facts={**dict(accelerator.versions), **history.facts, **cut, **facts},
+        facts={**dict(accelerator.versions), **history.facts, **_nccl_facts(), **cut, **facts},
     )
     trace = replace(trace, about=about, notes=(*trace.notes, *notes_of(history, taken)))
+    devices = (
+        replace(gpu, host=history.host.over(gpu.events)) if gpu.device in gpus and gpu.kind == "gpu" else gpu
+        for gpu in trace.devices
+    )
+    trace = replace(trace, devices=tuple(devices))
     for number in gpus:
         trace = labelled(trace, number, log, taken.counts if device is not None or number == counted else None)
     return trace

@@ -303,7 +303,8 @@ def _never_freed(view: _View) -> list[Html]:
     churn = freed_at_once(trace, device, top=CHURN_ROWS)
     download = {"key": view.chosen.key, "what": "never", "by": "site", "name": "never-freed.csv"}
     look = _look(view, weights, "site")
-    return [never_freed_html(never_freed, growth(trace, device), churn, view.state, look=look, download=download)]
+    grown = growth(trace, device, "holder" if device.holders else "site", within=view.chosen.range)
+    return [never_freed_html(never_freed, grown, churn, view.state, look=look, download=download)]
 
 
 def full_table(trace: Trace, device: DeviceTrace, request: Mapping[str, str]) -> Breakdown:

@@ -131,7 +131,8 @@ def _allocation_facts(allocation: Allocation, of_profile: bool) -> Iterable[tupl
     if (held := allocation.held_by) is not None:
         stored = f"stored in {cut(held.place)}, " if held.place else ""
         noted = _secondary(f"{stored}{held.kind.label}, noted after event {count_text(held.event - 1)}")
-        yield "Held by", joined(tag("span", cut(held.chain, _LONGEST_TEXT), class_="mv-code"), noted)
+        chain = cut(", ".join(filter(None, (held.chain, held.growth))), _LONGEST_TEXT)
+        yield "Held by", joined(tag("span", chain, class_="mv-code"), noted)
     if allocation.phase is not Phase.UNKNOWN:
         yield "Phase", allocation.phase.name.lower()
     if allocation.metadata:

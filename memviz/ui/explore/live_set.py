@@ -402,14 +402,16 @@ def growth_html(grown: Growth) -> Html:
     if not grown.steps:
         text = "The trace marks no steps, so what grows from one to the next is not known."
         return _section("Growth from step to step", text)
+    title = f"Growth from {grown.unit} to {grown.unit}"
     spans = len(grown.steps) - 1
     if not spans:
-        return _section("Growth from step to step", "The trace holds one step; there is none to compare it with.")
+        return _section(title, "The trace holds one step; there is none to compare it with.")
     total = grown.live_bytes[-1] - grown.live_bytes[0]
     change = delta_text(total) if total else "No change"
-    head = f"{change} from the end of {cut(grown.steps[0])} to the end of {cut(grown.steps[-1])}"
+    first, last = (f"the {'end of' if grown.unit == 'step' else 'mark'} {cut(grown.steps[i])}" for i in (0, -1))
+    head = f"{change} from {first} to {last}"
     if not grown.rows:
-        return _section(head, "No site holds more at the end of the last step than at the end of the first.")
+        return _section(head, f"No {grown.by} holds more at the end of the last step than at the end of the first.")
     rows = []
     for row in grown.rows:
         name = tag("td", name_html(row.label, grown.by))
@@ -417,9 +419,10 @@ def growth_html(grown: Growth) -> Html:
     rest = GrowthRow("", "everything else", grown.rest_bytes)
     live = GrowthRow("", "Live", grown.live_bytes)
     foot = [tag("tr", tag("td", row.label), *_cells(row, spans, is_exact=row is live)) for row in (rest, live)]
-    heads = [(f"After {cut(step, 40)}", "mv-number mv-wide") for step in (grown.steps[0], grown.steps[-1])]
-    heads += [("Change", "mv-number"), ("A step", "mv-number")]
-    return _section(head, "", table([("Site", None), *heads], rows, "mv-table mv-groups", foot))
+    after = "After " if grown.unit == "step" else ""
+    heads = [(f"{after}{cut(step, 40)}", "mv-number mv-wide") for step in (grown.steps[0], grown.steps[-1])]
+    heads += [("Change", "mv-number"), (f"A {grown.unit}", "mv-number")]
+    return _section(head, "", table([(_NAMES[grown.by], None), *heads], rows, "mv-table mv-groups", foot))
 
 
 def _cells(row: GrowthRow, spans: int, *, is_exact: bool = False) -> tuple[Html, ...]:

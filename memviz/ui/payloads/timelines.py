@@ -18,6 +18,7 @@ from memviz.analysis.breakdown import parse_path, rows_below
 from memviz.analysis.callstacks.sites import sites
 from memviz.analysis.comparing.align import START, Aligned, Alignment, Axis, align
 from memviz.analysis.find import find_rows
+from memviz.analysis.findings.finding import NOTICEABLE
 from memviz.analysis.findings.ranking import finding_by_key
 from memviz.analysis.groups import group_codes
 from memviz.analysis.lifetimes import BEFORE, has_times, lifetimes
@@ -47,6 +48,7 @@ _CARD_IN_SIGHT = 2
 """Times the reserved peak that a card's line may be high: more would make the picture flat."""
 _MOST_CARD = 16
 _MOST_OOM = 50
+_HOST_STRETCHES = 240
 _NOTED_BY_TORCH = ("Optimizer.", "ProfilerStep#")
 """Such notes are coarser than what stacks show."""
 
@@ -70,7 +72,22 @@ def timeline_value(
         ],
         "state": state or {},
         **card_line(trace, int(reserved.max())),
+        **host_lane(trace, device),
     }
+
+
+def host_lane(trace: Trace, device: DeviceTrace) -> dict[str, Any]:
+    """Return the highest and the last host memory of each stretch of events; nothing where it is little."""
+    host = device.host
+    if host is None or int(host.total.max()) < max(NOTICEABLE * timeline(device).peak_bytes, 1):
+        return {}
+    rows = host.thinned(host.event * _HOST_STRETCHES // (len(device.events) + 1))
+    lane = {
+        "of": "resident" if trace.about.origin == "measured" else "tensors",
+        "peak": int(host.total.max()),
+        "rows": np.stack([rows.event, rows.total, rows.pinned], axis=1).tolist(),
+    }
+    return {"host": lane}
 
 
 def card_line(trace: Trace, reserved_bytes: int) -> dict[str, Any]:
@@ -201,6 +218,9 @@ def linked_values(
         "among": [hue.key for hue in shared_hues(traces, colour)],
     }
     values = [timeline_value(trace.trace, trace.device, trace.key) for trace in traces]
+    hosts = [value["host"] for value in values if "host" in value]
+    for host in hosts:
+        host["top"] = max(one["peak"] for one in hosts)
     return [
         {
             **value,

@@ -3,26 +3,32 @@
 import errno
 import os
 import pickle
+import threading
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import memviz
+from memviz.allocator.context import NCCL_FACT
 from memviz.analysis.annotations import annotated
 from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.purpose.phases import label_of_rows
 from memviz.errors import UsageError
 from memviz.results.summary import summary_result
+from memviz.runner.record import memory_history
 from memviz.runner.record.memory_history import is_recording
 from memviz.trace.load import load_trace
-from memviz.trace.model import Category, Phase, Trace
+from memviz.trace.model import Action, Category, Phase, Trace
+from memviz.ui.payloads.timelines import timeline_value
 from tests.runner.fake_gpu import FakeGpu, OutOfMemoryError
 from tests.runner.torch_storages import watching_torch
 
@@ -309,3 +315,50 @@ def test_a_recording_that_is_off_needs_and_keeps_nothing(tmp_path: Path, monkeyp
     assert recorded.trace is None and not path.exists()
     with pytest.raises(UsageError, match="this recording is off"):
         recorded.take()
+
+
+def test_the_resident_size_of_the_process_is_recorded_over_its_events(tmp_path: Path) -> None:
+    path, gpu = tmp_path / "run.pickle", FakeGpu()
+    gpu.host_memory_stats_as_nested_dict = lambda: {"allocated_bytes": {"current": 3 * MiB}}  # type: ignore[attr-defined]
+    kept = []
+    with memviz.recording(path, accelerator=gpu.accelerator):
+        for number in range(3):
+            gpu.malloc(MiB)
+            kept.append(torch.ones(16 * MiB, dtype=torch.uint8))
+            memviz.mark(f"moment {number}")
+    trace = load_trace(path)
+    host = trace.devices[0].host
+    assert host is not None and set(host.pinned.tolist()) == {3 * MiB}
+    # Each tensor is there before the next event.
+    allocs = np.flatnonzero(trace.devices[0].events.action == Action.ALLOC) + 1
+    after = [int(host.total[np.searchsorted(host.event, event, side="right") - 1]) for event in allocs]
+    assert all(later - earlier >= 12 * MiB for earlier, later in pairwise(after))
+    assert timeline_value(trace, trace.devices[0], "key")["host"]["of"] == "resident"
+
+
+def test_samples_of_a_long_recording_are_thinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_history, "_MOST_SAMPLES", 16)
+    gpu = FakeGpu()
+    with memviz.recording(accelerator=gpu.accelerator) as done:
+        for number in range(100):
+            gpu.malloc(MiB)
+            memviz.mark(f"moment {number}")
+    assert done.trace is not None and done.trace.devices[0].host is not None
+    assert 8 <= len(done.trace.devices[0].host) <= 16
+    assert "memviz host memory" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_groups_of_nccl_are_a_fact_of_the_recording(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.distributed import distributed_c10d
+
+    groups = {_Group(8): ("cpu:gloo,cuda:nccl", None), _Group(2): ("gloo", None)}
+    monkeypatch.setattr(distributed_c10d._World, "pg_map", groups)
+    gpu = FakeGpu()
+    with memviz.recording(accelerator=gpu.accelerator) as done:
+        gpu.malloc(MiB)
+    assert done.trace is not None and done.trace.about.facts[NCCL_FACT] == "1 of 8 ranks"
+
+
+class _Group:
+    def __init__(self, ranks: int) -> None:
+        self.size = lambda: ranks

@@ -47,7 +47,9 @@ export class Filters extends Part {
     const { data } = this.timeline;
     if (light && !data) return;
     const mask = light && data ? await data.maskOfLight(light) : null;
-    if (this.wanted === light && this.timeline.data === data) this.showLight(mask);
+    // A finding about the host has no allocations, and dims none.
+    const hasAny = light?.by !== "finding" || mask?.includes(1);
+    if (this.wanted === light && this.timeline.data === data) this.showLight(hasAny ? mask : null);
   }
 
   /** @param {Uint8Array | null} mask */

@@ -6,6 +6,7 @@ import { cutMiddle } from "../words.js";
 import { Ahead } from "./ahead.js";
 import { PlotCanvas } from "./canvas.js";
 import { FIRST_MEANING, isAtHand, keepPiece, piece, piecesAsked, TimelineData } from "./data.js";
+import { HostLane } from "./host.js";
 import { Interaction } from "./interaction.js";
 import { Keys, KEYS_HELP } from "./keys.js";
 import { Labels, momentWords } from "./labels.js";
@@ -30,7 +31,7 @@ const ROOM = { left: 60, right: 110, upper: 12, lower: 30 };
  *   key: string, label?: string, has_times?: boolean, phases?: [name: string, first: number, last: number][],
  *   ooms?: { event: number, reserved: number, text: string }[], state?: State,
  *   isAhead?: boolean, linked?: string, plain?: boolean, badge?: string, name?: string, top?: number, band?: boolean, axis?: Axis,
- *   of?: string, follows?: string, ruler?: { bytes: number, text: string, is_limit?: boolean }, colour?: string, among?: string[], align?: Record<Axis, Alignment>,
+ *   of?: string, follows?: string, ruler?: { bytes: number, text: string, is_limit?: boolean }, colour?: string, host?: import("./host.js").Host, among?: string[], align?: Record<Axis, Alignment>,
  * }} Value */
 
 export class MemoryTimeline extends Component {
@@ -79,6 +80,7 @@ export class MemoryTimeline extends Component {
   legend = new Legend(this);
   phases = new Phases(this);
   overview = new Overview(this);
+  hostLane = new HostLane(this);
   controls = new Controls(this);
   title = el("div", { class: "mvt-title", hidden: "" });
   name = el("span", { class: "mvt-name" });
@@ -93,7 +95,7 @@ export class MemoryTimeline extends Component {
     this.plot.append(this.canvas.node, this.labels.node, this.tools.box, this.tools.bytesAxis, this.tools.eventsAxis, this.tools.fullHeight, this.interaction.tip);
     const help = el("div", { class: "mvt-hidden", id: `mvt-keys-${this.id}` }, KEYS_HELP);
     const bar = el("div", { class: "mvt-bar" }, this.legend.node, this.controls.node);
-    this.root.append(bar, this.title, this.overview.node, this.phases.node, this.plot, help, this.live, this.waiting);
+    this.root.append(bar, this.title, this.overview.node, this.phases.node, this.plot, this.hostLane.node, help, this.live, this.waiting);
     this.listen();
   }
 
@@ -328,6 +330,7 @@ export class MemoryTimeline extends Component {
     this.controls.draw();
     this.overview.placeWindow();
     this.phases.draw();
+    this.hostLane.draw();
     if (!value.plain) this.legend.draw(data);
     this.root.dataset.drawMs = (performance.now() - started).toFixed(2);
     countPicture(this.root);
