@@ -160,6 +160,8 @@ class Host:
         """Unknown here, and even shares lie in the memory."""
         self.arrived_bytes = 0
         """Copied here from the device."""
+        self.to_file: Callable[[Tensor], Tensor] | None = None
+        """While torch.save writes a file: what it writes in the place of a tensor."""
 
     def values(self, tensor: Tensor) -> Tensor | None:
         """Return the values of a tensor of the host or the device, if known."""
