@@ -61,11 +61,13 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def close(self) -> None:
+    def close(self) -> int:
+        """Give Python its functions back, and return how many files there are, of earlier runs as well."""
         if self in _in_use:
             _in_use.remove(self)
             self._patches.close()
             self._remove_folders()
+        return sum(len(files) for folder, _, files in os.walk(self.folder) if _BOOKS not in Path(folder).parts)
 
     def twin(self, path: Any) -> str:
         """Return the place of a file in the folder, whether it is there or not."""
@@ -100,10 +102,6 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
                     shutil.copystat(full, twin)
             self._show(full)
             return twin
-
-    def file_count(self) -> int:
-        """Return how many files it has, of earlier runs as well."""
-        return sum(len(files) for folder, _, files in os.walk(self.folder) if _BOOKS not in Path(folder).parts)
 
     @contextmanager
     def real(self, path: Any) -> Iterator[None]:
@@ -450,6 +448,16 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
         if used is None:
             return function(src, dst, *args, **kwargs)
         return function(self._ask(twin_of_target, dst), used, *args, **kwargs)
+
+
+@contextmanager
+def output_folder(path: Path | None, *own: str) -> Iterator[OutputFolder]:
+    """Keep a script's files apart in a folder, by default one that is removed."""
+    with (
+        tempfile.TemporaryDirectory(prefix="memviz-outputs-") as temporary,
+        OutputFolder(path or temporary, (os.getcwd(), *own)) as outputs,
+    ):
+        yield outputs
 
 
 class _Inside(threading.local):

@@ -48,7 +48,7 @@ from memviz.predictor.estimate import Estimate, estimate_of
 from memviz.predictor.group.ranks import GroupRank, rank_of_environment
 from memviz.predictor.hooks import FOLLOWED_CHILDREN, short_command
 from memviz.predictor.ledger import live_changes
-from memviz.predictor.outputs import FOLDERS, OutputFolder
+from memviz.predictor.outputs import FOLDERS, OutputFolder, output_folder
 from memviz.predictor.position import is_installed, is_of_python
 from memviz.runner.knobs import parse_name_and_knobs
 from memviz.runner.plan import changes_on_host, converts, label_of, optimization_of
@@ -595,8 +595,7 @@ class ScriptOrder:
         texts = {"card": self.card, "torch": self.torch, "platform": self.platform, "settings": self.settings_text}
         assume = {place: repr(value) for place, value in self.assume.items()}
         names = ("steps", "goes_beyond_card", "notes_holders", "compiles", "gpus")
-        own = {name: getattr(self, name) for name in names}
-        return {**texts, **own, "assume": assume, "optimizations": knobs}
+        return {**texts, **{name: getattr(self, name) for name in names}, "assume": assume, "optimizations": knobs}
 
     @classmethod
     def of_json(cls, told: dict[str, Any]) -> Self:
@@ -737,7 +736,7 @@ def predict_script(
     changes = ModelChanges(order.optimizations, device.recorder.assumptions)
     process = os.getpid()
     with (
-        _output_folder(order.outputs, script.folder) as outputs,
+        output_folder(order.outputs, script.folder) as outputs,
         device,
         following_children(order.as_json(), outputs) as folder,
         exit_functions() as at_exit,
@@ -753,32 +752,21 @@ def predict_script(
         trace = device.finish()
         estimate = estimate_of(device, trace, steps=steps.taken)
         children = folder.collect(estimate.commands)
-        outputs.close()
-        written = outputs.file_count()
+        files = outputs.close(), order.outputs
     if children.are_all:
         gpus = tuple(replace(one, commands={}) for one in estimate.gpus)
         estimate = replace(estimate, commands={}, gpus=gpus)
     if order.output is not None:
         with replacing(order.output) as file:
             write_pickle(trace, file)
-    own_ends = [end[estimate.gpu] for end in ends]
-    cells = cell_peaks(trace.devices[estimate.gpu].events, own_ends) if script.is_notebook else ()
-    answers = _answers_of(device)
+    own, answers = estimate.gpu, _answers_of(device)
+    cells = cell_peaks(trace.devices[own].events, [end[own] for end in ends]) if script.is_notebook else ()
     done = ScriptPrediction(
-        status, estimate, stopped, changes.applied, *answers, children, cells, script.skipped, written, order.outputs
+        status, estimate, stopped, changes.applied, *answers, children, cells, script.skipped, *files
     )
     if status or not (done.not_known or done.unused_assume):
         return done
     return replace(done, exit_status=UNUSED if done.unused_assume else NOT_KNOWN, is_status_ours=True)
-
-
-@contextmanager
-def _output_folder(path: Path | None, *own: str) -> Iterator[OutputFolder]:
-    with (
-        TemporaryDirectory(prefix="memviz-outputs-") as temporary,
-        OutputFolder(path or temporary, (os.getcwd(), *own)) as outputs,
-    ):
-        yield outputs
 
 
 def predict_child(mark: Path) -> None:

@@ -158,7 +158,7 @@ def test_files_of_an_earlier_run_are_there(tmp_path: Path, user: Path) -> None:
         Path("out/a.txt").write_text("a")
         os.remove("log.txt")
         subprocess.run(["touch", "out/b.txt"], check=True)
-    assert outputs.file_count() == 2 and not Path("out").exists()
+    assert outputs.close() == 2 and not Path("out").exists()
     with OutputFolder(folder, (str(user),)) as outputs:
         assert sorted(os.listdir()) == ["out", "runs"]
         assert sorted(os.listdir("out")) == ["a.txt", "b.txt"]
@@ -166,7 +166,7 @@ def test_files_of_an_earlier_run_are_there(tmp_path: Path, user: Path) -> None:
         os.chdir("out")
         Path("c.txt").touch()
         os.chdir("..")
-    assert outputs.file_count() == 3
+    assert outputs.close() == 3
 
 
 def test_caches_and_temporary_files_are_written_as_ever(
@@ -179,7 +179,7 @@ def test_caches_and_temporary_files_are_written_as_ever(
         (cache / "weights").write_text("downloaded")
         (tmp_path / "scratch").write_text("scratch")
     assert (cache / "weights").read_text() == "downloaded" and (tmp_path / "scratch").exists()
-    assert outputs.file_count() == 0
+    assert outputs.close() == 0
     shutil.rmtree(cache)
 
 
