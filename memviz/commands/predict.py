@@ -118,6 +118,11 @@ def add_device(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
+def add_output(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE.pickle", help="the snapshot; .gz packs it")
+    parser.add_argument("--overwrite", action="store_true", help="replace FILE if it is there already")
+
+
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.usage = "python -m memviz predict [options] (SCRIPT | NOTEBOOK.ipynb | -m MODULE) [ARGUMENT ...]"
@@ -139,8 +144,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--host-memory", type=byte_count, metavar="SIZE", help="of the machine, as in 64GiB: say whether it fits there"
     )
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE.pickle", help="the snapshot; .gz packs it")
-    parser.add_argument("--overwrite", action="store_true", help="replace FILE if it is there already")
+    add_output(parser)
     parser.add_argument(
         "--outputs", type=Path, metavar="DIR",
         help="keep the files that the script writes, apart from the real ones; a further run finds them there "

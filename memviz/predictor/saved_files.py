@@ -15,7 +15,7 @@ import os
 import struct
 import sys
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
 from tempfile import NamedTemporaryFile, TemporaryDirectory
@@ -29,6 +29,7 @@ from memviz.predictor.assumptions import Assumptions
 from memviz.predictor.compat import Patches, without_functions, without_modes
 from memviz.predictor.cuda.machine import NamedDevices
 from memviz.predictor.host import Host
+from memviz.predictor.known_values import ByStorage
 from memviz.predictor.outputs import OutputFolder, copy_with_holes, outputs_in_use
 from memviz.predictor.shapes import tensors_among
 
@@ -239,7 +240,7 @@ class SavedFiles:
         self._outputs = outputs
         self._numbered: list[Any] = []
         """Objects saved to memory, by the number in the placeholder."""
-        self._of_card: dict[int, int] = {}
+        self._of_card = ByStorage[int]()
         """Cards of the storages of saved tensors that were on one."""
         self._placeholders: set[str] = set()
         """Files without values in their real place, as the program itself opened them."""
@@ -274,7 +275,7 @@ class SavedFiles:
         write, tag = vars(torch.serialization)["_save"], torch.serialization.location_tag
 
         def location(storage: Any) -> str:
-            card = self._of_card.get(storage._cdata)
+            card = self._of_card.of(_whole(storage))
             device = tag(storage) if card is None else f"cuda:{card}"
             return f"{_UNKNOWN_ON}{device}" if self._has_no_values(storage) else device
 
@@ -293,7 +294,7 @@ class SavedFiles:
         if not tensor.is_meta:
             return tensor
         copied = tensor.detach().to("cpu")
-        self._of_card[copied.untyped_storage()._cdata] = self._card_of(tensor) or 0
+        self._of_card.put(copied, self._card_of(tensor) or 0)
         return copied
 
     def keep_tensors(self, tensors: Any, f: Any, metadata: Any) -> bool:
@@ -319,7 +320,7 @@ class SavedFiles:
             if (path := path_of(f)) is not None and zipfile.is_zipfile(path):
                 f = self.real_path(path)
                 kwargs["mmap"] = True if kwargs.get("mmap") is None else kwargs["mmap"]
-            of_card: dict[int, int] = {}
+            of_card = ByStorage[int]()
 
             def to_host(storage: Any, location: str) -> Any:
                 whole = getattr(storage, "_untyped_storage", storage)
@@ -329,7 +330,7 @@ class SavedFiles:
                 if callable(map_location):
                     return map_location(storage, location)
                 if location.startswith("cuda"):
-                    of_card[whole._cdata] = torch.device(location).index or 0
+                    of_card.put(_whole(whole), torch.device(location).index or 0)
                 return storage
 
             done = self.load(f, to_host, *args, **kwargs)
@@ -338,11 +339,11 @@ class SavedFiles:
     def _means_card(self, location: Any) -> bool:
         return self.devices.is_own(location, numbers=True)
 
-    def _moved(self, obj: Any, location: Any, of_card: Mapping[int, int], *, copies: bool = True) -> Any:
+    def _moved(self, obj: Any, location: Any, of_card: ByStorage[int], *, copies: bool = True) -> Any:
         """Return what was saved where `torch.load` puts it: without a location, to the device it was saved from."""
 
         def placed(tensor: Tensor) -> Tensor:
-            card, where = of_card.get(tensor.untyped_storage()._cdata), location
+            card, where = of_card.of(tensor), location
             if isinstance(location, dict):
                 where = location.get("cpu" if card is None else f"cuda:{card}")
             if card is not None and where is None or where is not None and self._means_card(where):
