@@ -190,7 +190,7 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
     def _result(self, func: Any, treatment: Treatment, args: Any, kwargs: Any, shapes: ShapeKey | None) -> Any:
-        if func.overloadpacket in ON_ONE_DEVICE:
+        if func.overloadpacket in ON_ONE_DEVICE and is_on_device(args[0]):
             self.recorder.host.mixed_devices(func, args, self.recorder.ledger.card)
         out = NotImplemented if treatment.shape is None else treatment.shape(func, args, kwargs)
         if out is not NotImplemented:
