@@ -305,7 +305,7 @@ def _files_line(done: ScriptPrediction) -> str:
     if done.outputs is not None:
         return f"- files that the script writes are kept apart: {count_text(done.files)} in {done.outputs}"
     count = "1 file" if done.files == 1 else f"{count_text(done.files)} files"
-    return f"- {count} of the script's went to a folder apart, removed at the end: --outputs DIR keeps it"
+    return f"- the script wrote {count}, in a folder apart that was removed: --outputs DIR keeps it"
 
 
 def _part_lines(done: ScriptPrediction) -> Iterator[str]:
