@@ -177,6 +177,11 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
                         os.remove(path)
             with suppress(OSError):
                 os.rmdir(folder)
+        try:
+            os.getcwd()
+        except FileNotFoundError:
+            # The program ended in a folder that it made.
+            os.chdir(self.own[0])
         for book in ("real", "folders"):
             with suppress(FileNotFoundError):
                 os.remove(os.path.join(self.folder, _BOOKS, book))

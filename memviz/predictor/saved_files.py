@@ -121,8 +121,10 @@ def _safetensors_functions() -> tuple[tuple[Any, Any], ...] | None:
         return None
 
     def save_file(tensors: Any, filename: Any, metadata: Any = None, *args: Any, **kwargs: Any) -> Any:
-        if not any(files.keep_tensors(tensors, filename, metadata) for files in _files_in_use):
-            save(tensors, filename, metadata, *args, **kwargs)
+        if any(files.keep_tensors(tensors, filename, metadata) for files in _files_in_use):
+            return
+        outputs = outputs_in_use()
+        save(tensors, outputs and outputs.place(filename, copy=False) or filename, metadata, *args, **kwargs)
 
     def safe_open(filename: Any, framework: Any = "pt", device: Any = "cpu", **kwargs: Any) -> Any:
         files = _files_in_use[0] if _files_in_use else None

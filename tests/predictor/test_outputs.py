@@ -46,6 +46,7 @@ def kept(tmp_path: Path, user: Path) -> Iterator[Path]:
     """Twin of the working directory."""
     with OutputFolder(tmp_path / "kept", (str(user),)) as outputs:
         yield Path(outputs.twin(user))
+    assert Path.cwd() == user
 
 
 def test_written_files_are_found_by_every_way_to_look(kept: Path) -> None:
@@ -135,6 +136,8 @@ def test_the_working_folder_may_be_one_that_the_program_made(kept: Path) -> None
     Path("config.yaml").write_text("lr: 1")
     assert os.listdir() == ["config.yaml"] and os.getcwd() == os.path.join(before, "hydra", "1")
     os.chdir(before)
+    os.makedirs("end")
+    os.chdir("end")
     assert (kept / "hydra" / "1" / "config.yaml").is_file()
 
 
@@ -239,6 +242,14 @@ def test_a_checkpoint_is_loaded_by_a_later_run_to_the_device_it_was_saved_from(t
     assert twin.stat().st_blocks * 512 < 1 << 20
     with pytest.raises(RuntimeError, match="without values"):
         torch.load(twin)
+
+
+def test_safetensors_with_values_are_kept_apart_too(kept: Path) -> None:
+    library = pytest.importorskip("safetensors.torch")
+    with PredictedDevice(A100):
+        library.save_file({"steps": torch.arange(4)}, "steps.safetensors")
+        assert library.load_file("steps.safetensors")["steps"].tolist() == [0, 1, 2, 3]
+    assert (kept / "steps.safetensors").is_file()
 
 
 RESUMING = """
