@@ -2,8 +2,8 @@
 
 A checkpoint of zeros would be worse than none, so a file of tensors without values is kept apart (outputs.py). It is
 torch's own file with holes in their place, and says so where it names their devices; of safetensors it is the header.
-torch itself refuses such a file. What is saved to memory is kept as an object, with a line of text in its place. Large
-tensors of existing files are read only when the program reads them.
+torch itself refuses such a file. In one that is saved to memory they take no bytes. Large tensors of existing files are
+read only when the program reads them.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from memviz.predictor.known_values import ByStorage
 from memviz.predictor.outputs import OutputFolder, copy_with_holes, outputs_in_use
 from memviz.predictor.shapes import tensors_among
 
-_PLACEHOLDER_MARK = b"memviz predict: nobody computed the values of this file. Number "
-_LONGEST_PLACEHOLDER = len(_PLACEHOLDER_MARK) + 20
 _PLACEHOLDER_KEY = "values that nobody computed"
 _UNKNOWN_ON = "memviz predict, without values, on "
 """Before the device of a storage in a file."""
+_NO_BYTES = ".memviz"
+"""Record of a file in which storages without values take no bytes."""
 _SAFETENSORS_DTYPES = {
     "torch.float64": "F64",
     "torch.float32": "F32",
@@ -52,17 +52,6 @@ _SAFETENSORS_DTYPES = {
     "torch.uint8": "U8",
     "torch.bool": "BOOL",
 }
-
-
-def placeholder_number(file: Any) -> int | None:
-    """Return the number of the object behind a placeholder in memory; None for any other file."""
-    try:
-        at = file.tell()
-        text = file.read(_LONGEST_PLACEHOLDER)
-        file.seek(at)
-    except (OSError, AttributeError):
-        return None
-    return int(text[len(_PLACEHOLDER_MARK) :]) if text.startswith(_PLACEHOLDER_MARK) else None
 
 
 def is_safetensors_placeholder(path: Any) -> bool:
@@ -212,22 +201,46 @@ def follow_files(
 class _WithHoles:
     """Writer of torch's files that leaves out the storages whose values are not known."""
 
-    def __init__(self, writer: Any, is_unknown: Callable[[Any], bool]) -> None:
+    def __init__(self, writer: Any, is_unknown: Callable[[Any], bool], *, has_holes: bool) -> None:
         self._writer = writer
         self._is_unknown = is_unknown
+        self._has_holes = has_holes
+        if not has_holes:
+            writer.write_record(_NO_BYTES, "1", 1)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._writer, name)
 
     def write_record(self, name: str, data: Any, size: int) -> None:
-        if isinstance(data, torch.UntypedStorage) and self._is_unknown(data):
+        if not isinstance(data, torch.UntypedStorage) or not self._is_unknown(data):
+            self._writer.write_record(name, data, size)
+        elif self._has_holes:
             self._writer.write_record_metadata(name, size)
         else:
-            self._writer.write_record(name, data, size)
+            self._writer.write_record(name, b"", 0)
+
+
+class _WithoutBytes:
+    """Reader of torch's files, with empty memory for storages that take no bytes there."""
+
+    def __init__(self, reader: Any, blank: Callable[[int], Tensor]) -> None:
+        self._reader = reader
+        self._blank = blank
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reader, name)
+
+    def get_storage_from_record(self, name: str, size: int, kind: Any) -> Tensor:
+        try:
+            tensor: Tensor = self._reader.get_storage_from_record(name, size, kind)
+        except RuntimeError:
+            # torch compares the sizes; releases that do not leave it to `to_host`.
+            return self._blank(size)
+        return tensor
 
 
 class SavedFiles:
-    """Files without values that the program saved, and what it saved to memory."""
+    """Files without values that the program saved."""
 
     save: Callable[..., Any]
     load: Callable[..., Any]
@@ -240,8 +253,6 @@ class SavedFiles:
         self.devices = devices
         self._assumptions = assumptions
         self._outputs = outputs
-        self._numbered: list[Any] = []
-        """Objects saved to memory, by the number in the placeholder."""
         self._of_card = ByStorage[int]()
         """Cards of the storages of saved tensors that were on one."""
         self._placeholders: set[str] = set()
@@ -258,10 +269,6 @@ class SavedFiles:
         path = path_of(f)
         if is_unknown:
             self._assumptions.state(_NOT_WRITTEN)
-            if path is None:
-                self._numbered.append(obj)
-                f.write(_PLACEHOLDER_MARK + str(len(self._numbered) - 1).encode())
-                return
         if path is None or not (is_unknown or isinstance(f, str | os.PathLike)):
             return self._write(obj, f, *args, **kwargs)
         if isinstance(f, str | os.PathLike):
@@ -283,7 +290,11 @@ class SavedFiles:
 
         with Patches() as patches:
             patches.replace(torch.serialization, "location_tag", location)
-            save = lambda obj, file, *more: write(obj, _WithHoles(file, self._has_no_values), *more)  # noqa: E731
+            has_holes = isinstance(f, str | os.PathLike)
+
+            def save(obj: Any, file: Any, *more: Any) -> None:
+                write(obj, _WithHoles(file, self._has_no_values, has_holes=has_holes), *more)
+
             patches.replace(torch.serialization, "_save", save)
             patches.put(self.host, "to_file", self._on_host)
             self.save(obj, f, *args, **kwargs)
@@ -316,32 +327,40 @@ class SavedFiles:
 
     def loaded(self, f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
         with without_functions():
-            number = None if isinstance(f, str | os.PathLike) else placeholder_number(f)
-            if number is not None and number < len(self._numbered):
-                return self._moved(self._numbered[number], map_location, self._of_card)
             if (path := path_of(f)) is not None and zipfile.is_zipfile(path):
                 f = self.real_path(path)
-                kwargs["mmap"] = True if kwargs.get("mmap") is None else kwargs["mmap"]
+                with zipfile.ZipFile(path) as archive:
+                    has_holes = not any(name.endswith(_NO_BYTES) for name in archive.namelist())
+                kwargs["mmap"] = has_holes and kwargs.get("mmap") is not False
             of_card = ByStorage[int]()
 
             def to_host(storage: Any, location: str) -> Any:
                 whole = getattr(storage, "_untyped_storage", storage)
                 if location.startswith(_UNKNOWN_ON):
                     location = location.removeprefix(_UNKNOWN_ON)
-                    self.host.unknown.add(_whole(whole))
+                    whole = storage = self._blank(whole.nbytes()).untyped_storage()
                 if callable(map_location):
                     return map_location(storage, location)
                 if location.startswith("cuda"):
                     of_card.put(_whole(whole), torch.device(location).index or 0)
                 return storage
 
-            done = self.load(f, to_host, *args, **kwargs)
-            return done if callable(map_location) else self._moved(done, map_location, of_card, copies=False)
+            read = vars(torch.serialization)["_load"]
+            with Patches() as patches:
+                load = lambda file, *more, **named: read(_WithoutBytes(file, self._blank), *more, **named)  # noqa: E731
+                patches.replace(torch.serialization, "_load", load)
+                done = self.load(f, to_host, *args, **kwargs)
+            return done if callable(map_location) else self._moved(done, map_location, of_card)
+
+    def _blank(self, size: int) -> Tensor:
+        """Return bytes without values."""
+        with without_modes():
+            return self.host.blank_like(torch.empty(size, dtype=torch.uint8, device="meta"))
 
     def _means_card(self, location: Any) -> bool:
         return self.devices.is_own(location, numbers=True)
 
-    def _moved(self, obj: Any, location: Any, of_card: ByStorage[int], *, copies: bool = True) -> Any:
+    def _moved(self, obj: Any, location: Any, of_card: ByStorage[int]) -> Any:
         """Return what was saved where `torch.load` puts it: without a location, to the device it was saved from."""
 
         def placed(tensor: Tensor) -> Tensor:
@@ -350,7 +369,7 @@ class SavedFiles:
                 where = location.get("cpu" if card is None else f"cuda:{card}")
             if card is not None and where is None or where is not None and self._means_card(where):
                 return tensor.to(self.devices.meta(card if where is None else where))
-            return tensor.clone() if copies else tensor
+            return tensor
 
         return _mapped(placed, obj)
 

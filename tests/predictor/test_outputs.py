@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import glob
+import io
 import json
 import logging
 import os
@@ -226,6 +227,10 @@ def test_a_checkpoint_is_loaded_by_a_later_run_to_the_device_it_was_saved_from(t
         shutil.copyfile("a.pt", "b.pt")
         with open("c.pt", "wb") as file:
             torch.save([half], file)
+        # As Lightning does.
+        memory = io.BytesIO()
+        torch.save({"w": half, "step": torch.tensor(3)}, memory)
+        Path("d.pt").write_bytes(memory.getvalue())
     with OutputFolder(folder, (str(user),)) as outputs, PredictedDevice(A100) as device:
         assert os.path.getsize("b.pt") > half.nbytes > 1 << 28
         before = device.allocated_bytes
@@ -238,6 +243,8 @@ def test_a_checkpoint_is_loaded_by_a_later_run_to_the_device_it_was_saved_from(t
             with open(name, "rb") as file:
                 tensors = torch.load(file, map_location="cpu")
             assert str(tensors["w"] if name == "a.pt" else tensors[0]).startswith("tensor(values unknown")
+        small = torch.load("d.pt")
+        assert small["w"].is_cuda and small["w"].shape == (1 << 28,) and small["step"].item() == 3
         twin = Path(outputs.twin("b.pt"))
     assert twin.stat().st_blocks * 512 < 1 << 20
     with pytest.raises(RuntimeError, match="without values"):
