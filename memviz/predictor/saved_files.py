@@ -339,8 +339,8 @@ class SavedFiles:
                 if location.startswith(_UNKNOWN_ON):
                     location = location.removeprefix(_UNKNOWN_ON)
                     whole = storage = self._blank(whole.nbytes()).untyped_storage()
-                if callable(map_location):
-                    return map_location(storage, location)
+                if callable(map_location) and (moved := map_location(storage, location)) is not None:
+                    return moved
                 if location.startswith("cuda"):
                     of_card.put(_whole(whole), torch.device(location).index or 0)
                 return storage
@@ -350,7 +350,10 @@ class SavedFiles:
                 load = lambda file, *more, **named: read(_WithoutBytes(file, self._blank), *more, **named)  # noqa: E731
                 patches.replace(torch.serialization, "_load", load)
                 done = self.load(f, to_host, *args, **kwargs)
-            return done if callable(map_location) else self._moved(done, map_location, of_card)
+            if not callable(map_location):
+                return self._moved(done, map_location, of_card)
+            # Where it returned None, torch restores to the device that it was saved from.
+            return self._moved(done, None, of_card) if len(of_card) else done
 
     def _blank(self, size: int) -> Tensor:
         """Return bytes without values."""

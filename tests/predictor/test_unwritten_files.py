@@ -73,6 +73,10 @@ def test_what_is_saved_in_memory_is_loaded_from_there() -> None:
         memory.seek(0)
         assert torch.load(io.BytesIO(memory.getvalue()), map_location="cpu").shape == (5,)
         assert torch.load(memory, map_location="cpu").shape == (5,)
+        memory.seek(0)
+        assert not torch.load(memory, map_location=lambda storage, location: storage).is_cuda
+        memory.seek(0)
+        assert torch.load(memory, map_location=lambda storage, location: None).is_cuda
 
 
 def test_safetensors_are_found_on_the_host_and_the_card(tmp_path: Path) -> None:
