@@ -74,8 +74,9 @@ class _LineTracking(io.FileIO):
 
 _MORE = """\
 The script really runs, in this process and as `python SCRIPT ...` would run it, with a CUDA device that is
-pretended: what it prints, writes and downloads is its own, and so is its exit status. Nothing is computed on that
-device; its memory is counted as the card's allocator would. Where the script asks for values that nobody computes
+pretended: what it prints and downloads is its own, and so is its exit status. The files that it writes are kept
+apart, as they hold no computed values; it finds them there. Nothing is computed on that device; its memory is
+counted as the card's allocator would. Where the script asks for values that nobody computes
 it gets a natural answer, which is noted, or is stopped with exit status 3: state the answer with --assume then.
 Python processes that it starts (torchrun, mp.spawn, subprocess) are predicted too, each by itself; exit status 4 says
 that what one of them takes is not known.
@@ -117,6 +118,11 @@ def add_device(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
+def add_output(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE.pickle", help="the snapshot; .gz packs it")
+    parser.add_argument("--overwrite", action="store_true", help="replace FILE if it is there already")
+
+
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.usage = "python -m memviz predict [options] (SCRIPT | NOTEBOOK.ipynb | -m MODULE) [ARGUMENT ...]"
@@ -138,8 +144,12 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--host-memory", type=byte_count, metavar="SIZE", help="of the machine, as in 64GiB: say whether it fits there"
     )
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE.pickle", help="the snapshot; .gz packs it")
-    parser.add_argument("--overwrite", action="store_true", help="replace FILE if it is there already")
+    add_output(parser)
+    parser.add_argument(
+        "--outputs", type=Path, metavar="DIR",
+        help="keep the files that the script writes, apart from the real ones; a further run finds them there "
+        "(default: removed at the end)",
+    )  # fmt: skip
     add_json(parser)
     add_script(parser)
 
@@ -180,6 +190,7 @@ def _predict(args: argparse.Namespace) -> int:
         rank=_group_rank(args),
         output=args.output and args.output.absolute(),
         overwrite=args.overwrite,
+        outputs=args.outputs and args.outputs.absolute(),
         optimizations=parse_optimizations(args.optimizations, list(map(pair, args.set))),
     )
     try:
@@ -278,6 +289,8 @@ def summary_lines(
         if sentence := unproven_sentence(estimate.unproven):
             yield f"- {sentence}"
     yield from _part_lines(done)
+    if done.files:
+        yield _files_line(done)
     for sentence in sentences_of(estimate.assumed):
         yield f"- assumed: {sentence}"
     if caught := caught_refusal():
@@ -286,6 +299,13 @@ def summary_lines(
         yield f"error: {done.unused_sentence}"
     if output is not None:
         yield f"the snapshot is in {output}; look at it with python -m memviz open {output}"
+
+
+def _files_line(done: ScriptPrediction) -> str:
+    if done.outputs is not None:
+        return f"- files that the script writes are kept apart: {count_text(done.files)} in {done.outputs}"
+    count = "1 file" if done.files == 1 else f"{count_text(done.files)} files"
+    return f"- the script wrote {count}, in a folder apart that was removed: --outputs DIR keeps it"
 
 
 def _part_lines(done: ScriptPrediction) -> Iterator[str]:

@@ -12,10 +12,11 @@ import linecache
 import shlex
 from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 from types import CodeType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from memviz.commands.predict import add_device, stated_answers, summary_lines
+from memviz.commands.predict import add_device, add_output, stated_answers, summary_lines
 from memviz.errors import MemvizError, UsageError
 from memviz.text import tag
 
@@ -24,15 +25,15 @@ if TYPE_CHECKING:
 
 _NAME = "cell"
 """File of the cell, as in `--assume cell:3=5`."""
-_USAGE = "%%predict [--card CARD] [--memory SIZE] [--steps N] [--assume FILE:LINE=VALUE] [--continue] [...]"
+_USAGE = "%%predict [--card CARD] [--memory SIZE] [--steps N] [--assume FILE:LINE=VALUE] [--continue] [-o FILE] [...]"
 
 
 class CellPrediction:
     """Result of `%%predict`, shown with its headline and, where plotly is there, its timeline."""
 
-    def __init__(self, done: ScriptPrediction) -> None:
+    def __init__(self, done: ScriptPrediction, output: Path | None) -> None:
         self.estimate = done.estimate
-        self._lines = list(summary_lines(done))
+        self._lines = list(summary_lines(done, output))
 
     def __repr__(self) -> str:
         return "\n".join(self._lines)
@@ -59,6 +60,7 @@ class _OptionsOfCell(argparse.ArgumentParser):
 def _options(line: str) -> argparse.Namespace:
     parser = _OptionsOfCell(prog="%%predict", usage=_USAGE, add_help=False)
     add_device(parser)
+    add_output(parser)
     return parser.parse_args(shlex.split(line))
 
 
@@ -77,7 +79,11 @@ def _predicted(shell: Any, args: argparse.Namespace, cell: str) -> CellPredictio
     from memviz.predictor.cards import card_text
     from memviz.runner.cell_names import names_of_cell
     from memviz.runner.predicted_script import ScriptPrediction, predicting, stop_behind
+    from memviz.runner.record.recording import free_path
+    from memviz.trace.write import replacing, write_pickle
 
+    if args.output is not None:
+        free_path(args.output, overwrite=args.overwrite)
     body, shown_value = _compiled(shell, cell)
     names = names_of_cell(shell.user_ns, [body, shown_value])
     card = card_text(args.card, args.memory) or None
@@ -95,12 +101,15 @@ def _predicted(shell: Any, args: argparse.Namespace, cell: str) -> CellPredictio
         except BaseException as raised:
             error = raised
     assert predicted.estimate is not None
+    if args.output is not None:
+        with replacing(args.output) as file:
+            write_pickle(predicted.estimate.trace, file)
     stopped = None if error is None else stop_behind(error)
     if error is None:
-        shown = CellPrediction(ScriptPrediction(0, predicted.estimate))
+        shown = CellPrediction(ScriptPrediction(0, predicted.estimate), args.output)
         shell.user_ns["_predicted"] = shown
         return shown
-    CellPrediction(ScriptPrediction(1, predicted.estimate, stopped))._ipython_display_()
+    CellPrediction(ScriptPrediction(1, predicted.estimate, stopped), args.output)._ipython_display_()
     raise stopped or error
 
 

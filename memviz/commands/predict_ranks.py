@@ -28,7 +28,7 @@ _MOST_AT_ONCE = 4
 """Processes; each may take a gigabyte or two."""
 _UNUSED = 2
 """The exit status of a rank that ended well and did not use an `--assume`."""
-_NAMED = ("card", "memory", "torch", "platform", "settings", "steps", "world_size")
+_NAMED = ("card", "memory", "torch", "platform", "settings", "steps", "world_size", "outputs")
 _REPEATED = {"optimizations": "--with", "set": "--set", "assume": "--assume", "assume_file": "--assume-file"}
 _PEAKS = ("peak_requested_bytes", "peak_allocated_bytes", "peak_reserved_bytes")
 

@@ -82,6 +82,13 @@ _NO_LIMIT = 1 << 40
 """MiB"""
 
 
+def _different_devices(func: Any, first: str, second: str) -> RuntimeError:
+    return RuntimeError(
+        f"Expected all tensors to be on the same device, but found at least two devices, {first} and {second}! "
+        f"(in {name_for_users(func)})"
+    )
+
+
 @dataclass(frozen=True)
 class HostPeak:
     """Memory of the CPU tensors that a process makes, when it is highest."""
@@ -209,6 +216,14 @@ _MOST_ROWS = 1 << 16
 
 
 aten = torch.ops.aten
+ON_ONE_DEVICE = {
+    *(aten.mm, aten.bmm, aten.addmm, aten.baddbmm, aten.mv, aten.addmv, aten.convolution, aten.native_layer_norm),
+    *(aten.gather, aten.scatter, aten.scatter_add, aten.index_select, aten.take, aten.bucketize, aten.searchsorted),
+    *(aten.embedding, aten._embedding_bag, aten._embedding_bag_forward_only, aten._cdist_forward, aten.isin),
+    *(aten._scaled_dot_product_flash_attention, aten._scaled_dot_product_efficient_attention),
+    *(aten._scaled_dot_product_cudnn_attention,),
+}
+"""Operators of the card whose rules for shapes take a tensor of the host too."""
 _SMALL = 1 << 20
 """Bytes up to which a tensor has values."""
 _FILLED = 1 << 16
@@ -236,6 +251,8 @@ class Host:
         """Unknown here, and even shares lie in the memory."""
         self.arrived_bytes = 0
         """Copied here from the device."""
+        self.to_file: Callable[[Tensor], Tensor] | None = None
+        """While torch.save writes a file: what it writes in the place of a tensor."""
 
     def values(self, tensor: Tensor) -> Tensor | None:
         """Return the values of a tensor of the host or the device, if known."""
@@ -354,17 +371,23 @@ class Host:
         """Handle tensors of two devices: as on a card that is an error, unless one is a single number."""
         tensors = list(tensors_of(args))
         first = tensors[0] if tensors else None
-        if first is None or first.is_meta:
+        if (
+            first is None
+            or first.is_meta
+            and (
+                func.overloadpacket not in ON_ONE_DEVICE
+                or all(tensor.is_meta or not tensor.dim() for tensor in tensors)
+            )
+        ):
             return NotImplemented
+        if first.is_meta:
+            raise _different_devices(func, f"cuda:{card}", "cpu")
         if func in _FROM_ONE_NUMBER and all(tensor.dim() == 0 for tensor in tensors if tensor.is_meta):
             self._lose(first)
             return first
         if first.dim() == 0 and not _is_mutable(func):
             return NotImplemented
-        raise RuntimeError(
-            f"Expected all tensors to be on the same device, but found at least two devices, cpu and cuda:{card}! "
-            f"(in {name_for_users(func)})"
-        )
+        raise _different_devices(func, "cpu", f"cuda:{card}")
 
     def _with_unknown(self, func: Any, args: Any, kwargs: Any) -> Any:
         if any(tensor.is_meta for tensor in tensors_of((args, kwargs))):

@@ -65,6 +65,7 @@ from memviz.predictor.hooks import (
     follow_triton,
     follow_workers,
 )
+from memviz.predictor.host import ON_ONE_DEVICE
 from memviz.predictor.recorder import NOTHING_TO_COPY, AllocationRecorder, ModelMove, MoveTo, move_model
 from memviz.predictor.rules import Operator, Treatment, treatment_of
 from memviz.predictor.shapes import ShapeKey, is_on_device, lies_on_device, shape_key, tensors_of
@@ -189,6 +190,8 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
     def _result(self, func: Any, treatment: Treatment, args: Any, kwargs: Any, shapes: ShapeKey | None) -> Any:
+        if func.overloadpacket in ON_ONE_DEVICE and is_on_device(args[0]):
+            self.recorder.host.mixed_devices(func, args, self.recorder.ledger.card)
         out = NotImplemented if treatment.shape is None else treatment.shape(func, args, kwargs)
         if out is not NotImplemented:
             if not treatment.writes:

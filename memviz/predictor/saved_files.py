@@ -1,35 +1,42 @@
 """Saved files where values are not computed: `torch.save`, `torch.load` and safetensors.
 
-A checkpoint of zeros would be worse than none, so tensors without values are not written. A placeholder (a line of
-text, or a safetensors header) replaces the file, so that the program can load, rename or remove it; it is removed
-after the prediction. Large tensors of existing files are read only when the program reads them.
+A checkpoint of zeros would be worse than none, so a file of tensors without values is kept apart (outputs.py). It is
+torch's own file with holes in their place, and says so where it names their devices; of safetensors it is the header.
+torch itself refuses such a file. In one that is saved to memory they take no bytes. Large tensors of existing files are
+read only when the program reads them.
 """
 
 from __future__ import annotations
 
 import copy
+import io
 import json
 import os
 import struct
 import sys
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
+from tempfile import NamedTemporaryFile, TemporaryDirectory
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from memviz.predictor.compat import Patches, without_functions
+from memviz.predictor.compat import Patches, without_functions, without_modes
 from memviz.predictor.cuda.machine import NamedDevices
+from memviz.predictor.known_values import ByStorage
+from memviz.predictor.outputs import OutputFolder, copy_with_holes, outputs_in_use
 from memviz.predictor.recorder import AllocationRecorder
 from memviz.predictor.shapes import tensors_among
 
-_PLACEHOLDER_MARK = b"memviz predict: nobody computed the values of this file. Number "
-_LONGEST_PLACEHOLDER = len(_PLACEHOLDER_MARK) + 20
 _PLACEHOLDER_KEY = "values that nobody computed"
+_UNKNOWN_ON = "memviz predict, without values, on "
+"""Before the device of a storage in a file."""
+_NO_BYTES = ".memviz"
+"""Record of a file in which storages without values take no bytes."""
 _SAFETENSORS_DTYPES = {
     "torch.float64": "F64",
     "torch.float32": "F32",
@@ -44,21 +51,6 @@ _SAFETENSORS_DTYPES = {
     "torch.uint8": "U8",
     "torch.bool": "BOOL",
 }
-
-
-def placeholder_number(file: Any) -> int | None:
-    """Return the number of the object behind a placeholder; None for any other file."""
-    try:
-        if isinstance(file, str | os.PathLike):
-            with open(file, "rb") as opened:
-                text = opened.read(_LONGEST_PLACEHOLDER)
-        else:
-            at = file.tell()
-            text = file.read(_LONGEST_PLACEHOLDER)
-            file.seek(at)
-    except (OSError, AttributeError):
-        return None
-    return int(text[len(_PLACEHOLDER_MARK) :]) if text.startswith(_PLACEHOLDER_MARK) else None
 
 
 def is_safetensors_placeholder(path: Any) -> bool:
@@ -117,11 +109,14 @@ def _safetensors_functions() -> tuple[tuple[Any, Any], ...] | None:
         return None
 
     def save_file(tensors: Any, filename: Any, metadata: Any = None, *args: Any, **kwargs: Any) -> Any:
-        if not any(files.keep_tensors(tensors, filename, metadata) for files in _files_in_use):
-            save(tensors, filename, metadata, *args, **kwargs)
+        if any(files.keep_tensors(tensors, filename, metadata) for files in _files_in_use):
+            return
+        outputs = outputs_in_use()
+        save(tensors, outputs and outputs.place(filename, copy=False) or filename, metadata, *args, **kwargs)
 
     def safe_open(filename: Any, framework: Any = "pt", device: Any = "cpu", **kwargs: Any) -> Any:
         files = _files_in_use[0] if _files_in_use else None
+        filename = filename if files is None else files.real_path(filename)
         on_card = files is not None and files.devices.is_own(device, numbers=True)
         opened = open_(filename, framework, "cpu" if on_card else device, **kwargs)
         if files is None:
@@ -172,154 +167,159 @@ class _OpenedFile:
 
 
 def path_of(file: Any) -> str | None:
-    return os.path.abspath(os.fsdecode(file)) if isinstance(file, str | os.PathLike) else None
+    """Return the path of a file, or of one that is open at its begin."""
+    if isinstance(file, str | os.PathLike):
+        return os.path.abspath(os.fsdecode(file))
+    is_file = isinstance(file, io.BufferedIOBase) and isinstance(getattr(file, "name", None), str)
+    return os.path.abspath(file.name) if is_file and file.seekable() and file.tell() == 0 else None
 
 
 _NOT_WRITTEN = (
-    "values that are not computed were not written to a file; who loads that file in this run gets their shapes"
+    "values that are not computed were not written to a file; what loads that file in a prediction gets their shapes"
 )
 
 
 def follow_files(patches: Patches, recorder: AllocationRecorder, devices: NamedDevices) -> None:
-    files = SavedFiles(recorder, devices)
+    outputs = outputs_in_use()
+    if outputs is None:
+        folder = patches.enter_context(TemporaryDirectory(prefix="memviz-outputs-"))
+        outputs = patches.enter_context(OutputFolder(folder, everything=False))
+    files = SavedFiles(recorder, devices, outputs)
     files.save = patches.replace(torch, "save", files.saved)
     files.load = patches.replace(torch, "load", files.loaded)
     for name in ("save", "load"):
         patches.replace(torch.serialization, name, getattr(torch, name))
     _follow_safetensors(patches, files)
     patches.callback(files.remove_placeholders)
-    for name in ("rename", "replace"):
-        patches.replace(os, name, files.renaming(getattr(os, name)))
-    patches.replace(os, "mkdir", files.noting_folders(os.mkdir))
+
+
+class _WithHoles:
+    """Writer of torch's files that leaves out the storages whose values are not known."""
+
+    def __init__(self, writer: Any, is_unknown: Callable[[Any], bool], *, has_holes: bool) -> None:
+        self._writer = writer
+        self._is_unknown = is_unknown
+        self._has_holes = has_holes
+        if not has_holes:
+            writer.write_record(_NO_BYTES, "1", 1)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._writer, name)
+
+    def write_record(self, name: str, data: Any, size: int) -> None:
+        if not isinstance(data, torch.UntypedStorage) or not self._is_unknown(data):
+            self._writer.write_record(name, data, size)
+        elif self._has_holes:
+            self._writer.write_record_metadata(name, size)
+        else:
+            self._writer.write_record(name, b"", 0)
+
+
+class _WithoutBytes:
+    """Reader of torch's files, with empty memory for storages that take no bytes there."""
+
+    def __init__(self, reader: Any, blank: Callable[[int], Tensor]) -> None:
+        self._reader = reader
+        self._blank = blank
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reader, name)
+
+    def get_storage_from_record(self, name: str, size: int, kind: Any) -> Tensor:
+        try:
+            tensor: Tensor = self._reader.get_storage_from_record(name, size, kind)
+        except RuntimeError:
+            # torch compares the sizes; releases that do not leave it to `to_host`.
+            return self._blank(size)
+        return tensor
 
 
 class SavedFiles:
-    """Objects without values that the program saved, and the placeholders in place of their files."""
+    """Files without values that the program saved."""
 
     save: Callable[..., Any]
     load: Callable[..., Any]
 
-    def __init__(self, recorder: AllocationRecorder, devices: NamedDevices) -> None:
+    def __init__(self, recorder: AllocationRecorder, devices: NamedDevices, outputs: OutputFolder) -> None:
         self.host = recorder.host
         self.host_memory = recorder.host_memory
         self._card_of = recorder.card_of
         self.devices = devices
         self._assumptions = recorder.assumptions
-        self._kept: dict[Any, Any] = {}
-        """Saved objects by the path of the file."""
-        self._numbered: list[Any] = []
-        """The same, and objects written to open files, by the number in the placeholder."""
-        self._of_card: dict[int, int] = {}
+        self._outputs = outputs
+        self._of_card = ByStorage[int]()
         """Cards of the storages of saved tensors that were on one."""
         self._placeholders: set[str] = set()
-        self._folders: list[str] = []
-        """Folders that the program made."""
+        """Files without values in their real place, as the program itself opened them."""
+
+    def real_path(self, file: Any) -> Any:
+        """Return where a file lies that code in C reads."""
+        return self._outputs.find(file) or file if isinstance(file, str | os.PathLike) else file
 
     def saved(self, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-        if self._keep(obj, f):
-            text = _PLACEHOLDER_MARK + str(len(self._numbered) - 1).encode()
-            if (path := path_of(f)) is not None:
-                self._leave(path, lambda: text)
-            else:
-                f.write(text)
-                if isinstance(name := getattr(f, "name", None), str):
-                    # The program has emptied it already, so it is removed whatever it was.
-                    self._placeholders.add(os.path.abspath(name))
-            return
-        of_card: dict[int, int] = {}
-
-        def with_values(tensor: Tensor) -> Tensor:
-            if not tensor.is_meta:
-                return tensor
-            values = tensor.detach().to("cpu")
-            of_card[values.untyped_storage()._cdata] = self._card_of(tensor) or 0
-            return values
-
         with without_functions():
-            obj = _mapped(with_values, obj)
-        tag = torch.serialization.location_tag
+            is_unknown = any(map(self.host.is_unknown, _tensors_of(obj)))
+            obj = _mapped(self._on_host, obj)
+        path = path_of(f)
+        if is_unknown:
+            self._assumptions.state(_NOT_WRITTEN)
+        if path is None or not (is_unknown or isinstance(f, str | os.PathLike)):
+            return self._write(obj, f, *args, **kwargs)
+        if isinstance(f, str | os.PathLike):
+            return self._write(obj, self._outputs.place(path, copy=False, always=is_unknown) or f, *args, **kwargs)
+        if self._outputs.find(path) is None:
+            # The program has emptied it already, so it is removed whatever it was.
+            self._placeholders.add(path)
+        with NamedTemporaryFile() as whole:
+            self._write(obj, whole.name, *args, **kwargs)
+            return copy_with_holes(whole.name, f)
+
+    def _write(self, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+        write, tag = vars(torch.serialization)["_save"], torch.serialization.location_tag
+
+        def location(storage: Any) -> str:
+            card = self._of_card.of(_whole(storage))
+            device = tag(storage) if card is None else f"cuda:{card}"
+            return f"{_UNKNOWN_ON}{device}" if self._has_no_values(storage) else device
+
         with Patches() as patches:
-            changed = lambda one: f"cuda:{of_card[one._cdata]}" if one._cdata in of_card else tag(one)  # noqa: E731
-            patches.replace(torch.serialization, "location_tag", changed)
+            patches.replace(torch.serialization, "location_tag", location)
+            has_holes = isinstance(f, str | os.PathLike)
+
+            def save(obj: Any, file: Any, *more: Any) -> None:
+                write(obj, _WithHoles(file, self._has_no_values, has_holes=has_holes), *more)
+
+            patches.replace(torch.serialization, "_save", save)
+            patches.put(self.host, "to_file", self._on_host)
             self.save(obj, f, *args, **kwargs)
 
-    def _keep(self, obj: Any, f: Any) -> bool:
-        """Keep an object with unknown values for a later load, and return whether it was kept."""
-        with without_functions():
-            if not any(map(self.host.is_unknown, _tensors_of(obj))):
-                self._kept.pop(path_of(f), None)
-                return False
-            self._assumptions.state(_NOT_WRITTEN)
-            self._numbered.append(_mapped(self._on_host, obj))
-            if (path := path_of(f)) is not None:
-                self._kept[path] = self._numbered[-1]
-            return True
+    def _has_no_values(self, storage: Any) -> bool:
+        return self.host.is_unknown(_whole(storage))
 
     def _on_host(self, tensor: Tensor) -> Tensor:
+        """Return a tensor as it is written to a file."""
+        if not tensor.is_meta:
+            return tensor
         copied = tensor.detach().to("cpu")
-        if tensor.is_meta:
-            self._of_card[copied.untyped_storage()._cdata] = self._card_of(tensor) or 0
-            # In a real run it is on the host only until it is written.
-            self.host_memory.forget(copied)
+        self._of_card.put(copied, self._card_of(tensor) or 0)
+        # In a real run it is on the host only until it is written.
+        self.host_memory.forget(copied)
         return copied
 
     def keep_tensors(self, tensors: Any, f: Any, metadata: Any) -> bool:
-        path = path_of(f)
-        if path is None or not self._keep(tensors, f):
-            return False
-        size = sum(tensor.nbytes for tensor in tensors.values())
-        self._leave(path, lambda: _safetensors_header(tensors, metadata), size)
+        with without_functions():
+            if not any(map(self.host.is_unknown, _tensors_of(tensors))):
+                return False
+        self._assumptions.state(_NOT_WRITTEN)
+        with open(self._outputs.place(f, copy=False, always=True) or f, "wb") as file:
+            file.write(_safetensors_header(tensors, metadata))
+            file.truncate(file.tell() + sum(tensor.nbytes for tensor in tensors.values()))
         return True
 
-    def _leave(self, path: str, text: Callable[[], bytes], data_bytes: int = 0) -> None:
-        """Write a placeholder, unless the file is there with values from another run."""
-        if os.path.exists(path) and path not in self._placeholders:
-            return
-        with open(path, "wb") as file:
-            file.write(text())
-            file.truncate(file.tell() + data_bytes)
-        self._placeholders.add(path)
-
     def remove_placeholders(self) -> None:
-        """Remove them, and folders that this run made for them: a later run would look for a checkpoint there."""
         for path in self._placeholders:
-            if is_safetensors_placeholder(path) or placeholder_number(path) is not None:
-                with suppress(OSError):
-                    os.remove(path)
-        for folder in reversed(self._folders):
-            if any(path.startswith(folder + os.sep) for path in self._placeholders):
-                with suppress(OSError):
-                    os.rmdir(folder)
-
-    def noting_folders(self, mkdir: Any) -> Any:
-        def made(path: Any, *args: Any, **kwargs: Any) -> None:
-            mkdir(path, *args, **kwargs)
-            if not kwargs.get("dir_fd") and isinstance(path, str | bytes | os.PathLike):
-                self._folders.append(os.path.abspath(os.fsdecode(path)))
-
-        return made
-
-    def renaming(self, rename: Any) -> Any:
-        """Follow placeholders that the program renames."""
-
-        def renamed(src: Any, dst: Any, **kwargs: Any) -> Any:
-            if kwargs or not self._placeholders:
-                return rename(src, dst, **kwargs)
-            old, new = os.path.abspath(os.fsdecode(src)), os.path.abspath(os.fsdecode(dst))
-            if old in self._placeholders:
-                self._kept[new] = self._kept.get(old)
-                if os.path.exists(new) and new not in self._placeholders:
-                    # A file of values, from another run, is not lost for one that has none.
-                    return os.remove(old)
-            rename(src, dst)
-
-            def moved(path: str) -> str:
-                return new + path[len(old) :] if path == old or path.startswith(old + os.sep) else path
-
-            self._placeholders = set(map(moved, self._placeholders))
-            self._folders = list(map(moved, self._folders))
-
-        return renamed
+            with suppress(OSError):
+                os.remove(path)
 
     def loaded(self, f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
         found = self._load(f, map_location, *args, **kwargs)
@@ -331,40 +331,60 @@ class SavedFiles:
 
     def _load(self, f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
         with without_functions():
-            path = path_of(f)
-            if path in self._kept:
-                return self._moved(self._kept[path], map_location, self._of_card)
-            number = placeholder_number(f)
-            if number is not None and number < len(self._numbered):
-                return self._moved(self._numbered[number], map_location, self._of_card)
-            if isinstance(f, str | os.PathLike) and kwargs.get("mmap") is None and zipfile.is_zipfile(f):
-                kwargs["mmap"] = True
-            if not (map_location is None or isinstance(map_location, dict) or self._means_card(map_location)):
-                return self.load(f, map_location, *args, **kwargs)
-            of_card: dict[int, int] = {}
+            if (path := path_of(f)) is not None and zipfile.is_zipfile(path):
+                f = self.real_path(path)
+                with zipfile.ZipFile(path) as archive:
+                    has_holes = not any(name.endswith(_NO_BYTES) for name in archive.namelist())
+                kwargs["mmap"] = has_holes and kwargs.get("mmap") is not False
+            of_card = ByStorage[int]()
 
             def to_host(storage: Any, location: str) -> Any:
+                whole = getattr(storage, "_untyped_storage", storage)
+                if location.startswith(_UNKNOWN_ON):
+                    location = location.removeprefix(_UNKNOWN_ON)
+                    whole = storage = self._blank(whole.nbytes()).untyped_storage()
+                if callable(map_location) and (moved := map_location(storage, location)) is not None:
+                    return moved
                 if location.startswith("cuda"):
-                    of_card[getattr(storage, "_untyped_storage", storage)._cdata] = torch.device(location).index or 0
+                    of_card.put(_whole(whole), torch.device(location).index or 0)
                 return storage
 
-            return self._moved(self.load(f, to_host, *args, **kwargs), map_location, of_card, copies=False)
+            read = vars(torch.serialization)["_load"]
+            with Patches() as patches:
+                load = lambda file, *more, **named: read(_WithoutBytes(file, self._blank), *more, **named)  # noqa: E731
+                patches.replace(torch.serialization, "_load", load)
+                done = self.load(f, to_host, *args, **kwargs)
+            if not callable(map_location):
+                return self._moved(done, map_location, of_card)
+            # Where it returned None, torch restores to the device that it was saved from.
+            return self._moved(done, None, of_card) if len(of_card) else done
+
+    def _blank(self, size: int) -> Tensor:
+        """Return bytes without values."""
+        with without_modes():
+            return self.host.blank_like(torch.empty(size, dtype=torch.uint8, device="meta"))
 
     def _means_card(self, location: Any) -> bool:
         return self.devices.is_own(location, numbers=True)
 
-    def _moved(self, obj: Any, location: Any, of_card: Mapping[int, int], *, copies: bool = True) -> Any:
+    def _moved(self, obj: Any, location: Any, of_card: ByStorage[int]) -> Any:
         """Return what was saved where `torch.load` puts it: without a location, to the device it was saved from."""
 
         def placed(tensor: Tensor) -> Tensor:
-            card, where = of_card.get(tensor.untyped_storage()._cdata), location
+            card, where = of_card.of(tensor), location
             if isinstance(location, dict):
                 where = location.get("cpu" if card is None else f"cuda:{card}")
             if card is not None and where is None or where is not None and self._means_card(where):
                 return tensor.to(self.devices.meta(card if where is None else where))
-            return tensor.clone() if copies else tensor
+            return tensor
 
         return _mapped(placed, obj)
+
+
+def _whole(storage: Any) -> Tensor:
+    """Return a tensor of a whole storage, of bytes."""
+    with without_functions(), without_modes():
+        return torch.empty(0, dtype=torch.uint8).set_(getattr(storage, "_untyped_storage", storage))
 
 
 def _tensors_of(obj: Any) -> Iterator[Tensor]:

@@ -48,6 +48,7 @@ from memviz.predictor.estimate import Estimate, estimate_of
 from memviz.predictor.group.ranks import GroupRank, rank_of_environment
 from memviz.predictor.hooks import FOLLOWED_CHILDREN, short_command
 from memviz.predictor.ledger import live_changes
+from memviz.predictor.outputs import FOLDERS, OutputFolder, output_folder
 from memviz.predictor.position import is_installed, is_of_python
 from memviz.runner.plan import changes_on_host, converts, label_of, optimization_of
 from memviz.runner.record.recording import free_path
@@ -521,13 +522,14 @@ def command_text(argv: list[str]) -> str:
 
 
 @contextmanager
-def following_children(order: Mapping[str, Any]) -> Iterator[ChildFolder]:
+def following_children(order: Mapping[str, Any], outputs: OutputFolder) -> Iterator[ChildFolder]:
     """Let processes that are started from now on be predicted with these settings."""
     with TemporaryDirectory(prefix="memviz-children-") as path, Patches() as patches:
         folder = ChildFolder(Path(path))
         (folder.path / "order.json").write_text(json.dumps(order), encoding="utf-8")
         variables = {
             FOLLOWED_CHILDREN: path,
+            FOLDERS: outputs.as_variable(),
             "PYTHONPATH": os.pathsep.join(filter(None, (str(_START), os.environ.get("PYTHONPATH")))),
         }
         for name, value in variables.items():
@@ -576,6 +578,8 @@ class ScriptOrder:
     """Cards of each process, but of a rank."""
     output: Path | None = None
     overwrite: bool = False
+    outputs: Path | None = None
+    """Where the files that the script writes are kept; without it they are removed at the end."""
     rank: GroupRank | None = None
     """Which process of a group it runs as."""
     optimizations: tuple[Optimization, ...] = ()
@@ -590,8 +594,7 @@ class ScriptOrder:
         texts = {"card": self.card, "torch": self.torch, "platform": self.platform, "settings": self.settings_text}
         assume = {place: repr(value) for place, value in self.assume.items()}
         names = ("steps", "goes_beyond_card", "notes_holders", "compiles", "gpus")
-        own = {name: getattr(self, name) for name in names}
-        return {**texts, **own, "assume": assume, "optimizations": knobs}
+        return {**texts, **{name: getattr(self, name) for name in names}, "assume": assume, "optimizations": knobs}
 
     @classmethod
     def of_json(cls, told: dict[str, Any]) -> Self:
@@ -644,6 +647,10 @@ class ScriptPrediction:
     """Peaks of the cells of a notebook, as far as it ran."""
     skipped: tuple[str, ...] = ()
     """Commands of Jupyter, which did not run."""
+    files: int = 0
+    """Files that the program wrote and that were kept apart."""
+    outputs: Path | None = None
+    """Where they are; without it they were removed."""
     is_status_ours: bool = False
     """True if the program ended well, and the exit status tells of its answers."""
 
@@ -728,8 +735,9 @@ def predict_script(
     changes = ModelChanges(order.optimizations, device.recorder.assumptions)
     process = os.getpid()
     with (
+        output_folder(order.outputs, script.folder) as outputs,
         device,
-        following_children(order.as_json()) as folder,
+        following_children(order.as_json(), outputs) as folder,
         exit_functions() as at_exit,
         changes.following(),
         OptimizerSteps(order.steps, lambda count: tell(f"{count} steps" if count > 1 else "1 step")) as steps,
@@ -743,16 +751,18 @@ def predict_script(
         trace = device.finish()
         estimate = estimate_of(device, trace, steps=steps.taken)
         children = folder.collect(estimate.commands)
+        files = outputs.close(), order.outputs
     if children.are_all:
         gpus = tuple(replace(one, commands={}) for one in estimate.gpus)
         estimate = replace(estimate, commands={}, gpus=gpus)
     if order.output is not None:
         with replacing(order.output) as file:
             write_pickle(trace, file)
-    own_ends = [end[estimate.gpu] for end in ends]
-    cells = cell_peaks(trace.devices[estimate.gpu].events, own_ends) if script.is_notebook else ()
-    answers = _answers_of(device)
-    done = ScriptPrediction(status, estimate, stopped, changes.applied, *answers, children, cells, script.skipped)
+    own, answers = estimate.gpu, _answers_of(device)
+    cells = cell_peaks(trace.devices[own].events, [end[own] for end in ends]) if script.is_notebook else ()
+    done = ScriptPrediction(
+        status, estimate, stopped, changes.applied, *answers, children, cells, script.skipped, *files
+    )
     if status or not (done.not_known or done.unused_assume):
         return done
     return replace(done, exit_status=UNUSED if done.unused_assume else NOT_KNOWN, is_status_ours=True)
@@ -883,6 +893,7 @@ def script_json(done: ScriptPrediction, output: Path | None = None) -> dict[str,
         **({} if estimate.rank is None else {"fingerprint": estimate.fingerprint, "layout": estimate.layout.as_json()}),
         "optimizations": {name: list(models) for name, models in done.applied.items()},
         "file": None if output is None else str(output),
+        "outputs": {"files": done.files, "folder": None if done.outputs is None else str(done.outputs)},
         "unused_assume": list(done.unused_assume),
         "stopped": None if stopped is None else {"where": stopped.where, "what": stopped.what, "assume": assume},
     }

@@ -39,6 +39,10 @@ a = torch.randn(4, 4, device="cuda")
 torch.zeros((a.argmax() * 2).item()).shape""",
     "full": """%%predict --card L4 --continue
 held = torch.empty(40, 1 << 30, dtype=torch.uint8, device="cuda")""",
+    "folder": "import memviz, tempfile\nfolder = tempfile.TemporaryDirectory()",
+    "written": "%%predict --card L4 -o {folder.name}/run.pickle\nx = torch.ones(1 << 20, device='cuda')",
+    "read": "print(memviz.open(f'{folder.name}/run.pickle').peak().headline)",
+    "again": "%%predict --card L4 -o {folder.name}/run.pickle\nx = torch.ones(9, device='cuda')",
     "error": "%%predict\nx = torch.ones(9, device='cuda')\n1 / 0",
     "option": "%%predict --crad L4\n1",
     "elsewhere": "%%predict\nnowhere.cuda()",
@@ -86,6 +90,12 @@ def test_what_stops_a_cell_is_a_sentence_that_a_later_cell_follows(outputs: dict
 
 def test_a_cell_goes_on_beyond_the_card(outputs: dict[str, list[Any]]) -> None:
     assert "it needs 40.00 GiB" in _texts(outputs["full"])
+
+
+def test_a_cell_leaves_its_snapshot_and_replaces_none(outputs: dict[str, list[Any]]) -> None:
+    assert "the snapshot is in" in _texts(outputs["written"])
+    assert "4.00 MiB" in _texts(outputs["read"])
+    assert "run.pickle is there already" in _texts(outputs["again"])
 
 
 def test_errors_are_those_of_the_cell_or_a_sentence(outputs: dict[str, list[Any]]) -> None:

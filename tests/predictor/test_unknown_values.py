@@ -583,3 +583,35 @@ def test_tokens_that_nobody_computes_make_tensors_of_whole_numbers(make: Any, dt
         made = make(tokens.cpu().tolist())
         assert made.dtype == dtype
         assert "values unknown" in repr(made)
+
+
+H = torch.arange(16.0).reshape(4, 4)
+ON_HOST: dict[str, Callable[[torch.Tensor], object]] = {
+    "matmul": lambda card: card @ H,
+    "bmm": lambda card: torch.bmm(card[None], H[None]),
+    "einsum": lambda card: torch.einsum("ij,jk", card, H),
+    "linear": lambda card: functional.linear(card, H, torch.ones(4)),
+    "convolution": lambda card: functional.conv1d(card[None], torch.ones(4, 4, 3)),
+    "bias": lambda card: functional.conv1d(card[None], card[:, :, None], torch.ones(4)),
+    "layer norm": lambda card: functional.layer_norm(card, (4,), torch.ones(4)),
+    "attention": lambda card: functional.scaled_dot_product_attention(card[None, None], H[None, None], H[None, None]),
+    "mask": lambda card: functional.scaled_dot_product_attention(*[card[None, None]] * 3, attn_mask=H),
+    "embedding": lambda card: functional.embedding(torch.tensor([1]), card),
+    "embedding bag": lambda card: functional.embedding_bag(torch.tensor([[1]]), card),
+    "gather": lambda card: card.gather(0, torch.zeros(4, 4, dtype=torch.long)),
+    "scatter": lambda card: card.scatter(0, torch.zeros(4, 4, dtype=torch.long), card),
+    "index_select": lambda card: card.index_select(0, torch.tensor([1])),
+    "distances": lambda card: torch.cdist(card, H),
+    "isin": lambda card: torch.isin(card, H),
+    "take": lambda card: card.take(torch.tensor([1])),
+}
+
+
+@pytest.mark.parametrize("name", ON_HOST)
+def test_an_operator_on_two_devices_is_refused_as_on_a_card(name: str) -> None:
+    with PredictedDevice(A100):
+        card = torch.rand(4, 4, device="cuda")
+        with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
+            ON_HOST[name](card)
+        # A number, an index and a copy may come from the host.
+        assert (card * torch.tensor(2.0)).is_cuda and card[torch.tensor([1])].is_cuda and card.copy_(H).is_cuda

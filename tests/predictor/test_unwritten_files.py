@@ -58,6 +58,14 @@ def test_a_checkpoint_that_was_written_to_an_open_file_does_not_stay(tmp_path: P
     assert [path.name for path in tmp_path.iterdir()] == ["step.pt"]
 
 
+def test_the_device_of_a_saved_tensor_is_not_that_of_an_earlier_one(tmp_path: Path) -> None:
+    with PredictedDevice(A100):
+        for _ in range(200):
+            torch.save([torch.rand(5, device="cuda")], tmp_path / "card.pt")
+        torch.save([torch.tensor([number]) for number in range(200)], tmp_path / "host.pt")
+        assert [tensor.is_cuda for tensor in torch.load(tmp_path / "host.pt")] == [False] * 200
+
+
 def test_what_is_saved_in_memory_is_loaded_from_there() -> None:
     with PredictedDevice(A100):
         memory = io.BytesIO()
@@ -65,6 +73,10 @@ def test_what_is_saved_in_memory_is_loaded_from_there() -> None:
         memory.seek(0)
         assert torch.load(io.BytesIO(memory.getvalue()), map_location="cpu").shape == (5,)
         assert torch.load(memory, map_location="cpu").shape == (5,)
+        memory.seek(0)
+        assert not torch.load(memory, map_location=lambda storage, location: storage).is_cuda
+        memory.seek(0)
+        assert torch.load(memory, map_location=lambda storage, location: None).is_cuda
 
 
 def test_safetensors_are_found_on_the_host_and_the_card(tmp_path: Path) -> None:

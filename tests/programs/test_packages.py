@@ -18,6 +18,8 @@ NEEDS = {
     "others": ("monai", "pytorch_optimizer", "torchdiffeq", "vector_quantize_pytorch", "x_transformers"),
     "policy": ("datasets", "peft", "tokenizers", "transformers", "trl"),
     "trainer": ("accelerate", "bitsandbytes", "transformers"),
+    "vision": ("timm", "torchvision"),
+    "yolo": ("ultralytics",),
 }
 
 

@@ -25,6 +25,7 @@ from memviz.predictor.cards import KnownCard
 from memviz.predictor.compat import Patches
 from memviz.predictor.cuda.machine import NamedDevices
 from memviz.predictor.ledger import HistoryPart, Ledger, LiveAllocation
+from memviz.predictor.outputs import real_file
 from memviz.predictor.position import quoted_line_of_caller
 from memviz.predictor.recorder import AllocationRecorder
 from memviz.trace.model import ACTION_NAMES, Action, Category, Ints8, Trace
@@ -280,7 +281,7 @@ class MemoryHistory:
 
     def dump(self, filename: Any = "dump_snapshot.pickle", augment_with_fx_traces: bool = False) -> None:
         parts = self._parts()
-        with open(filename, "wb") as file:
+        with real_file(filename), open(filename, "wb") as file:
             write_pickle(self._trace_of(parts), file)
         for card, part in enumerate(parts):
             if card == 0 or len(part.events):

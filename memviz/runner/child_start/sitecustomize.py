@@ -1,7 +1,7 @@
 """Start of a process that a predicted program started: Python imports this first, by its place on PYTHONPATH.
 
-The process counts as started; once it has imported torch, it is predicted as its parent is. Nothing of memviz is
-imported before that, and nothing at all in processes that never need a card.
+The process counts as started, and its files are kept apart as its parent's are; once it has imported torch, it is
+predicted too. Before that nothing else of memviz is imported, and nothing at all in processes that never need a card.
 """
 
 from __future__ import annotations
@@ -52,8 +52,18 @@ def _run_next() -> None:
             sys.modules["sitecustomize"] = hidden
 
 
+def _follow_files() -> None:
+    name, path = "memviz.predictor.outputs", Path(__file__).resolve().parents[2] / "predictor" / "outputs.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.follow_parent()
+
+
 _MARK = Path(_FOLDER, f"{os.getpid()}-{time.time_ns()}")
 if _FOLDER and os.path.isdir(_FOLDER) and "memviz" not in sys.orig_argv:
     _MARK.with_suffix(".started").write_text(json.dumps(sys.orig_argv))
     sys.meta_path.insert(0, _AfterTorch())
+    _follow_files()
 _run_next()

@@ -1,0 +1,599 @@
+"""Files that a predicted program writes, in a folder of their own.
+
+The program computes no values, so a checkpoint that it leaves could be taken for a real one by the next run. What it
+writes as /home/me/run/model.pt goes to FOLDER/home/me/run/model.pt, its twin, and Python's functions of files look
+there first. A file of the user that the program removes, renames or overwrites stays, and is hidden from it. Caches and
+temporary folders are written as ever, but for tensors without values.
+
+Folders are made in their real place as well, where code in C finds them, and are removed at the end; what such code
+left in them moves to the twin. Without `everything` (a block within the user's own process) only tensors without values
+are kept apart.
+
+Processes that the program starts load this module first, so it needs nothing but Python.
+"""
+
+from __future__ import annotations
+
+import builtins
+import io
+import os
+import shutil
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from functools import lru_cache, partial, update_wrapper
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+FOLDERS = "MEMVIZ_PREDICTED_OUTPUTS"
+"""Variable with the folder, and the folders whose files are kept apart wherever they lie; set for child processes."""
+_BOOKS = ".memviz"
+_READ = ("stat", "lstat", "access", "readlink", "statvfs", "listxattr", "getxattr")
+_CHANGE = ("truncate", "chmod", "chown", "lchown", "utime", "setxattr", "removexattr")
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+_DOWNLOADS = (
+    *("torch.hub", "torchvision.datasets", "torchaudio.datasets", "torch_geometric.data", "torch_geometric.datasets"),
+    *("huggingface_hub", "datasets", "urllib.request", "gdown", "kagglehub", "nltk.downloader", "wget"),
+)
+"""Modules whose files are downloads, with their values, that a later run can use."""
+
+
+class OutputFolder(AbstractContextManager["OutputFolder"]):
+    def __init__(self, folder: str | os.PathLike[str], own: tuple[str, ...] = (), *, everything: bool = True) -> None:
+        """`own`: folders whose files are kept apart although they lie below a temporary one or a cache."""
+        self.folder = os.path.realpath(folder)
+        self.own = own
+        self._everything = everything
+        self._own = tuple(map(_prefix, own))
+        self._shared = (_prefix(self.folder), *_shared_prefixes())
+        self._inside = _Inside()
+        self._patches = ExitStack()
+        self._real_folder = lru_cache(1 << 12)(os.path.realpath)
+
+    def __enter__(self) -> OutputFolder:
+        os.makedirs(os.path.join(self.folder, _BOOKS), exist_ok=True)
+        self.follow()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> int:
+        """Give Python its functions back, and return how many files there are, of earlier runs as well."""
+        if self in _in_use:
+            _in_use.remove(self)
+            self._patches.close()
+            self._remove_folders()
+        return sum(len(files) for folder, _, files in os.walk(self.folder) if _BOOKS not in Path(folder).parts)
+
+    def twin(self, path: Any) -> str:
+        """Return the place of a file in the folder, whether it is there or not."""
+        return self.folder + os.path.splitdrive(self._full(path))[1]
+
+    def find(self, path: Any) -> str | None:
+        """Return the twin of a file that is read; None where the real one counts."""
+        with self._inside:
+            twin = self.twin(path)
+            return twin if os.path.lexists(twin) or self._is_hidden(path) else None
+
+    def seen(self, path: Any) -> str:
+        return self.find(path) or self._full(path)
+
+    def place(self, path: Any, *, copy: bool = True, always: bool = False) -> str | None:
+        """Return the twin of a file that is written, at first with what the real one has; None to write that one."""
+        with self._inside:
+            full, twin = self._full(path), self.twin(path)
+            is_new = not os.path.lexists(twin)
+            is_other = os.path.exists(full) and not os.path.isfile(full) and not os.path.isdir(full)
+            # A pipe or a device is no file that could be copied.
+            if is_new and (is_other or not always and not self._keeps(full)):
+                return None
+            if not os.path.isdir(self.seen(os.path.dirname(full))):
+                return None
+            os.makedirs(os.path.dirname(twin), exist_ok=True)
+            if is_new and copy and os.path.exists(self.seen(full)):
+                if os.path.isdir(full):
+                    os.makedirs(twin)
+                else:
+                    copy_with_holes(full, twin)
+                    shutil.copystat(full, twin)
+            self._show(full)
+            return twin
+
+    @contextmanager
+    def real(self, path: Any) -> Iterator[None]:
+        """Write a file of memviz's in its real place, where it stays."""
+        with self._inside:
+            self._note("real", self._full(path))
+            yield
+
+    def as_variable(self) -> str:
+        return os.pathsep.join((self.folder, *self.own))
+
+    # Which files, and what is remembered of them.
+
+    def _full(self, path: Any) -> str:
+        folder, name = os.path.split(os.path.abspath(os.fsdecode(path)))
+        return os.path.join(self._real_folder(folder), name)
+
+    def _keeps(self, full: str) -> bool:
+        if not self._everything:
+            return False
+        own, shared = (max((len(one) for one in prefixes if f"{full}{os.sep}".startswith(one)), default=0)
+                       for prefixes in ((os.sep, *self._own), self._shared))  # fmt: skip
+        if own <= shared:
+            return False
+        if not _is_download():
+            return True
+        self._note("real", full)
+        return False
+
+    def _note(self, book: str, full: str) -> None:
+        with open(os.path.join(self.folder, _BOOKS, book), "a", encoding="utf-8") as file:
+            file.write(f"{full}\n")
+
+    def _noted(self, book: str) -> list[str]:
+        path = Path(self.folder, _BOOKS, book)
+        return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+
+    def _mark(self, full: str) -> str:
+        return f"{self.folder}{os.sep}{_BOOKS}{os.sep}hidden{full}"
+
+    def _is_hidden(self, path: Any) -> bool:
+        return os.path.lexists(f"{self._mark(self._full(path))}.hidden")
+
+    def _hide(self, full: str) -> None:
+        os.makedirs(os.path.dirname(self._mark(full)), exist_ok=True)
+        Path(f"{self._mark(full)}.hidden").touch()
+
+    def _show(self, full: str) -> None:
+        with suppress(FileNotFoundError):
+            os.remove(f"{self._mark(full)}.hidden")
+
+    def _make_real(self, full: str) -> None:
+        """Make a folder that only the twin has."""
+        if not os.path.isdir(full) and os.path.isdir(self.twin(full)):
+            self._make_real(os.path.dirname(full))
+            os.mkdir(full)
+            self._note("folders", full)
+
+    def _remove_folders(self) -> None:
+        """Remove the folders that the program made, when what code in C wrote there has moved."""
+        stays = self._noted("real")
+        for folder in reversed(self._noted("folders")):
+            twin = self.twin(folder)
+            if not os.path.isdir(folder) or not (self._everything or os.path.isdir(twin)):
+                continue
+            os.makedirs(twin, exist_ok=True)
+            for name in os.listdir(folder) if self._everything else ():
+                path = os.path.join(folder, name)
+                if not any(_prefix(one).startswith(_prefix(path)) for one in stays):
+                    if not os.path.lexists(os.path.join(twin, name)) and not self._is_hidden(path):
+                        shutil.move(path, os.path.join(twin, name))
+                    elif not os.path.isdir(path):
+                        os.remove(path)
+            with suppress(OSError):
+                os.rmdir(folder)
+        try:
+            os.getcwd()
+        except FileNotFoundError:
+            # The program ended in a folder that it made.
+            os.chdir(self.own[0])
+        for book in ("real", "folders"):
+            with suppress(FileNotFoundError):
+                os.remove(os.path.join(self.folder, _BOOKS, book))
+
+    # Python's functions.
+
+    def follow(self) -> None:
+        """Put functions that look into the folder in the place of Python's own."""
+        handlers = {
+            **dict.fromkeys(_READ, self._read),
+            **dict.fromkeys(_CHANGE, self._change),
+            **dict.fromkeys(("rename", "replace"), self._rename),
+            **dict.fromkeys(("remove", "unlink"), self._remove),
+            "listdir": self._listdir,
+            "scandir": self._scandir,
+            "mkdir": self._mkdir,
+            "rmdir": self._rmdir,
+            "open": self._os_open,
+            "chdir": self._chdir,
+            "link": self._link,
+            "symlink": self._symlink,
+        }
+        for name, handler in handlers.items():
+            if hasattr(os, name):
+                self._put(os, name, _Function(getattr(os, name), handler))
+        opened = _Function(builtins.open, self._open)
+        for owner in (builtins, io):
+            self._put(owner, "open", opened)
+        for module, name in (("tarfile", "bltn_open"), ("bz2", "_builtin_open")):
+            if module in sys.modules:
+                self._put(sys.modules[module], name, opened)
+        self._put(shutil, "copyfile", _Function(shutil.copyfile, self._copyfile))
+        # By descriptors of folders it would remove the real files.
+        self._put(shutil, "_use_fd_functions", False)
+        _in_use.append(self)
+
+    def _put(self, owner: Any, name: str, value: Any) -> None:
+        self._patches.callback(setattr, owner, name, getattr(owner, name))
+        setattr(owner, name, value)
+
+    def _ask(self, question: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Ask with Python's own functions. None for what is no path, and within a question."""
+        paths = [path for path in args if isinstance(path, str | bytes | os.PathLike) and os.fspath(path)]
+        if self._inside.depth or len(paths) < len(args):
+            return None
+        with self._inside, suppress(ValueError):
+            # A path with a zero byte is refused by the function itself.
+            return question(*args, **kwargs)
+        return None
+
+    def _read(self, function: Any, path: Any = ".", *args: Any, **kwargs: Any) -> Any:
+        used = self._ask(self.find, path) if kwargs.get("dir_fd") is None else None
+        return _called(function, path, used, *args, **kwargs)
+
+    def _change(self, function: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
+        used = self._ask(self.place, path) if kwargs.get("dir_fd") is None else None
+        return _called(function, path, used, *args, **kwargs)
+
+    def _to_open(self, path: Any, *, reads: bool, copies: bool, is_new: bool) -> str | None:
+        if reads:
+            return self.find(path)
+        if is_new and os.path.lexists(self.seen(path)):
+            raise FileExistsError(17, os.strerror(17), path)
+        return self.place(path, copy=copies)
+
+    def _open(self, function: Any, file: Any, mode: Any = "r", *args: Any, **kwargs: Any) -> Any:
+        way = {"reads": not set(mode) & set("wax+"), "copies": "w" not in mode, "is_new": "x" in mode}
+        used = self._ask(partial(self._to_open, **way), file)
+        if used is None:
+            return function(file, mode, *args, **kwargs)
+        opener = kwargs.pop("opener", None) or (lambda path, flags: os.open(path, flags, 0o666))
+
+        def open_used(_: Any, **more: Any) -> Any:
+            # The file keeps the name that the program gave it.
+            return function(file, mode, *args, opener=lambda path, flags: opener(used, flags), **more)
+
+        return _called(open_used, file, used, **kwargs)
+
+    def _os_open(self, function: Any, path: Any, flags: int, *args: Any, **kwargs: Any) -> Any:
+        is_new = flags & os.O_CREAT and flags & os.O_EXCL
+        way = {"reads": not flags & _WRITES, "copies": not flags & os.O_TRUNC, "is_new": bool(is_new)}
+        is_own = kwargs.get("dir_fd") is not None or flags & getattr(os, "O_DIRECTORY", 0)
+        used = None if is_own else self._ask(partial(self._to_open, **way), path)
+        return _called(function, path, used, flags, *args, **kwargs)
+
+    def _copyfile(self, function: Any, src: Any, dst: Any, **kwargs: Any) -> Any:
+        """Copy large files of the folder without their empty parts; a copy stays in it."""
+
+        def copied(src: Any, dst: Any) -> bool:
+            source = self.find(src)
+            if source is None or not os.path.isfile(source) or os.path.islink(source):
+                return False
+            target = None if os.path.isdir(self.seen(dst)) else self.place(dst, copy=False, always=True)
+            if target is None or os.path.realpath(source) == os.path.realpath(target):
+                return False
+            copy_with_holes(source, target)
+            return True
+
+        return dst if self._ask(copied, src, dst) else function(src, dst, **kwargs)
+
+    def _listdir(self, function: Any, path: Any = ".") -> Any:
+        real, twins = self._ask(self._names, path or ".") or (None, ())
+        if real is None:
+            return function(path)
+        names = [*real, *(name for name in twins if name not in set(real))]
+        return list(map(os.fsencode, names)) if isinstance(path, bytes) else names
+
+    def _names(self, path: Any) -> tuple[list[str], list[str]] | None:
+        """Return the names of a folder in its real place and in the twin; None where all are real."""
+        full, twin = self._full(path), self.twin(path)
+        if not os.path.isdir(twin) and not os.path.isdir(self._mark(full)):
+            return None
+        real = os.listdir(full) if os.path.isdir(full) and not self._is_hidden(full) else []
+        twins = os.listdir(twin) if os.path.isdir(twin) else []
+        return [name for name in real if not self._is_hidden(os.path.join(full, name))], twins
+
+    def _scandir(self, function: Any, path: Any = ".") -> Any:
+        real, twins = self._ask(self._names, path or ".") or (None, ())
+        if real is None or isinstance(path, bytes):
+            return function(path)
+        return _Entries(self._entries(function, path, set(real), twins))
+
+    def _entries(self, function: Any, path: Any, real: set[str], twins: Any) -> Iterator[Any]:
+        if real - set(twins):
+            with function(path) as entries:
+                yield from (entry for entry in entries if entry.name in real and entry.name not in twins)
+        if twins:
+            with function(self.twin(path)) as entries:
+                yield from (_Entry(entry, os.path.join(path, entry.name)) for entry in entries)
+
+    def _mkdir(self, function: Any, path: Any, mode: int = 0o777, **kwargs: Any) -> Any:
+        if kwargs.get("dir_fd") is not None or not self._ask(partial(self._made, mode=mode), path):
+            return function(path, mode, **kwargs)
+        return None
+
+    def _made(self, path: Any, mode: int) -> bool:
+        full, twin = self._full(path), self.twin(path)
+        if os.path.lexists(self.seen(full)):
+            self._make_real(full)
+            raise FileExistsError(17, os.strerror(17), path)
+        keeps = self._keeps(full)
+        self._make_real(os.path.dirname(full))
+        if not os.path.lexists(full):
+            try:
+                os.mkdir(full, mode)
+            except OSError as error:
+                error.filename = path
+                raise
+            if keeps or not self._everything:
+                self._note("folders", full)
+        if keeps:
+            os.makedirs(twin)
+        self._show(full)
+        return True
+
+    def _rmdir(self, function: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("dir_fd") is not None or not self._ask(self._folder_removed, path):
+            return function(path, *args, **kwargs)
+        return None
+
+    def _folder_removed(self, path: Any) -> bool:
+        full, twin = self._full(path), self.twin(path)
+        has_twin, keeps = os.path.isdir(twin), self._keeps(full)
+        if not has_twin and not keeps or not os.path.isdir(self.seen(full)):
+            return False
+        if any(self._names(full) or ([os.listdir(full)], [])):
+            raise OSError(39, os.strerror(39), path)
+        if has_twin:
+            os.rmdir(twin)
+        if os.path.isdir(full):
+            if not keeps or full in self._noted("folders"):
+                with suppress(OSError):
+                    os.rmdir(full)
+            if os.path.isdir(full):
+                self._hide(full)
+        return True
+
+    def _remove(self, function: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("dir_fd") is not None or not self._ask(self._removed, path):
+            return function(path, *args, **kwargs)
+        return None
+
+    def _removed(self, path: Any) -> bool:
+        full, twin = self._full(path), self.twin(path)
+        has_twin = os.path.lexists(twin)
+        if not has_twin and not self._keeps(full) and not self._is_hidden(full):
+            return False
+        if not os.path.lexists(self.seen(full)):
+            raise FileNotFoundError(2, os.strerror(2), path)
+        if os.path.isdir(self.seen(full)) and not os.path.islink(self.seen(full)):
+            raise IsADirectoryError(21, os.strerror(21), path)
+        if has_twin:
+            os.remove(twin)
+        if os.path.lexists(full):
+            self._hide(full)
+        return True
+
+    def _rename(self, function: Any, src: Any, dst: Any, **kwargs: Any) -> Any:
+        action = None if any(one is not None for one in kwargs.values()) else self._ask(self._moved, src, dst)
+        if action is None:
+            return function(src, dst, **kwargs)
+        # A folder of the user's is copied with the functions that the program has, which keep it.
+        return action()
+
+    def _moved(self, src: Any, dst: Any) -> Callable[[], None] | None:
+        old, new, twin = self._full(src), self._full(dst), self.twin(src)
+        source, new_twin = self.seen(old), self.twin(dst)
+        keeps_old, keeps_new = self._keeps(old), self._keeps(new)
+        if not (os.path.lexists(twin) or keeps_old or keeps_new or self._is_hidden(old)):
+            if os.path.isfile(new_twin):
+                os.remove(new_twin)
+            return None
+        if not os.path.lexists(source):
+            raise FileNotFoundError(2, os.strerror(2), src, None, dst)
+        if not os.path.isdir(self.seen(os.path.dirname(new))):
+            raise FileNotFoundError(2, os.strerror(2), src, None, dst)
+        os.makedirs(os.path.dirname(new_twin), exist_ok=True)
+        if os.path.isdir(source) and not os.path.islink(source):
+            return self._folder_moved(src, dst, old, new)
+        if os.path.isdir(self.seen(new)):
+            raise IsADirectoryError(21, os.strerror(21), src, None, dst)
+        if source == twin:
+            os.replace(twin, new_twin)
+        elif old != new:
+            copy_with_holes(old, new_twin)
+        if os.path.lexists(old) and old != new:
+            if source == twin or keeps_old:
+                self._hide(old)
+            else:
+                os.remove(old)
+        self._show(new)
+        return lambda: None
+
+    def _folder_moved(self, src: Any, dst: Any, old: str, new: str) -> Callable[[], None]:
+        folders = self._noted("folders")
+        if os.path.isdir(old) and old not in folders and self._keeps(old):
+
+            def copy() -> None:
+                shutil.copytree(src, dst, symlinks=True, dirs_exist_ok=True)
+                shutil.rmtree(src)
+
+            return copy
+        if os.path.isdir(old):
+            os.rename(old, new)
+        if os.path.isdir(self.twin(old)):
+            os.rename(self.twin(old), self.twin(new))
+        with open(os.path.join(self.folder, _BOOKS, "folders"), "w", encoding="utf-8") as file:
+            file.writelines(f"{new}{one[len(old) :]}\n" if _prefix(one).startswith(_prefix(old)) else f"{one}\n"
+                            for one in folders)  # fmt: skip
+        self._show(new)
+        return lambda: None
+
+    def _chdir(self, function: Any, path: Any) -> Any:
+        self._ask(lambda path: self._make_real(self._full(path)), path)
+        return function(path)
+
+    def _link(self, function: Any, src: Any, dst: Any, **kwargs: Any) -> Any:
+        if self._ask(self.find, src) is None and self._ask(self.place, dst) is None:
+            return function(src, dst, **kwargs)
+        shutil.copyfile(src, dst)
+        return None
+
+    def _symlink(self, function: Any, src: Any, dst: Any, *args: Any, **kwargs: Any) -> Any:
+        def twin_of_target(dst: Any) -> str:
+            full = os.path.join(os.path.dirname(self._full(dst)), os.fsdecode(src))
+            return self.seen(full) if os.path.lexists(self.seen(full)) else self.twin(full)
+
+        used = self._ask(partial(self._to_open, reads=False, copies=False, is_new=True), dst)
+        if used is None:
+            return function(src, dst, *args, **kwargs)
+        return function(self._ask(twin_of_target, dst), used, *args, **kwargs)
+
+
+@contextmanager
+def output_folder(path: Path | None, *own: str) -> Iterator[OutputFolder]:
+    """Keep a script's files apart in a folder, by default one that is removed."""
+    with (
+        tempfile.TemporaryDirectory(prefix="memviz-outputs-") as temporary,
+        OutputFolder(path or temporary, (os.getcwd(), *own)) as outputs,
+    ):
+        yield outputs
+
+
+class _Inside(threading.local):
+    """Context in which a thread has Python's own functions."""
+
+    depth = 0
+
+    def __enter__(self) -> None:
+        self.depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        self.depth -= 1
+
+
+class _Function:
+    """One of Python's functions, called through a handler; no descriptor, as it was none."""
+
+    def __init__(self, function: Any, handler: Any) -> None:
+        update_wrapper(self, function, updated=())
+        self._function = function
+        self._handler = handler
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._handler(self._function, *args, **kwargs)
+
+
+class _Entry:
+    """An entry of a folder that lies in the twin, under the path that the program knows."""
+
+    def __init__(self, entry: Any, path: str) -> None:
+        self._entry = entry
+        self.path = path
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._entry, name)
+
+    def __fspath__(self) -> str:
+        return self.path
+
+
+class _Entries:
+    def __init__(self, entries: Iterator[Any]) -> None:
+        self._entries = entries
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._entries)
+
+    def __enter__(self) -> _Entries:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._entries.close()  # type: ignore[attr-defined]
+
+
+def _called(function: Any, path: Any, used: str | None, *args: Any, **kwargs: Any) -> Any:
+    """Call a function with the twin of a path, and name the program's path in an error."""
+    if used is None:
+        return function(path, *args, **kwargs)
+    try:
+        return function(os.fsencode(used) if isinstance(path, bytes) else used, *args, **kwargs)
+    except OSError as error:
+        if error.filename in (used, os.fsencode(used)):
+            error.filename = os.fspath(path)
+        raise
+
+
+def copy_with_holes(source: str, target: Any) -> None:
+    """Copy a file to a path, or to where a file stands; what was never written stays so, as values that are unknown."""
+    with ExitStack() as stack:
+        file = stack.enter_context(open(source, "rb"))
+        into = target if hasattr(target, "write") else stack.enter_context(open(target, "wb"))
+        begin, at, size = into.tell(), 0, os.fstat(file.fileno()).st_size
+        while at < size:
+            end = size
+            if hasattr(os, "SEEK_DATA"):
+                try:
+                    at = os.lseek(file.fileno(), at, os.SEEK_DATA)
+                except OSError:
+                    break
+                end = os.lseek(file.fileno(), at, os.SEEK_HOLE)
+            file.seek(at)
+            into.seek(begin + at)
+            while at < end and (part := file.read(min(end - at, 1 << 20))):
+                into.write(part)
+                at += len(part)
+        into.seek(begin + size)
+        into.truncate()
+
+
+def _prefix(path: str) -> str:
+    return os.path.join(os.path.realpath(path), "")
+
+
+def _shared_prefixes() -> Iterator[str]:
+    """Yield the beginnings of paths that are written as ever: caches, temporary folders and Python's own."""
+    named = {value for name, value in os.environ.items() if "CACHE" in name or name in ("HF_HOME", "TORCH_HOME")}
+    folders = {"/tmp", "/var/tmp", "/dev", "/proc", "/sys", "/run", tempfile.gettempdir(), sys.prefix, *named}
+    yield from map(_prefix, filter(os.path.isabs, folders))
+    # ~/.cache, ~/.config, ~/.triton
+    yield f"{_prefix(os.path.expanduser('~'))}."
+
+
+def _is_download() -> bool:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__", ""))
+        if any(name == one or name.startswith(f"{one}.") for one in _DOWNLOADS):
+            return True
+        frame = frame.f_back
+    return False
+
+
+_in_use: list[OutputFolder] = []
+"""One, while a program is predicted."""
+
+
+def outputs_in_use() -> OutputFolder | None:
+    return _in_use[-1] if _in_use else None
+
+
+def real_file(path: Any) -> AbstractContextManager[None]:
+    return _in_use[-1].real(path) if _in_use else nullcontext()
+
+
+def follow_parent() -> None:
+    """Write where the predicted program that started this process does."""
+    folder, *own = os.environ[FOLDERS].split(os.pathsep)
+    OutputFolder(folder, tuple(own)).follow()
