@@ -324,7 +324,8 @@ def test_the_resident_size_of_the_process_is_recorded_over_its_events(tmp_path: 
     with memviz.recording(path, accelerator=gpu.accelerator):
         for number in range(3):
             gpu.malloc(MiB)
-            kept.append(torch.ones(16 * MiB, dtype=torch.uint8))
+            # Larger than what the C library may take from memory that was freed.
+            kept.append(torch.ones(64 * MiB, dtype=torch.uint8))
             memviz.mark(f"moment {number}")
     trace = load_trace(path)
     host = trace.devices[0].host
@@ -332,7 +333,7 @@ def test_the_resident_size_of_the_process_is_recorded_over_its_events(tmp_path: 
     # Each tensor is there before the next event.
     allocs = np.flatnonzero(trace.devices[0].events.action == Action.ALLOC) + 1
     after = [int(host.total[np.searchsorted(host.event, event, side="right") - 1]) for event in allocs]
-    assert all(later - earlier >= 12 * MiB for earlier, later in pairwise(after))
+    assert all(later - earlier >= 48 * MiB for earlier, later in pairwise(after))
     assert timeline_value(trace, trace.devices[0], "key")["host"]["of"] == "resident"
 
 
