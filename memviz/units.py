@@ -135,3 +135,8 @@ def kind_text(value: object) -> str:
     """ "an int", "a dict": what was found where something else belongs."""
     name = (value if isinstance(value, type) else type(value)).__name__
     return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+
+
+def whole_number(text: str, digits: int = 9) -> int | None:
+    """Return the number that a text of unknown origin is; None where it is none, or has more digits."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= digits else None

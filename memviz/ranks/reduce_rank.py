@@ -40,6 +40,7 @@ from memviz.trace.limits import Limits
 from memviz.trace.load import load_trace, load_zip_member, read_trace
 from memviz.trace.memviz_labels import MESH_FACT, RANK_FACT
 from memviz.trace.model import Action, DeviceTrace, Ints8, Trace
+from memviz.units import whole_number
 
 MOST_PARTS = 24
 """Limit of parts. Longer recordings keep their last ones, since the dump and any OOM come at the end."""
@@ -202,13 +203,12 @@ def row_of(trace: Trace, place: Place, device: str | None = None) -> RankRow:
     line = timeline(chosen)
     live_sites = peak(trace, chosen, "site", top=MOST_SITES).live
     kept = (SiteBytes(group.key[-_LONGEST:], group.label[-_LONGEST:], group.bytes) for group in live_sites.groups)
-    said = trace.about.facts.get(RANK_FACT, "")
     failed = failed_requests(trace, chosen, slice(-MOST_RAN_OUT, None))
     return RankRow(
         place=place.address,
         etag=place.etag,
         file_bytes=place.size,
-        said_rank=int(said) if said.isascii() and said.isdigit() and len(said) < 10 else None,
+        said_rank=whole_number(trace.about.facts.get(RANK_FACT, "")),
         said_mesh=trace.about.facts.get(MESH_FACT, "")[:_LONGEST],
         origin=trace.about.label,
         device=chosen.name,

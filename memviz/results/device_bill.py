@@ -23,7 +23,7 @@ from memviz.results.headline import Headline, and_list
 from memviz.results.result import Result, Table, TableRow, named_fields
 from memviz.trace.memviz_labels import WORLD_FACT
 from memviz.trace.model import DeviceTrace, Trace
-from memviz.units import bytes_text, bytes_texts
+from memviz.units import bytes_text, bytes_texts, whole_number
 
 Basis = Literal["measured", "predicted", "replayed", "read", "estimated", "unknown"]
 """Origin of a line's bytes; `read` is in a file that memviz did not write."""
@@ -150,12 +150,12 @@ def _communicators(trace: Trace) -> tuple[Counter[Communicator], bool]:
     Without a list of them there is at least that of all ranks.
     """
     facts, strings = trace.about.facts, trace.strings
-    known, ranks = communicators_of(facts), facts.get(WORLD_FACT, "")
+    known, ranks = communicators_of(facts), whole_number(facts.get(WORLD_FACT, ""), _MOST_DIGITS) or 1
     # np.unique would load numpy.ma, which takes 18 ms.
     files = np.flatnonzero(np.bincount(trace.stacks.frames.filename)).tolist()
     exchanges = any(strings[code].replace("\\", "/").endswith(_DISTRIBUTED) for code in files)
-    if not known and ranks.isascii() and ranks.isdigit() and len(ranks) <= _MOST_DIGITS and int(ranks) > 1:
-        known[Communicator(int(ranks))] = 1
+    if not known and ranks > 1:
+        known[Communicator(ranks)] = 1
     return known, exchanges
 
 

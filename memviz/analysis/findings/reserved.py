@@ -16,7 +16,7 @@ from memviz.analysis.timeline import sum_of_spans
 from memviz.trace.memviz_labels import LOCAL_WORLD_FACT
 from memviz.trace.model import DEFAULT_POOL, Action, HostBytes, Ints8
 from memviz.trace.reserved import LARGE_SEGMENT
-from memviz.units import bytes_text, count_text, counted, duration_text
+from memviz.units import bytes_text, count_text, counted, duration_text, whole_number
 
 # Segments that are mostly free but stay reserved because a block in them is live.
 
@@ -175,8 +175,7 @@ _NO_ROWS: Ints8 = np.zeros(0, dtype=np.int64)
 def host_memory(facts: Facts) -> Iterator[Finding]:
     if (host := facts.device.host) is None:
         return
-    text = facts.trace.about.facts.get(LOCAL_WORLD_FACT, "")
-    processes = int(text) if text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS else 1
+    processes = whole_number(facts.trace.about.facts.get(LOCAL_WORLD_FACT, ""), _MOST_DIGITS) or 1
     most = int(host.loaded.argmax())
     loaded = int(host.loaded[most])
     if processes > 1 and loaded >= facts.noticeable_bytes:

@@ -20,6 +20,7 @@ from memviz.results.headline import differing_names, distinct_names, trace_name
 from memviz.trace.memviz_labels import RANK_FACT
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.shell.session import Context, Opened, Session
+from memviz.units import whole_number
 
 LEAST = 2
 """One rank has none to compare with."""
@@ -64,9 +65,8 @@ def _open_jobs(context: Context, session: Session) -> list[list[_NumberedTrace]]
     found = []
     for opened in session.opened:
         if (trace := context.store.get(opened.key)) is not None:
-            said = trace.about.facts.get(RANK_FACT, "")
-            is_number = said.isascii() and said.isdigit() and len(said) < 10
-            if (number := int(said) if is_number else rank_in_name(trace.about.source)) is not None:
+            said = whole_number(trace.about.facts.get(RANK_FACT, ""))
+            if (number := rank_in_name(trace.about.source) if said is None else said) is not None:
                 found.append(_NumberedTrace(number, trace.about.source, opened))
     jobs: list[list[_NumberedTrace]] = []
     newest: dict[str, tuple[list[_NumberedTrace], set[int]]] = {}

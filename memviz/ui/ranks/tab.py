@@ -34,6 +34,7 @@ from memviz.ui.saved.document import Document, SavedLinks, SavedPanel, html_text
 from memviz.ui.shell.gradio_events import PRIVATE, while_seen
 from memviz.ui.shell.session import Context, Session, open_trace
 from memviz.ui.shell.temporary_files import SharedFiles, json_writer, table_writer, text_writer
+from memviz.units import whole_number
 
 ID, LABEL = "ranks", "Ranks"
 
@@ -163,8 +164,7 @@ def ranks_page(job: RankSummary) -> str:
 
 
 def _rank(data: dict[str, str], name: str = "rank") -> int | None:
-    text = data.get(name, "")
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
+    return whole_number(data.get(name, ""))
 
 
 def pressed(context: Context, session: Session, event: gr.EventData) -> tuple[Session, str | None]:
