@@ -15,6 +15,7 @@ Processes that the program starts load this module first, so it needs nothing bu
 from __future__ import annotations
 
 import builtins
+import errno
 import io
 import os
 import shutil
@@ -31,7 +32,7 @@ from typing import Any
 FOLDERS = "MEMVIZ_PREDICTED_OUTPUTS"
 """Variable with the folder, and the folders whose files are kept apart wherever they lie; set for child processes."""
 _BOOKS = ".memviz"
-_READ = ("stat", "lstat", "access", "readlink", "statvfs", "listxattr", "getxattr")
+_READ = ("stat", "lstat", "access", "readlink", "statvfs", "getxattr")
 _CHANGE = ("truncate", "chmod", "chown", "lchown", "utime", "setxattr", "removexattr")
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _DOWNLOADS = (
@@ -191,14 +192,15 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
     def follow(self) -> None:
         """Put functions that look into the folder in the place of Python's own."""
         handlers = {
-            **dict.fromkeys(_READ, self._read),
-            **dict.fromkeys(_CHANGE, self._change),
+            **dict.fromkeys(_READ, partial(self._with_twin, self.find)),
+            **dict.fromkeys(_CHANGE, partial(self._with_twin, self.place)),
             **dict.fromkeys(("rename", "replace"), self._rename),
-            **dict.fromkeys(("remove", "unlink"), self._remove),
+            **dict.fromkeys(("remove", "unlink"), partial(self._unless, self._removed)),
+            "listxattr": lambda function, path=".", **more: self._with_twin(self.find, function, path, **more),
             "listdir": self._listdir,
             "scandir": self._scandir,
             "mkdir": self._mkdir,
-            "rmdir": self._rmdir,
+            "rmdir": partial(self._unless, self._folder_removed),
             "open": self._os_open,
             "chdir": self._chdir,
             "link": self._link,
@@ -232,19 +234,15 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
             return question(*args, **kwargs)
         return None
 
-    def _read(self, function: Any, path: Any = ".", *args: Any, **kwargs: Any) -> Any:
-        used = self._ask(self.find, path) if kwargs.get("dir_fd") is None else None
-        return _called(function, path, used, *args, **kwargs)
-
-    def _change(self, function: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
-        used = self._ask(self.place, path) if kwargs.get("dir_fd") is None else None
+    def _with_twin(self, twin: Callable[..., str | None], function: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
+        used = self._ask(twin, path) if kwargs.get("dir_fd") is None else None
         return _called(function, path, used, *args, **kwargs)
 
     def _to_open(self, path: Any, *, reads: bool, copies: bool, is_new: bool) -> str | None:
         if reads:
             return self.find(path)
         if is_new and os.path.lexists(self.seen(path)):
-            raise FileExistsError(17, os.strerror(17), path)
+            raise _os_error(errno.EEXIST, path)
         return self.place(path, copy=copies)
 
     def _open(self, function: Any, file: Any, mode: Any = "r", *args: Any, **kwargs: Any) -> Any:
@@ -321,7 +319,7 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
         full, twin = self._full(path), self.twin(path)
         if os.path.lexists(self.seen(full)):
             self._make_real(full)
-            raise FileExistsError(17, os.strerror(17), path)
+            raise _os_error(errno.EEXIST, path)
         keeps = self._keeps(full)
         self._make_real(os.path.dirname(full))
         if not os.path.lexists(full):
@@ -337,8 +335,9 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
         self._show(full)
         return True
 
-    def _rmdir(self, function: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("dir_fd") is not None or not self._ask(self._folder_removed, path):
+    def _unless(self, done: Callable[..., bool], function: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call a function unless `done` does its work in the folder."""
+        if kwargs.get("dir_fd") is not None or not self._ask(done, path):
             return function(path, *args, **kwargs)
         return None
 
@@ -348,7 +347,7 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
         if not has_twin and not keeps or not os.path.isdir(self.seen(full)):
             return False
         if any(self._names(full) or ([os.listdir(full)], [])):
-            raise OSError(39, os.strerror(39), path)
+            raise _os_error(errno.ENOTEMPTY, path)
         if has_twin:
             os.rmdir(twin)
         if os.path.isdir(full):
@@ -359,20 +358,15 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
                 self._hide(full)
         return True
 
-    def _remove(self, function: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("dir_fd") is not None or not self._ask(self._removed, path):
-            return function(path, *args, **kwargs)
-        return None
-
     def _removed(self, path: Any) -> bool:
         full, twin = self._full(path), self.twin(path)
         has_twin = os.path.lexists(twin)
         if not has_twin and not self._keeps(full) and not self._is_hidden(full):
             return False
         if not os.path.lexists(self.seen(full)):
-            raise FileNotFoundError(2, os.strerror(2), path)
+            raise _os_error(errno.ENOENT, path)
         if os.path.isdir(self.seen(full)) and not os.path.islink(self.seen(full)):
-            raise IsADirectoryError(21, os.strerror(21), path)
+            raise _os_error(errno.EISDIR, path)
         if has_twin:
             os.remove(twin)
         if os.path.lexists(full):
@@ -394,15 +388,13 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
             if os.path.isfile(new_twin):
                 os.remove(new_twin)
             return None
-        if not os.path.lexists(source):
-            raise FileNotFoundError(2, os.strerror(2), src, None, dst)
-        if not os.path.isdir(self.seen(os.path.dirname(new))):
-            raise FileNotFoundError(2, os.strerror(2), src, None, dst)
+        if not os.path.lexists(source) or not os.path.isdir(self.seen(os.path.dirname(new))):
+            raise _os_error(errno.ENOENT, src, None, dst)
         os.makedirs(os.path.dirname(new_twin), exist_ok=True)
         if os.path.isdir(source) and not os.path.islink(source):
             return self._folder_moved(src, dst, old, new)
         if os.path.isdir(self.seen(new)):
-            raise IsADirectoryError(21, os.strerror(21), src, None, dst)
+            raise _os_error(errno.EISDIR, src, None, dst)
         if source == twin:
             os.replace(twin, new_twin)
         elif old != new:
@@ -533,6 +525,10 @@ def _called(function: Any, path: Any, used: str | None, *args: Any, **kwargs: An
         if error.filename in (used, os.fsencode(used)):
             error.filename = os.fspath(path)
         raise
+
+
+def _os_error(number: int, *paths: Any) -> OSError:
+    return OSError(number, os.strerror(number), *paths)
 
 
 def copy_with_holes(source: str, target: Any) -> None:
