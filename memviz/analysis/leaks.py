@@ -55,11 +55,10 @@ def growth(
     `within` are two events between which the moments are to be, named ones first, if there are two.
     """
     # In the middle of a step its activations are live: they would look like something that grows.
-    complete_steps, named, unit = ended_steps(trace, device), marks(trace, device), "step"
-    if len(complete_steps) < 2 <= len(named):
-        complete_steps, unit = named, "mark"
+    ended, named = ended_steps(trace, device), marks(trace, device)
+    complete_steps, unit = (named, "mark") if len(ended) < 2 <= len(named) else (ended, "step")
     if within is not None:
-        for moments, kind in ((named, "mark"), (ended_steps(trace, device), "step")):
+        for moments, kind in ((named, "mark"), (ended, "step")):
             inside = tuple(one for one in moments if within[0] <= one.end_event <= within[1])
             if len(inside) > 1:
                 complete_steps, unit = inside, kind

@@ -76,7 +76,7 @@ _MORE = """\
 The script really runs, in this process and as `python SCRIPT ...` would run it, with a CUDA device that is
 pretended: what it prints and downloads is its own, and so is its exit status. The files that it writes are kept
 apart, as they hold no computed values; it finds them there. Nothing is computed on that device; its memory is
-counted as the card's allocator would. Where the script asks for values that nobody computes
+counted as the card's allocator would. Where the script asks for values that are not computed
 it gets a natural answer, which is noted, or is stopped with exit status 3: state the answer with --assume then.
 Python processes that it starts (torchrun, mp.spawn, subprocess) are predicted too, each by itself; exit status 4 says
 that what one of them takes is not known.

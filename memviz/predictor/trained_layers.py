@@ -174,9 +174,10 @@ class TrainedBlockRepeater(BlockRepeater):
         with without_functions():
             arguments = list(tensors_among((args, kwargs)))
             sources = self._sources(place, arguments)
-            key = self._key(self._blocks[module], args, kwargs, (*module.parameters(), *module.buffers()))
+            weights = tuple(module.parameters())
+            key = self._key(self._blocks[module], args, kwargs, (*weights, *module.buffers()))
             if key is not None:
-                key = key, tuple((weight.requires_grad, weight.grad is None) for weight in module.parameters())
+                key = key, tuple((weight.requires_grad, weight.grad is None) for weight in weights)
             forward = None if key is None else self._forwards.get(key)
             if forward is not None and sources is not None and place.index < place.count - _LAST_THAT_RUN:
                 layer = _RepeatedLayer(self, key, place, self._recorder.position.path)
@@ -200,7 +201,7 @@ class TrainedBlockRepeater(BlockRepeater):
             outputs = list(out) if type(out) is tuple else [out]
             self._before = None if forward is None else (place, signs, tuple(map(self._sign, outputs)))
             if forward is not None and sources is not None:
-                weights, numbers = tuple(module.parameters()), tuple(map(self._number_of, arguments))
+                numbers = tuple(map(self._number_of, arguments))
                 had = tuple(weight.grad is not None for weight in weights)
                 ran = _RanLayer(key, place, forward, weights, had, sources, numbers)
                 for number, output in enumerate(outputs):

@@ -579,7 +579,7 @@ class ScriptOrder:
     output: Path | None = None
     overwrite: bool = False
     outputs: Path | None = None
-    """Where the files that the script writes are kept; without it they are removed at the end."""
+    """Folder for the files that the script writes; None removes them at the end."""
     rank: GroupRank | None = None
     """Which process of a group it runs as."""
     optimizations: tuple[Optimization, ...] = ()
@@ -650,7 +650,7 @@ class ScriptPrediction:
     files: int = 0
     """Files that the program wrote and that were kept apart."""
     outputs: Path | None = None
-    """Where they are; without it they were removed."""
+    """Folder with these files; None if they were removed."""
     is_status_ours: bool = False
     """True if the program ended well, and the exit status tells of its answers."""
 

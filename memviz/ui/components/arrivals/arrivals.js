@@ -8,7 +8,7 @@ import { mounted } from "../memory_timeline/timeline.js";
 
 /** @import { Total } from "../memory_timeline/total.js" */
 
-// -- threads that run worker.js: the next one starts while nobody waits for it
+// -- threads that run worker.js: the next one is started ahead of its use
 
 const KEPT_AFTER_MS = 2000;
 

@@ -66,7 +66,7 @@ export class Choosing extends Part {
   }
 
   /** One thing at a time.
-   * @returns {boolean} whether it was a thing of the timeline's own, of which nobody else knows */
+   * @returns {boolean} true if the timeline handles it itself */
   undo() {
     const { timeline } = this;
     if (timeline.tools.end()) return true;
