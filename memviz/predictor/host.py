@@ -43,8 +43,10 @@ from memviz.trace.model import HostBytes, Ints8
 class PinnedHost(MarkedStorages):
     """Blocks of torch's pinned allocator; `settings` are the allocator's that concern them, as texts."""
 
-    def __init__(self, settings: Mapping[str, str]) -> None:
+    def __init__(self, settings: Mapping[str, str], ledger: Ledger) -> None:
         super().__init__()
+        self._ledger = ledger
+        self._changes: list[tuple[int, int]] | None = None
         limits = ("pinned_max_round_threshold_mb", "pinned_max_cached_size_mb")
         self._most_rounded, self._most_kept = (int(settings.get(name, _NO_LIMIT)) << 20 for name in limits)
         self._used: Counter[int] = Counter()
@@ -61,20 +63,48 @@ class PinnedHost(MarkedStorages):
     def _block_size(self, size: int) -> int:
         return 1 << (size - 1).bit_length() if 0 < size <= min(self._most_rounded, self._most_kept) else size
 
+    @property
+    def changes(self) -> list[tuple[int, int]]:
+        """Time and bytes of each tensor that was pinned, or freed (below 0), since this was first read."""
+        if self._changes is None:
+            self._changes = []
+        return self._changes
+
     def add(self, tensor: Tensor) -> None:
         super().add(tensor)
-        size = self._block_size(tensor.untyped_storage().nbytes())
-        self._used[size] += 1
-        if size > self._most_kept or self._used[size] > self._made[size]:
-            self._made[size] += 1
-            self.retained_bytes += size
+        self._take(tensor.untyped_storage().nbytes())
+
+    def repeat(self, change: int) -> None:
+        """Count bytes that a repeated layer would pin, or free (below 0)."""
+        self.bytes += change
+        self.peak_bytes = max(self.peak_bytes, self.bytes)
+        if change > 0:
+            self._take(change)
+        else:
+            self._give_back(-change)
+
+    def _take(self, size: int) -> None:
+        block = self._block_size(size)
+        self._used[block] += 1
+        if block > self._most_kept or self._used[block] > self._made[block]:
+            self._made[block] += 1
+            self.retained_bytes += block
+        self._note_change(size)
+
+    def _give_back(self, size: int) -> None:
+        block = self._block_size(size)
+        self._used[block] -= 1
+        self.retained_bytes -= block * (block > self._most_kept)
+        self._note_change(-size)
+
+    def _note_change(self, change: int) -> None:
+        if self._changes is not None:
+            self._changes.append((self._ledger.now, change))
 
     def _drop(self, key: int) -> int | None:
         size = super()._drop(key)
         if size is not None:
-            block = self._block_size(size)
-            self._used[block] -= 1
-            self.retained_bytes -= block * (block > self._most_kept)
+            self._give_back(size)
         return size
 
 
@@ -162,6 +192,12 @@ class HostMemory:
         self._pageable.remove(tensor)
         self._pinned.add(tensor)
         self._note()
+
+    def repeat_pinned(self, change: int) -> None:
+        """Count bytes that a repeated layer would pin, or free (below 0)."""
+        self._pinned.repeat(change)
+        if change > 0:
+            self._note()
 
     def forget(self, tensor: Tensor) -> None:
         """Count a tensor no longer, though it is kept."""

@@ -126,7 +126,7 @@ class AllocationRecorder:
         """Called for every operator that the card runs."""
         self.ledger.freed = lambda allocation: self.categories.freed(allocation.number, self.position.here.calls)
         self.host = Host()
-        self.pinned = PinnedHost(dict(settings.others))
+        self.pinned = PinnedHost(dict(settings.others), self.ledger)
         self.host_memory = HostMemory(self.pinned, self.ledger)
         self.choices = IndexTensors()
         self.assumptions = assumptions

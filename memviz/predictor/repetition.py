@@ -68,6 +68,16 @@ class RecordedStretch:
     """Totals that it added."""
     arrived_bytes: int
     """Copied to the host."""
+    pinned: tuple[tuple[int, int], ...] = ()
+    """Time and bytes of the tensors that it pinned on the host, or freed there (below 0)."""
+
+    @property
+    def left_pinned(self) -> Counter[int]:
+        """Tensors that it left pinned by their bytes; below 0 where it freed earlier ones."""
+        left = Counter[int]()
+        for _, change in self.pinned:
+            left[abs(change)] += 1 if change > 0 else -1
+        return left
 
 
 @dataclass(frozen=True)
@@ -95,17 +105,19 @@ class Repeater:
             "work": astuple(recorder.totals),
             "arrived": recorder.host.arrived_bytes,
             "pinned": recorder.pinned.used,
+            "changes": len(recorder.pinned.changes),
         }
 
     def _recording(
-        self, start: Mapping[str, Any], *, own: Collection[int | None] | None = ()
+        self, start: Mapping[str, Any], *, own: Collection[int | None] | None = (), pins: bool = False
     ) -> RecordedStretch | None:
         """Return what ran since `start`; None where it cannot be repeated.
 
-        It may have freed what it made and what `own` names; anything where that is None.
+        It may have freed what it made and what `own` names; anything where that is None. With `pins`, it may leave
+        more or less memory pinned on the host.
         """
         end, history = self._state(), self._ledger.history
-        if end["emptied"] != start["emptied"] or end["pinned"] != start["pinned"]:
+        if end["emptied"] != start["emptied"] or (end["pinned"] != start["pinned"] and not pins):
             return None
         events, numbers = range(start["events"], end["events"]), range(start["numbers"], end["numbers"])
         if self._recorder.position.follows_streams or any(history.stream[events.start : events.stop]):
@@ -117,7 +129,8 @@ class Repeater:
             return None
         work = tuple(after - first for after, first in zip(end["work"], start["work"], strict=True))
         marks = tuple(self._marks[start["marks"] :])
-        return RecordedStretch(events, numbers, marks, work, end["arrived"] - start["arrived"])
+        pinned = tuple(self._recorder.pinned.changes[start["changes"] :])
+        return RecordedStretch(events, numbers, marks, work, end["arrived"] - start["arrived"], pinned)
 
     def _new_gradient(self, place: int, weight: torch.Tensor, numbers: range) -> Gradient | None:
         """Return the gradient of a weight; None unless it has memory of its own, allocated among these."""
@@ -148,16 +161,17 @@ class Repeater:
         recording: RecordedStretch,
         allocate: Callable[[int, int], LiveAllocation | None],
         free: Callable[[int, int, dict[int, LiveAllocation]], None] | None = None,
+        pin: Callable[[int], None] | None = None,
     ) -> dict[int, LiveAllocation]:
         """Allocate and free as recorded; return the allocations that live on, by the recorded number."""
         recorder, ledger, history = self._recorder, self._ledger, self._ledger.history
         made: dict[int, LiveAllocation] = {}
-        marks, next_mark = recording.marks, 0
+        between, at = self._between(recording, pin or recorder.host_memory.repeat_pinned), 0
         times = ledger.times
         for event in recording.events:
-            while next_mark < len(marks) and marks[next_mark][2] < times[event]:
-                self._mark(marks[next_mark])
-                next_mark += 1
+            while at < len(between) and between[at][0] < times[event]:
+                between[at][1]()
+                at += 1
             action, number = history.action[event], history.cause[event]
             if action == Action.ALLOC:
                 allocation = allocate(event, number)
@@ -167,13 +181,19 @@ class Repeater:
                 free(event, number, made)
             elif action == Action.FREE_COMPLETED:
                 ledger.free(made.pop(number), ledger.stacks[event])
-        for mark in marks[next_mark:]:
-            self._mark(mark)
+        for _, repeat in between[at:]:
+            repeat()
         for name, added in zip(_TOTALS, recording.work, strict=True):
             setattr(recorder.totals, name, getattr(recorder.totals, name) + added)
         recorder.host.arrived_bytes += recording.arrived_bytes
         self.repeated += 1
         return made
+
+    def _between(self, recording: RecordedStretch, pin: Callable[[int], None]) -> list[tuple[int, Callable[[], None]]]:
+        """Return marks of phases and changes of pinned memory by time, which lie between the events."""
+        marks = [(mark[2], partial(self._mark, mark)) for mark in recording.marks]
+        pinned = [(time, partial(pin, change)) for time, change in recording.pinned]
+        return sorted([*marks, *pinned], key=operator.itemgetter(0))
 
     def _allocate(
         self, event: int, number: int, category: int, move: Callable[[int], int], call: int = 0
@@ -373,7 +393,8 @@ class BlockRepeater(Repeater):
             self._recorded[key] = None
             return out
         with without_functions():
-            block = self._record_call(start, module, list(map(self._number_of, arguments)), out, items)
+            recording = self._recording(start, own=set(items.numbers))
+            block = self._record_call(recording, list(map(self._number_of, arguments)), out, items)
             made = () if block is None else (*block.outputs, *block.replaced.values())
             new = {one.number for one in made if isinstance(one, OutputTensor) and one.argument < 0}
             # What kept more than its outputs cannot be repeated.
@@ -416,10 +437,9 @@ class BlockRepeater(Repeater):
         return tuple(weight.shape), weight.stride(), weight.dtype, type(weight), is_here
 
     def _record_call(
-        self, start: Mapping[str, Any], module: nn.Module, arguments: list[int | None], out: Any, items: Replaceable
+        self, recording: RecordedStretch | None, arguments: list[int | None], out: Any, items: Replaceable
     ) -> RecordedBlock | None:
         """Return the call; None where it cannot be repeated. `arguments` are the allocations of its tensors."""
-        recording = self._recording(start, own=set(items.numbers))
         changed = items.changed(self._number_of)
         results = out if type(out) is tuple else (out,)
         if recording is None or changed is None or recording.marks or self._kept(recording) is None:

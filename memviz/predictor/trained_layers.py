@@ -7,7 +7,8 @@ that allocates and frees as theirs would. The events are those of a step in whic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -64,6 +65,11 @@ class _TrainedForward(RecordedBlock):
     held: tuple[bool, ...]
     """Arguments that its graph holds."""
 
+    @property
+    def asks_for(self) -> Hashable:
+        """Return what is the same for equal layers."""
+        return self.shape, self.held, tuple(change for _, change in self.recording.pinned)
+
 
 @dataclass
 class _RanLayer:
@@ -77,6 +83,8 @@ class _RanLayer:
     sources: tuple[_Source, ...]
     arguments: tuple[int | None, ...]
     """Allocations of its arguments."""
+    is_checkpointed: bool
+    """Whether its inputs wait on the host until a checkpoint needs them."""
     start: Mapping[str, Any] | None = None
     gradients: dict[int, int | None] | None = None
     """Allocations of the gradients of its outputs."""
@@ -95,6 +103,8 @@ class _TrainedBackward:
     given: Mapping[int, int | None]
     """Allocations of the gradients of the outputs."""
     categories: Mapping[int, int]
+    freed_inputs: Counter[int]
+    """Sizes of the inputs on the host that it freed, which a checkpoint put there before the forward."""
 
 
 class _RepeatedLayer:
@@ -104,6 +114,10 @@ class _RepeatedLayer:
         self.repeater, self.key, self.place, self.path = repeater, key, place, path
         self.kept: dict[int, LiveAllocation] = {}
         """Its allocations that live on but outputs, by their place in the order of its forward."""
+        self.is_pinned = False
+        """Whether memory of the host waits for its backward."""
+        self.frame: Any = None
+        """Holds what a checkpoint keeps of a layer whose inputs wait on the host."""
         self.arguments: list[torch.UntypedStorage | None] = []
         self.sources: tuple[_Source, ...] = ()
         self.inputs: tuple[int, ...] = ()
@@ -113,7 +127,7 @@ class _RepeatedLayer:
 
     def __del__(self) -> None:
         # Its backward was never run, so nothing says when its memory is freed.
-        self.repeater.failed |= bool(self.kept)
+        self.repeater.failed |= bool(self.kept) or self.is_pinned
 
 
 class _RepeatedNode(torch.autograd.Function):
@@ -169,18 +183,21 @@ class TrainedBlockRepeater(BlockRepeater):
         if not torch.is_grad_enabled():
             return super().run(module, args, kwargs, call)
         place = self._places.get(module)
-        if place is None or self._is_inside or not self._may_repeat():
+        hooks = () if place is None else _saved_tensors_hooks()
+        if place is None or self._is_inside or not self._may_repeat(hooks):
             return call(module, *args, **kwargs)
+        is_offloaded, is_checkpointed = not _OFFLOADS.isdisjoint(hooks), len(hooks) > 1
         with without_functions():
             arguments = list(tensors_among((args, kwargs)))
             sources = self._sources(place, arguments)
             weights = tuple(module.parameters())
             key = self._key(self._blocks[module], args, kwargs, (*weights, *module.buffers()))
             if key is not None:
-                key = key, tuple((weight.requires_grad, weight.grad is None) for weight in weights)
+                key = key, tuple((weight.requires_grad, weight.grad is None) for weight in weights), hooks
             forward = None if key is None else self._forwards.get(key)
             if forward is not None and sources is not None and place.index < place.count - _LAST_THAT_RUN:
                 layer = _RepeatedLayer(self, key, place, self._recorder.position.path)
+                layer.frame = _top_hook() if is_checkpointed else None
                 return self._repeat_forward(layer, forward, module, arguments, sources)
             started, signs = self._state(), tuple(map(self._sign, arguments))
             owners = list(map(owners_of, arguments))
@@ -193,28 +210,32 @@ class TrainedBlockRepeater(BlockRepeater):
             self._before = None
             return out
         with without_functions():
-            # A checkpoint holds its arguments since before the call.
+            # A checkpoint holds its arguments since before the call. An offload copies what the graph would hold.
             grown = [now > before for now, before in zip(list(map(owners_of, arguments)), owners, strict=True)]
-            held = tuple(more or bool(_saved_tensors_hooks()) for more in grown)
+            held = tuple(more or bool(hooks) and not is_offloaded for more in grown)
             forward = self._record_forward(started, module, arguments, out, held)
-            self._forwards.setdefault(key, forward)
+            if place.index or not is_offloaded or is_checkpointed:
+                # The first layer may copy to the host what all layers share.
+                self._forwards.setdefault(key, forward)
             outputs = list(out) if type(out) is tuple else [out]
             self._before = None if forward is None else (place, signs, tuple(map(self._sign, outputs)))
             if forward is not None and sources is not None:
                 numbers = tuple(map(self._number_of, arguments))
                 had = tuple(weight.grad is not None for weight in weights)
-                ran = _RanLayer(key, place, forward, weights, had, sources, numbers)
+                ran = _RanLayer(key, place, forward, weights, had, sources, numbers, is_checkpointed)
                 for number, output in enumerate(outputs):
                     node: Any = output.grad_fn
                     node.register_prehook(partial(self._begin_backward, ran, number, output.output_nr))
         return out
 
-    def _may_repeat(self) -> bool:
-        """Return False within a backward, under autocast, and where saved tensors go elsewhere than to a checkpoint."""
+    def _may_repeat(self, hooks: Sequence[str]) -> bool:
+        """Return False within a backward, under autocast, and where unknown hooks take saved tensors."""
         if self._recorder.position.graph_task() != NO_TASK or torch.is_autocast_enabled("cuda"):
             return False
-        hooks = _saved_tensors_hooks()
-        return not hooks or (len(hooks) == 1 and hooks[0].__qualname__.startswith("_checkpoint_hook."))
+        if hooks and hooks[0].startswith(_CHECKPOINT):
+            # It keeps nothing of what the layer saves, and gives the layer's inputs to the hook around it.
+            hooks = hooks[1:]
+        return not hooks or (len(hooks) == 1 and hooks[0] in _OFFLOADS)
 
     def _sign(self, tensor: torch.Tensor) -> Hashable:
         return id(tensor), self._number_of(tensor), type(tensor.grad_fn).__name__
@@ -248,7 +269,8 @@ class TrainedBlockRepeater(BlockRepeater):
         held: tuple[bool, ...],
     ) -> _TrainedForward | None:
         weights = Replaceable((), module, self._number_of)
-        block = self._record_call(start, module, list(map(self._number_of, arguments)), out, weights)
+        stretch = self._recording(start, own=set(weights.numbers), pins=True)
+        block = self._record_call(stretch, list(map(self._number_of, arguments)), out, weights)
         if block is None:
             return None
         recording, outputs, tensors = block.recording, block.outputs, out if isinstance(out, tuple) else (out,)
@@ -295,6 +317,7 @@ class TrainedBlockRepeater(BlockRepeater):
         made = self._repeat_events(forward.recording, allocate)
         with without_modes():
             layer.results, _ = self._make_outputs(forward, made, arguments)
+            layer.is_pinned = any(forward.recording.left_pinned.values())
             layer.kept = {forward.order.index(number): allocation for number, allocation in made.items()}
             layer.arguments = [
                 argument.untyped_storage() if holds else None
@@ -320,18 +343,23 @@ class TrainedBlockRepeater(BlockRepeater):
         given = {place: gradient for place, gradient in enumerate(gradients) if gradient is not None}
         if backward is None or given.keys() != {at for at, number in backward.given.items() if number is not None}:
             raise NotRepeatable
-        kept, layer.kept = layer.kept, {}
+        kept, layer.kept, layer.is_pinned = layer.kept, {}, False
         events = _BackwardEvents(self, layer, backward, kept, given)
-        self._repeat_events(backward.recording, events.allocate, events.free)
+        self._repeat_events(backward.recording, events.allocate, events.free, events.pin)
         return events.results()
 
     def _record_backward(
         self, ran: _RanLayer, layer: _RepeatedLayer, gradients: tuple[torch.Tensor | None, ...]
     ) -> _TrainedBackward:
         forward, first = ran.forward, self._forwards[ran.key]
-        recording = None if ran.start is None else self._recording(ran.start, own=None)
-        is_equal = first is not None and (forward.shape, forward.held) == (first.shape, first.held)
+        recording = None if ran.start is None else self._recording(ran.start, own=None, pins=True)
+        is_equal = first is not None and forward.asks_for == first.asks_for
         if recording is None or recording.marks or not is_equal:
+            raise NotRepeatable
+        freed_inputs = Counter[int]()
+        freed_inputs.subtract(forward.recording.left_pinned)
+        freed_inputs.subtract(recording.left_pinned)
+        if any(count < 0 or count > 0 and not ran.is_checkpointed for count in freed_inputs.values()):
             raise NotRepeatable
         given = ran.gradients or {}
         origins = self._origins(ran, recording, given)
@@ -354,7 +382,7 @@ class TrainedBlockRepeater(BlockRepeater):
         if any(categories.call_of(number) for number in recording.numbers):
             raise NotRepeatable
         kinds = {number: categories.values[number] for number in recording.numbers}
-        return _TrainedBackward(recording, forward.path, origins, weights, arguments, given, kinds)
+        return _TrainedBackward(recording, forward.path, origins, weights, arguments, given, kinds, +freed_inputs)
 
     def _origins(
         self, ran: _RanLayer, recording: RecordedStretch, given: Mapping[int, int | None]
@@ -417,6 +445,7 @@ class _BackwardEvents:
         self._storages = {at: gradient.untyped_storage() for at, gradient in given.items()}
         self._own: dict[int, torch.UntypedStorage] = {}
         """Memory of gradients of arguments."""
+        self._freed_inputs = backward.freed_inputs.copy()
         self._passed = {number: like for _, number, like in backward.arguments}
         self._paths = repeater._recorder.position.paths_from(backward.path, layer.path)
 
@@ -446,12 +475,25 @@ class _BackwardEvents:
             ledger.free(self._kept.pop(at), stack)
         elif kind == "gradient":
             ledger.let_go(self._storages.pop(at), stack)
+        elif self._layer.frame is not None:
+            self._repeater._drop(self._drop_frame, stack)
         else:
             self._repeater._drop(partial(self._layer.arguments.__setitem__, at, None), stack)
+
+    def pin(self, change: int) -> None:
+        if change < 0 and self._freed_inputs[-change]:
+            self._freed_inputs[-change] -= 1
+            self._drop_frame()
+        else:
+            self._repeater._recorder.host_memory.repeat_pinned(change)
+
+    def _drop_frame(self) -> None:
+        self._layer.frame = None
 
     def results(self) -> list[torch.Tensor | None]:
         events = len(self._ledger.history)
         self._layer.arguments.clear()
+        self._drop_frame()
         if len(self._ledger.history) != events or self._kept:
             raise NotRepeatable
         found: dict[int, torch.Tensor] = {}
@@ -462,17 +504,26 @@ class _BackwardEvents:
         return [found.get(place) for place in self._layer.inputs]
 
 
-def _saved_tensors_hooks() -> list[Any]:
-    """Return the functions that pack saved tensors now, innermost first."""
+def _top_hook() -> Any:
+    """Return the function that packs saved tensors now."""
     autograd: Any = torch._C._autograd
-    hooks = []
+    return autograd._top_saved_tensors_default_hooks(False)[0]
+
+
+def _saved_tensors_hooks() -> tuple[str, ...]:
+    """Return the names of the functions that pack saved tensors now, innermost first."""
+    autograd: Any = torch._C._autograd
+    hooks: list[Any] = []
     while (top := autograd._top_saved_tensors_default_hooks(False)) is not None:
         hooks.append(top)
         autograd._pop_saved_tensors_default_hooks()
     for pack, unpack in reversed(hooks):
         autograd._push_saved_tensors_default_hooks(pack, unpack)
-    return [pack for pack, _ in hooks]
+    return tuple(getattr(pack, "__qualname__", "") for pack, _ in hooks)
 
 
+_CHECKPOINT = "_checkpoint_hook."
+_OFFLOADS = frozenset({"save_on_cpu.__init__.<locals>.pack_to_cpu", "_Mover.to_host", "_to_host"})
+"""Torch's own, and those of `optimizations/activation_offload.py` and `checkpointing.py`."""
 _LAST_THAT_RUN = 3
 _SHORTEST_RUN = _LAST_THAT_RUN + 2

@@ -34,6 +34,7 @@ from memviz.runner.step import (
     own_bytes,
     peaks_of,
     prepare,
+    run_always,
     run_with,
     sizes_of,
     take_steps,
@@ -91,7 +92,7 @@ def _predict(
     predicted = PredictedDevice(
         plan.card, settings=settings, release=release, rank=rank, figures_only=figures_only, platform=platform
     )
-    predicted.passes.is_on = repeats and rank is None and _has_equal_passes(plan)
+    predicted.passes.is_on = repeats and rank is None and _has_equal_layers(plan)
     with kernels_of_its_own(), predicted as device:
         before: dict[str, int] = {}
 
@@ -133,15 +134,16 @@ def _predict(
     return Outcome(run, trace, said, device.layout)
 
 
-def _has_equal_passes(plan: Plan) -> bool:
-    """Return False for a user's own program, and where a pass learns from another or hooks take its gradients."""
+def _has_equal_layers(plan: Plan) -> bool:
+    """Return False for a user's own program, and where a pass learns from another or weights are stepped within."""
     learns = any(getattr(optimization, "ahead", False) for optimization in plan.optimizations)
-    moves_gradients = any(optimization.name in _MOVES_GRADIENTS for optimization in plan.optimizations)
-    return isinstance(plan.workload, FromConfiguration) and not learns and not moves_gradients
+    steps = any(optimization.name == "optimizer_in_backward" for optimization in plan.optimizations)
+    return isinstance(plan.workload, FromConfiguration) and not learns and not steps
 
 
-_MOVES_GRADIENTS = ("flat_gradients", "optimizer_in_backward")
-"""Optimizations whose hooks take gradients away in a backward pass, which a repeated pass does not call."""
+def _has_equal_passes(plan: Plan) -> bool:
+    """Return False where the hooks of a pass count passes, which a repeated pass does not call."""
+    return all(optimization.name != "flat_gradients" for optimization in plan.optimizations)
 
 
 def _record_steps(
@@ -158,7 +160,8 @@ def _record_steps(
     weights_bytes, loaded_bytes = own_bytes(model), device.peak_allocated_bytes
     if device.passes.is_on and follows:
         device.blocks.follow(model)
-    trace = take_steps(plan, device, model, tell, warmed=warmed, make_passes=passes, run_pass=device.passes.run)
+    run_pass = device.passes.run if _has_equal_passes(plan) else run_always
+    trace = take_steps(plan, device, model, tell, warmed=warmed, make_passes=passes, run_pass=run_pass)
     return trace, weights_bytes, loaded_bytes
 
 
