@@ -237,7 +237,7 @@ def _print(answer: FitAnswer, measured: list[Measurement] | None = None, every: 
     _print_ways(answer, every)
     searched, refused = answer.searched, len(answer.searched.refused)
     predicted = f"Predicted {count_text(searched.tried - refused)} of {count_text(searched.of)} configurations"
-    predicted += f", the last {WITHOUT_GAIN} of them without a gain" if searched.is_settled else ""
+    predicted += f", the last {WITHOUT_GAIN} of them with almost no gain" if searched.is_settled else ""
     are = "1 was refused" if refused == 1 else f"{count_text(refused)} were refused, the first"
     rest = f"; {are}: {searched.refused[0]}" if refused else "."
     print(f"\n{printable(f'{predicted}{rest}')}")

@@ -158,6 +158,28 @@ def _learned_front(values: Floats) -> Floats:
     return front
 
 
+class _Gains:
+    """Area that each try adds to what is known to be dominated, as a share of all of it, in logarithms."""
+
+    def __init__(self) -> None:
+        self._values: list[Floats] = []
+        self._shares: list[float] = []
+
+    def add(self, value: tuple[float, float]) -> None:
+        new = np.log(np.maximum(np.array([value]), 1e-300))
+        added = max(float(_added(np.array(self._values), new)[0]), 0.0) if self._values else 0.0
+        self._values.append(new[0])
+        observed = np.array(self._values)
+        front, worst = _learned_front(observed), observed.max(axis=0) + np.log(_MARGIN)
+        widths = np.append(front[1:, 0], worst[0]) - front[:, 0]
+        self._shares.append(added / float((widths * (worst[1] - front[:, 1])).sum()))
+
+    @property
+    def have_ended(self) -> bool:
+        last = self._shares[-WITHOUT_GAIN:]
+        return len(last) == WITHOUT_GAIN and sum(last) < _LEAST_GAIN
+
+
 @dataclass(frozen=True)
 class Trial:
     candidate: Candidate
@@ -203,9 +225,9 @@ _SHARE_TRIED = 4
 """Divisor of a larger space: one combination in four is tried."""
 _LEAST_SAMPLED, _MOST_SAMPLED = 125, 300
 WITHOUT_GAIN = 40
-"""A search of samples ends once so many in turn are no better than another, but for `_GAIN` of its cost or memory.
-On 20 made-up spaces it kept 99.9 % of the area under the front or more, with a quarter fewer tries."""
-_GAIN = 1.005
+"""A search of samples ends once so many in turn added less than `_LEAST_GAIN` of the area that the front dominates. On
+60 made-up spaces it kept 98.8 % of that area or more, 99.9 % on average, with 91 tries on average instead of 130."""
+_LEAST_GAIN = 0.002
 _INTERRUPTED = 130
 """Exit status after Ctrl-C."""
 
@@ -445,8 +467,7 @@ class _NextPoints:
         self._left, self._space, self._most_refused = count, space, 0 if self._repeats else count
         self._may_settle = may_settle and count < len(space.candidates)
         self._given = 0
-        self._values: set[tuple[float, float]] = set()
-        self._without_gain = 0
+        self._gains = _Gains()
         self._refused_again = 0
         """Refused combinations in whose place another is tried; no more than are tried at all."""
         self._refused: set[tuple[int, int]] = set()
@@ -457,7 +478,7 @@ class _NextPoints:
 
     @property
     def is_settled(self) -> bool:
-        return self._may_settle and (self._repeats or self._without_gain >= WITHOUT_GAIN)
+        return self._may_settle and (self._repeats or self._gains.have_ended)
 
     @property
     def most(self) -> int:
@@ -495,7 +516,4 @@ class _NextPoints:
         if self._guesses is not None:
             self._guesses.learn(place, value)
         if value is not None and not is_twin:
-            most = value[0] * _GAIN, value[1] * _GAIN
-            is_gain = not any(cost <= most[0] and peak <= most[1] for cost, peak in self._values)
-            self._without_gain = 0 if is_gain else self._without_gain + 1
-            self._values.add(value)
+            self._gains.add(value)
