@@ -48,7 +48,14 @@ _WIDE = ("row_var", "col_var")
 class EightBitStates:
     """`undo = EightBitStates().apply(model)`, then train as before."""
 
-    least: int = field(default=4096, metadata={"help": "states with fewer elements stay in their dtype", "least": 1})
+    least: int = field(
+        default=4096,
+        metadata={
+            "help": "states with fewer elements stay in their dtype",
+            "least": 1,
+            "says": "states of {} elements or more",
+        },
+    )
     by: str = field(default="torch", metadata={"help": "the code: this file's, or bitsandbytes'", "choices": _BY})
 
     name: ClassVar[str] = "eight_bit_states"

@@ -10,6 +10,7 @@ from memviz.predictor.expected_error import Fit
 from memviz.results.device_bill import DeviceBill, estimated_bill
 from memviz.results.headline import Headline, consecutive_spans
 from memviz.runner.jobs.service import Variant
+from memviz.runner.plan import MOST_NAMED
 from memviz.runner.request import RankClass, Run, Seconds
 from memviz.units import bytes_text, bytes_texts, count_text, percent_text
 
@@ -109,6 +110,13 @@ def variants_headline(variants: Sequence[Variant]) -> RunHeadline:
     return _fitting_variant(pressed, others_fit=others_fit) if pressed else _best_saving(pairs)
 
 
+def _short(label: str) -> str:
+    """Return a label with at most two optimizations by name."""
+    parts = label.split(" + ")
+    more = len(parts) - MOST_NAMED
+    return label if more <= 0 else f"{' + '.join(parts[:MOST_NAMED])} and {more} more"
+
+
 def _failure_headline(failed: Sequence[Variant]) -> Headline:
     if not failed:
         return Headline("")
@@ -125,7 +133,7 @@ def _best_saving(pairs: Sequence[_Pair]) -> RunHeadline:
         )
     share = percent_text(best.saved, best.base.peak_reserved_bytes)
     of = f"of what is reserved{location_text(best.run)}{_with_any_optimizer(best.base)}"
-    answer = f"{best.label} saves {bytes_text(best.saved)}, {share} {of}."
+    answer = f"{_short(best.label)} saves {bytes_text(best.saved)}, {share} {of}."
     cost = _cost_clause(best.base, best.run)
     return RunHeadline(Headline(answer, f"It costs{cost.removeprefix(' for')}." if cost else ""), best.number)
 
@@ -246,7 +254,7 @@ def _fitting_variant(pairs: Sequence[_Pair], *, others_fit: bool) -> RunHeadline
     sure = [pair for pair in fitting if pair.run.fit is not None and pair.run.fit.word == "yes"]
     best = min(sure or fitting, key=lambda option: (option.run.flops or 0, option.run.peak_reserved_bytes))
     doubt = "" if sure else ", but it is close"
-    answer = f"{best.label} makes the {step} fit{location_text(best.run)}{with_optimizer(best.base)}{doubt}."
+    answer = f"{_short(best.label)} makes the {step} fit{location_text(best.run)}{with_optimizer(best.base)}{doubt}."
     saves = f"It saves {bytes_text(abs(best.saved))}" if best.saved >= 0 else f"It takes {bytes_text(-best.saved)} more"
     return RunHeadline(Headline(answer, f"{saves}{_cost_clause(best.base, best.run)}."), best.number)
 
@@ -256,7 +264,8 @@ def _close_variant(pairs: Sequence[_Pair]) -> RunHeadline:
     best = min(pairs, key=lambda option: option.run.peak_reserved_bytes)
     step, fit = step_word(best.base), best.run.fit
     assert fit is not None
-    answer = f"{best.label} may make the {step} fit{location_text(best.run)}{with_optimizer(best.base)}: it is close."
+    where = f"{location_text(best.run)}{with_optimizer(best.base)}"
+    answer = f"{_short(best.label)} may make the {step} fit{where}: it is close."
     reserves = bytes_texts(best.run.peak_reserved_bytes, fit.most_usable_bytes)[0]
     return RunHeadline(Headline(answer, f"It reserves {reserves} of {usable_text(fit)}."), best.number)
 

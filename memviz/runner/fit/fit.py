@@ -24,7 +24,7 @@ from memviz.runner.fit.largest import Grid, Largest, grid_json, grid_of, largest
 from memviz.runner.fit.predictions import Predictor
 from memviz.runner.fit.search import OnTrial, Searched, Stop, Trial, cheapest_that_fits, pareto_front, search
 from memviz.runner.fit.space import KEEPS, Keep, space_of
-from memviz.runner.plan import label_of, plan_of, title_of
+from memviz.runner.plan import MOST_NAMED, label_of, plan_of, title_of
 from memviz.runner.request import Request, command_of, described, parallel_of
 from memviz.text import nearest
 from optimizations import Optimization
@@ -32,8 +32,6 @@ from optimizations import Optimization
 LARGEST = ("batch", "sequence")
 _MOST_REASONS = 3
 _NAMED_LAST = ("allocator_settings", "attention_backend")
-_MOST_NAMED = 2
-"""Optimizations in a headline; the table and the command name all."""
 
 Named = Callable[[tuple[Optimization, ...]], str]
 
@@ -298,10 +296,10 @@ def short_label(trial: Trial, label: Named = label_of) -> str:
     parts = [label((change,)) for change in sorted(added, key=lambda change: change.name in _NAMED_LAST)]
     parts += [trial.candidate.layout] if trial.candidate.layout else []
     parts += [text for name, text in _other_settings(trial).items() if name == "dtype"]
-    more = len(parts) - _MOST_NAMED
+    more = len(parts) - MOST_NAMED
     # Another optimizer is always named, since a search changes it unasked.
     optimizer = [request.optimizer] if request.optimizer != original.optimizer else []
-    together = " + ".join([*parts[:_MOST_NAMED], *optimizer]) or trial_label(trial, label)
+    together = " + ".join([*parts[:MOST_NAMED], *optimizer]) or trial_label(trial, label)
     return f"{together} and {more} more" if more > 0 else together
 
 
