@@ -81,7 +81,7 @@ class PredictorRule:
 _INDEX = 8
 
 
-def _sorted_copies(call: OperatorCall) -> tuple[int | None, int | None]:
+def _copies_of_distinct(call: OperatorCall) -> tuple[int | None, int | None]:
     tensor = call.args[0]
     if not isinstance(tensor, Tensor):
         return None, None
@@ -348,6 +348,18 @@ _READ = (
         {"upsample_nearest2d": taken.enlarging_copies},
     ),
     PredictorRule(
+        "sorting and scanning",
+        Standing.READ,
+        "Sort.cpp, SortStable.cu, TensorTopK.cu, ScanUtils.cuh, MultinomialKernel.cu",
+        {
+            "sort": taken.sort_buffers,
+            "topk": taken.topk_buffers,
+            "multinomial": taken.multinomial_buffers,
+            **_operators("cumsum", "cumprod", temporaries=taken.scan_buffers),
+        },
+        family=SORTS,
+    ),
+    PredictorRule(
         "CTC losses",
         Standing.READ,
         "LossCTC.cu",
@@ -418,14 +430,14 @@ _MISSING = (
         note="cuDNN runs whole recurrent layers with a workspace and a reserve; here they are predicted step by step.",
     ),
     PredictorRule(
-        "sorting and scanning",
+        "distinct values",
         Standing.MISSING,
-        "they take copies of about their input's size",
-        _operators("sort", "topk", "argsort", "unique_dim", "_unique2", "multinomial", "cumsum", "cumprod"),
-        family=SORTS,
-        not_counted="temporary copies of sorting and scanning",
-        note="Sorting and scanning take temporary copies of about their input's size; they are not predicted.",
-        missing_bytes=_sorted_copies,
+        "they are sorted in copies of about their input's size",
+        _operators("unique_dim", "_unique2", "unique_consecutive"),
+        family="distinct values",
+        not_counted="temporary copies of distinct values",
+        note="Finding distinct values takes temporary copies of about the input's size; they are not predicted.",
+        missing_bytes=_copies_of_distinct,
     ),
     PredictorRule(
         "libraries of linear algebra",

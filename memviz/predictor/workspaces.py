@@ -404,13 +404,123 @@ def sort_scratch_bytes(count: int, highest: int, card: KnownCard) -> int:
     One block of threads sorts a few without any. More are sorted in passes of 8 bits: each pass has counters, each tile
     of the keys has its own, and keys and values have a copy each where there are several passes.
     """
+    return _radix_scratch_bytes(count, max(highest.bit_length(), 1), card, (_INDEX, _INDEX))
+
+
+def _radix_scratch_bytes(count: int, bits: int, card: KnownCard, sizes: Sequence[int]) -> int:
+    """Scratch bytes by the bits of the keys that are sorted by; `sizes` are bytes of a key, and of its value if any."""
     if count <= _ONE_BLOCK:
         return 1
-    passes = ceil(max(highest.bit_length(), 1) / _BITS)
+    passes = ceil(bits / _BITS)
     tile = next(size for architecture, size in _TILES if card.architecture >= architecture)
-    copies = _INDEX * count if passes > 1 else 0
-    parts = (passes * _DIGITS * _INDEX, ceil(count / tile) * _DIGITS * _COUNTER, copies, copies, passes * _COUNTER)
+    copies = [size * count if passes > 1 else 0 for size in sizes]
+    parts = (passes * _DIGITS * _INDEX, ceil(count / tile) * _DIGITS * _COUNTER, *copies, passes * _COUNTER)
     return sum(round_up(part, _SCRATCH_ALIGNMENT) for part in parts) + _SCRATCH_ALIGNMENT - 1
+
+
+_SMALL_SORT = 4096
+"""Elements of a row that one block of threads sorts in place."""
+_ROWS_AT_ONCE, _LONG_ROW = 128, 1_000_000
+"""Fewer rows are sorted as one, and longer ones each alone."""
+
+
+def sort_buffers(call: OperatorCall) -> Sizes:
+    """Numbers that are sorted along, and the scratch of CUB's sorts (`Sort.cpp`, `SortStable.cu`)."""
+    tensor = call.args[0]
+    return _sort_buffers(tensor, call.argument(1, "dim", -1), call.card) if tensor.dim() else ()
+
+
+def _sort_buffers(tensor: Tensor, dim: int, card: KnownCard) -> Sizes:
+    count, length = tensor.numel(), tensor.shape[dim]
+    if not count:
+        return
+    if length <= _SMALL_SORT:
+        yield (length * _INDEX,)
+        return
+    if not tensor.is_contiguous() or tensor.stride(dim) != 1:
+        # The input, its sorted values and their places, with rows that lie in one piece.
+        yield from (tensor.nbytes, tensor.nbytes, count * _INDEX)
+    count = min(count, _INT_MAX // length * length)
+    rows, size = count // length, tensor.element_size()
+    if rows == 1 or length >= _LONG_ROW:
+        yield length * _INDEX
+        yield (_radix_scratch_bytes(length, 8 * size, card, (size, _INDEX)),)
+    elif rows < _ROWS_AT_ONCE:
+        yield from (count * _INDEX, count * _INDEX)
+        yield count * size, _radix_scratch_bytes(count, 8 * size, card, (size, _INDEX))
+        yield (_radix_scratch_bytes(count, (rows - 1).bit_length(), card, (_INDEX,)),)
+    else:
+        yield count * _INDEX
+        copies = (round_up(count * each, _SCRATCH_ALIGNMENT) for each in (size, _INDEX))
+        yield (sum(copies) + _SCRATCH_ALIGNMENT - 1,)
+
+
+_BLOCK, _BLOCKS_OF_A_MULTIPROCESSOR = 256, 6
+_MOST_OF_A_THREAD, _LEAST_OF_A_THREAD = 64, 4
+_SEVERAL_BLOCKS = ((20, 20_000), (40, 10_000), (80, 8_000), (199, 5_000), (799, 3_000), (4_000, 800))
+"""Up to so many rows, several blocks of threads search one of so many elements; of more rows, one of 400."""
+
+
+def topk_buffers(call: OperatorCall) -> Sizes:
+    """Counters where several blocks of threads search a row, and a sort of more than 4,096 found (`TensorTopK.cu`)."""
+    tensor, k, dim = call.args[0], call.args[1], call.argument(2, "dim", -1)
+    yield from _topk_buffers(tensor, k, dim, call.card)
+    if call.argument(4, "sorted", True):
+        yield from _order_buffers(tensor, k, dim, call.card)
+
+
+def _topk_buffers(tensor: Tensor, k: int, dim: int, card: KnownCard) -> Sizes:
+    count, size = tensor.numel(), tensor.element_size()
+    if not count or not k:
+        return
+    length = tensor.shape[dim] if tensor.dim() else 1
+    rows = count // length
+    buffers = [] if tensor.is_contiguous() else [tensor.nbytes]
+    if length >= next((least for most, least in _SEVERAL_BLOCKS if rows <= most), 400):
+        threads = card.multiprocessors * _BLOCKS_OF_A_MULTIPROCESSOR * _BLOCK
+        items = max(_LEAST_OF_A_THREAD, min(ceil(count / threads), _MOST_OF_A_THREAD))
+        blocks = rows * ceil(length / (items * _BLOCK))
+        # Found values, semaphores, ranks, digits that are decided (of 4 or 8 bytes), and counters of each block.
+        buffers += [rows * size, rows * 4, 2 * rows * 4, 2 * rows * max(size, 4), blocks * _DIGITS * 2]
+        buffers += [blocks * 4, blocks * 4, 1]
+    yield tuple(buffers)
+
+
+def _order_buffers(tensor: Tensor, k: int, dim: int, card: KnownCard) -> Sizes:
+    """Buffers of a sort of the elements that were found, which come in the order of the row."""
+    if not tensor.numel() or k <= _SMALL_SORT:
+        return
+    shape = list(tensor.shape)
+    shape[dim] = k
+    found = torch.empty(shape, dtype=tensor.dtype, device="meta")
+    yield from (found.numel() * _INDEX, found.nbytes)
+    yield from _sort_buffers(found, dim, card)
+    yield (found.numel() * _INDEX,)
+
+
+def scan_buffers(call: OperatorCall) -> Sizes:
+    """A copy in the type of the result, and counters of a scan of one row (`ScanUtils.cuh`)."""
+    tensor, dim = call.args[:2]
+    if tensor.dtype != call.out.dtype or not tensor.is_contiguous():
+        yield call.out.nbytes
+    if tensor.dim() and tensor.numel() == tensor.shape[dim]:
+        yield (ceil(tensor.numel() / _SCANNED_AT_ONCE) * 2 * _INDEX + _SCRATCH_ALIGNMENT,)
+
+
+_SCANNED_AT_ONCE = 128 * 15
+
+
+def multinomial_buffers(call: OperatorCall) -> Sizes:
+    """Random numbers to divide by, of which the largest are drawn; or weights, normalized and added up."""
+    tensor, count = call.args[:2]
+    if call.argument(2, "replacement", False) and count > 1:
+        yield from (tensor.nbytes,) * 3
+        return
+    yield tensor.nbytes
+    if count > 1:
+        yield tensor.numel() // tensor.shape[-1] * count * tensor.element_size()
+        yield from _topk_buffers(tensor, count, -1, call.card)
+        yield from _order_buffers(tensor, count, -1, call.card)
 
 
 def index_copies(call: OperatorCall) -> Sizes:

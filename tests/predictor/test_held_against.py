@@ -122,11 +122,11 @@ def test_an_error_on_both_sides_stands_beside_nothing_that_is_not_counted() -> N
 
 
 def test_of_several_kinds_that_are_not_counted_the_sentence_says_that_one_has_no_estimate() -> None:
-    sorts = Unproven("sorting and scanning", Standing.MISSING, "", 4 << 20, 0, 8 << 20)
+    sorts = Unproven("distinct values", Standing.MISSING, "", 4 << 20, 0, 8 << 20)
     layers = Unproven("cuDNN's recurrent layers", Standing.MISSING, "", None, 0, None)
     nccl = Unproven(NCCL, Standing.MISSING, "", None, 0, None)
-    one = expected_error(["sort"], trains=False, card=CARD, unproven=(sorts, nccl))
-    both = expected_error(["sort", RECURRENT], trains=False, card=CARD, unproven=(sorts, layers))
+    one = expected_error(["_unique2"], trains=False, card=CARD, unproven=(sorts, nccl))
+    both = expected_error(["_unique2", RECURRENT], trains=False, card=CARD, unproven=(sorts, layers))
     assert (one.uncounted_bytes, one.estimates_all) == (8 << 20, True)
     assert (both.uncounted_bytes, both.estimates_all) == (8 << 20, False)
     assert both.sentence != one.sentence and "not all have an estimate" in both.sentence

@@ -97,6 +97,23 @@ def attend(rows: int, width: int, dtype: torch.dtype) -> Callable[[], object]:
     return run
 
 
+def half(*shape: int) -> Tensor:
+    return zeros(*shape, dtype=torch.bfloat16)
+
+
+# Counters of each pass and of each tile, a copy of keys and of values, and what rounds each of them up.
+FEW_ROWS = [
+    *(320_000, 320_000, 160_000, 4 * 2048 + 11 * 1024 + 160_000 + 320_000 + 256 + 255),
+    2048 + 11 * 1024 + 256 + 255,
+]
+SORTED_COLUMNS = [
+    *(80_000, 80_000, 160_000, 160_000, 160_000, 80_000, 4 * 2048 + 6 * 1024 + 80_128 + 160_000 + 256 + 255),
+    2048 + 6 * 1024 + 256 + 255,
+]
+MANY_LARGEST = [
+    *(20_000, 40_000, 40_000, 20_000, 40_000, 4 * 2048 + 2 * 1024 + 20_224 + 40_192 + 256 + 255, 40_000),
+]
+ONE_ROW = [4 * 2048 + 3 * 1024 + 32_768 + 65_536 + 256 + 255]
 PADDED = 2 * 3 * 18 * 18 * 4
 TAKEN: dict[str, tuple[Callable[[], object], str, list[int]]] = {
     "power of a tensor": (lambda: 10_000 ** zeros(32), "pow_Scalar", [128, 8]),
@@ -107,6 +124,19 @@ TAKEN: dict[str, tuple[Callable[[], object], str, list[int]]] = {
     "index": (lambda: zeros(10, 64)[torch.tensor([1, 2, 3], device="cuda")], "index_Tensor", [768]),
     "index of the host": (lambda: zeros(10, 64)[torch.tensor([1, 2, 3])], "index_Tensor", [768, 24]),
     "put at indices of the host": (put_at_indices_of_the_host, "index_put_", [24]),
+    "sort of short rows": (lambda: zeros(4, 100).sort(), "sort", [1600, 3200, 800]),
+    "sort of columns": (lambda: zeros(5000, 4).sort(0), "sort", [80_000, 160_000, *SORTED_COLUMNS]),
+    "sort of one row": (lambda: zeros(8192).sort(), "sort", [32_768, 65_536, 65_536, *ONE_ROW]),
+    "sort of few rows": (lambda: zeros(4, 10_000).sort(), "sort", [160_000, 320_000, *FEW_ROWS]),
+    "sort of many rows": (lambda: half(128, 5000).sort(), "sort", [1_280_000, 5_120_000, 5_120_000, 6_400_255]),
+    "largest of short rows": (lambda: zeros(512, 8).topk(2), "topk", [4096, 8192]),
+    # One row of 128,000 in 125 blocks of 4 elements for each of 256 threads.
+    "largest of a long row": (lambda: zeros(128_000).topk(50), "topk", [200, 400, 4, 4, 8, 8, 64_000, 500, 500, 1]),
+    "many of the largest": (lambda: zeros(8192).topk(5000, sorted=True), "topk", MANY_LARGEST),
+    "scan of rows": (lambda: places(2, 8).cumsum(1), "cumsum", [128]),
+    "scan of a mask": (lambda: zeros(2, 8, dtype=torch.bool).cumsum(1), "cumsum", [128, 128]),
+    "one draw": (lambda: zeros(2, 1000).multinomial(1), "multinomial", [16, 8000]),
+    "draws that may repeat": (lambda: zeros(2, 1000).multinomial(3, True), "multinomial", [48, *3 * [8000]]),
     "add at few indices": (add_at((512, 16), (100, 16), 100), "index_put_", [800] * 5 + [1]),
     # A second index takes two more for a moment.
     "add at two indices": (add_at((8, 8, 4), (100, 4), 100, 100), "index_put_", [800] * 7 + [1]),
