@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import os
 import platform
+import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -20,7 +21,7 @@ import torch
 from torch import nn
 
 from memviz.allocator.blocks import AllocationFailed, DeviceMemory, Platform, address_space
-from memviz.allocator.context import NCCL_FACT, communicators_text, overhead_on
+from memviz.allocator.context import NCCL_FACT, communicators_text, libraries_fact, overhead_on
 from memviz.allocator.recorded_requests import AllocatorCalls
 from memviz.allocator.replayer import CardMemory
 from memviz.allocator.settings import Settings, parse_settings, settings_from_environment
@@ -432,6 +433,7 @@ class PredictedDevice:
             "times": "No clock runs on a predicted device: times count events and phases, one microsecond each.",
             **({} if (rank := self.rank) is None else _rank_facts(rank)),
             **({NCCL_FACT: communicators_text(used)} if (used := self.layout.communicators.values()) else {}),
+            **libraries_fact(sys.modules),
             **({HOLDERS_CUT_FACT: str(self._holders.cut)} if self._holders is not None and self._holders.cut else {}),
             "not predicted": " ".join(self.unseen()),
         }

@@ -3,17 +3,22 @@
 import json
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from memviz.allocator.context import (
+    ALL_KERNELS,
     HOPPER,
+    LOADING_FACT,
+    MATH_LIBRARIES,
     NCCL_FACT,
     OUTSIDE_FACT,
     UNKNOWN,
     Communicator,
     communicators_of,
     communicators_text,
+    libraries_fact,
     nccl_bytes,
 )
 from memviz.predictor.accuracy import doubt_on
@@ -46,7 +51,8 @@ def test_the_lines_add_up_to_an_interval() -> None:
     of = trace()
     assert bill_lines(of) == [
         ("reserved by PyTorch", 20 * MiB, 20 * MiB, "predicted"),
-        ("CUDA context", HOPPER.least_bytes, HOPPER.most_bytes, "estimated"),
+        ("CUDA context", HOPPER.least_bytes - 64 * MiB, HOPPER.most_bytes - 112 * MiB, "estimated"),
+        ("cuBLAS and cuDNN", *MATH_LIBRARIES, "estimated"),
         ("other libraries", None, None, "unknown"),
     ]
     bill = device_bill(of, of.devices[0])
@@ -58,8 +64,28 @@ def test_the_lines_add_up_to_an_interval() -> None:
 
 
 def test_a_file_of_others_is_read_and_its_card_unknown() -> None:
-    reserved, context, _ = bill_lines(trace("measured", ""))
-    assert reserved[3] == "read" and context[1:3] == (UNKNOWN.least_bytes, UNKNOWN.most_bytes)
+    reserved, context, math, _ = bill_lines(trace("measured", ""))
+    assert reserved[3] == "read"
+    assert [context[i] + math[i] for i in (1, 2)] == [UNKNOWN.least_bytes, UNKNOWN.most_bytes]
+
+
+@pytest.mark.parametrize("facts", [{"cuda": "11.3"}, {LOADING_FACT: "EAGER"}])
+def test_a_context_with_all_kernels_is_larger(facts: dict[str, str]) -> None:
+    """CUDA loads them lazily since 11.7, unless told otherwise."""
+    assert sum(line[2] or 0 for line in bill_lines(trace("measured", **facts))) == 20 * MiB + ALL_KERNELS.most_bytes
+    lazy = bill_lines(trace("measured", cuda="12.8", **{LOADING_FACT: "LAZY"}))
+    assert sum(line[2] or 0 for line in lazy) == 20 * MiB + HOPPER.most_bytes
+
+
+def test_libraries_with_memory_of_their_own_have_a_line_each() -> None:
+    pool = SimpleNamespace(get_default_memory_pool=lambda: SimpleNamespace(total_bytes=lambda: 3 * MiB))
+    assert not libraries_fact({"torch": None})
+    fact = libraries_fact({"cupy": pool, "jax": None})
+    rows = bill_lines(trace("measured", **fact))
+    assert rows[3:5] == [("CuPy", 3 * MiB, 3 * MiB, "read"), ("JAX", None, None, "unknown")]
+    of = trace("measured", outside_PyTorch=f"0: {9 * MiB} to {9 * MiB} bytes, 1 reading", **fact)
+    bill = device_bill(of, of.devices[0])
+    assert bill is not None and bill.most_bytes == 29 * MiB and "3.00 MiB CuPy" in bill.rows[1].source
 
 
 def test_pinned_memory_of_the_host_has_no_bill() -> None:
@@ -81,13 +107,14 @@ def test_what_the_driver_measured_takes_the_place_of_estimates() -> None:
 @pytest.mark.parametrize(
     ("one", "card", "reading_mib"),
     [
+        (Communicator(1), "NVIDIA H200", 0.62 * 1024),
         (Communicator(2), "NVIDIA A100 80GB", 544),
         (Communicator(4), "NVIDIA A100 80GB", 688),
         (Communicator(8, True), H100, (4.34 - 1.06) * 1024),
     ],
 )
 def test_public_readings_lie_in_the_interval_of_nccl(one: Communicator, card: str, reading_mib: float) -> None:
-    """nccl#964 on 4 A100 with NVLink, and nccl#1685: what an all-to-all of 8 H100 added."""
+    """One process of an H200, nccl#964 on 4 A100 with NVLink, and nccl#1685: what an all-to-all of 8 H100 added."""
     least, most = nccl_bytes(Counter([one]), card)
     assert least <= reading_mib * MiB <= most
 
@@ -112,13 +139,13 @@ def test_the_verdict_sets_aside_what_the_bill_says() -> None:
 def test_a_recording_of_ranks_has_a_share_of_nccl() -> None:
     """Its groups say it, else its world size; where only stacks tell of NCCL, the size is unknown."""
     two = bill_lines(trace("measured", nccl_communicators="2 of 8 ranks"))
-    assert two[2] == ("NCCL, 2 communicators", *nccl_bytes(Counter({Communicator(8): 2}), H100), "estimated")
+    assert two[3] == ("NCCL, 2 communicators", *nccl_bytes(Counter({Communicator(8): 2}), H100), "estimated")
     by_world = bill_lines(trace("measured", **{WORLD_FACT: "8"}))
-    assert by_world[2] == ("NCCL, 1 communicator", *nccl_bytes(Counter([Communicator(8)]), H100), "estimated")
+    assert by_world[3] == ("NCCL, 1 communicator", *nccl_bytes(Counter([Communicator(8)]), H100), "estimated")
 
     file = "/site-packages/torch/distributed/distributed_c10d.py"
     of = trace_of([alloc(0, MiB, frames=[{"name": "all_reduce", "filename": file, "line": 3}])])
-    assert bill_lines(of)[2] == ("NCCL", None, None, "unknown")
+    assert bill_lines(of)[3] == ("NCCL", None, None, "unknown")
     assert "NCCL" not in {line[0] for line in bill_lines(trace("measured"))}
 
     of = trace("measured", outside_PyTorch=f"0: {MiB} to {MiB} bytes, 1 reading", nccl_communicators="1 of 8 ranks")
