@@ -238,6 +238,7 @@ class PredictedDevice:
         patches.enter_context(jagged_attention_on(self.card))
         follow_group(patches, recorder, self.rank, self.layout, order)
         follow_files(patches, recorder, devices)
+        recorder.host_memory.workers.follow(patches)
         patches.enter_context(operators())
         position.skip_earlier_nodes()
 
@@ -434,6 +435,7 @@ class PredictedDevice:
             **({} if (rank := self.rank) is None else _rank_facts(rank)),
             **({NCCL_FACT: communicators_text(used)} if (used := self.layout.communicators.values()) else {}),
             **libraries_fact(sys.modules),
+            **self.recorder.host_memory.workers.peak.facts,
             **({HOLDERS_CUT_FACT: str(self._holders.cut)} if self._holders is not None and self._holders.cut else {}),
             "not predicted": " ".join(self.unseen()),
         }

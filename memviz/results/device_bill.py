@@ -1,4 +1,4 @@
-"""The bill of a device: PyTorch's reserved memory and what lies beside its allocator, as nvidia-smi would show."""
+"""Bills of a process: what nvidia-smi would show on its card, line by line, and its host memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from memviz.allocator.context import (
 from memviz.analysis.timeline import has_reserved, timeline
 from memviz.results.headline import Headline, and_list
 from memviz.results.result import Result, Table, TableRow, named_fields
-from memviz.trace.memviz_labels import WORLD_FACT
+from memviz.trace.memviz_labels import WORLD_FACT, ChildProcesses
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.units import bytes_text, bytes_texts, whole_number
 
@@ -61,11 +61,9 @@ class BillLine:
 
 
 @dataclass(frozen=True, repr=False)
-class DeviceBill(Result):
-    """Memory of one process on a card at its peak, line by line."""
+class Bill(Result):
+    """Lines that add up; those of unknown size are left out of the sum."""
 
-    card: str
-    """Empty where no file says it; then the interval is that of all cards."""
     rows: tuple[BillLine, ...]
 
     @property
@@ -82,11 +80,39 @@ class DeviceBill(Result):
         return interval_text(self.least_bytes, self.most_bytes)
 
     @property
-    def headline(self) -> Headline:
+    def unknown(self) -> str:
+        """Sentence on the lines without a size; empty where there are none."""
         missing = [line.source or line.name for line in self.rows if line.most_bytes is None]
-        more = f" Not counted, as unknown: {and_list(missing)}." if missing else ""
+        return f" Not counted, as unknown: {and_list(missing)}." if missing else ""
+
+    @property
+    def parts(self) -> str:
+        return " + ".join(line.text for line in self.rows if line.most_bytes is not None)
+
+    def as_json(self) -> dict[str, Any]:
+        lines = [named_fields(line, "name", "least_bytes", "most_bytes", "basis", "source") for line in self.rows]
+        return {**named_fields(self, "least_bytes", "most_bytes"), "lines": lines}
+
+    def columns(self) -> Mapping[str, list[Any]]:
+        names = ("name", "least_bytes", "most_bytes", "basis", "source")
+        return {name: [getattr(line, name) for line in self.rows] for name in names}
+
+    def table(self, most: int | None = None) -> Table:
+        rows = (TableRow((line.size_text, line.basis), line.name) for line in self.rows[:most])
+        return Table(("bytes", "basis", "memory"), tuple(rows))
+
+
+@dataclass(frozen=True, repr=False)
+class DeviceBill(Bill):
+    """Memory of one process on a card at its peak."""
+
+    card: str
+    """Empty where no file says it; then the interval is that of all cards."""
+
+    @property
+    def headline(self) -> Headline:
         answer = f"nvidia-smi would show {self.size_text}{f' on {self.card}' if self.card else ''}."
-        return Headline(answer, f"{self.parts}. {_WORKSPACES}{more}")
+        return Headline(answer, f"{self.parts}. {_WORKSPACES}{self.unknown}")
 
     @property
     def is_measured(self) -> bool:
@@ -98,22 +124,18 @@ class DeviceBill(Result):
         """For a list of figures in a terminal."""
         return f"{self.size_text}, as nvidia-smi shows: {self.parts}"
 
-    @property
-    def parts(self) -> str:
-        return " + ".join(line.text for line in self.rows if line.most_bytes is not None)
-
     def as_json(self) -> dict[str, Any]:
         """Return `device_bill` of `summary --json` and `predict --json`."""
-        lines = [named_fields(line, "name", "least_bytes", "most_bytes", "basis", "source") for line in self.rows]
-        return {**named_fields(self, "card", "least_bytes", "most_bytes"), "lines": lines}
+        return {"card": self.card, **super().as_json()}
 
-    def columns(self) -> Mapping[str, list[Any]]:
-        names = ("name", "least_bytes", "most_bytes", "basis", "source")
-        return {name: [getattr(line, name) for line in self.rows] for name in names}
 
-    def table(self, most: int | None = None) -> Table:
-        rows = (TableRow((line.size_text, line.basis), line.name) for line in self.rows[:most])
-        return Table(("bytes", "basis", "memory"), tuple(rows))
+@dataclass(frozen=True, repr=False)
+class HostBill(Bill):
+    """Host memory of one process at its peak, its child processes included."""
+
+    @property
+    def headline(self) -> Headline:
+        return Headline(f"Host memory: {self.size_text} at the peak.", f"{self.parts}.{self.unknown}")
 
 
 def interval_text(least: int | None, most: int | None) -> str:
@@ -126,7 +148,7 @@ def estimated_bill(
     reserved_bytes: int, basis: Basis, card: str, communicators: Counter[Communicator] | None = None
 ) -> DeviceBill:
     """Return the bill of a process that no driver measured."""
-    return DeviceBill(card, (_reserved(reserved_bytes, basis), *_beside(card, {}, communicators or Counter())))
+    return DeviceBill((_reserved(reserved_bytes, basis), *_beside(card, {}, communicators or Counter())), card)
 
 
 def _reserved(size: int | None, basis: Basis) -> BillLine:
@@ -205,8 +227,47 @@ def device_bill(trace: Trace, device: DeviceTrace, reserved: int | None = None) 
         if known:
             source += f"; in it {and_list(known)}"
         beside = (BillLine(_OUTSIDE_NAME, int(outside[2]), int(outside[3]), "measured", source),)
-    return DeviceBill(about.on, (_reserved(reserved, basis), *beside))
+    return DeviceBill((_reserved(reserved, basis), *beside), about.on)
 
 
 def _is_of(outside: re.Match[str], device: DeviceTrace) -> bool:
     return int(outside[1]) == device.device
+
+
+def host_bill(trace: Trace, device: DeviceTrace) -> HostBill | None:
+    """Return the bill of host memory over the events of a device; None where nothing is known of it."""
+    host = device.host
+    if host is None:
+        return None
+    at = int(host.total.argmax())
+    total, pinned = int(host.total[at]), int(host.pinned[at])
+    children = children_line(ChildProcesses.of(trace.about.facts), trace.about.origin)
+    if trace.about.origin == "measured":
+        rows = (BillLine("resident size of the process", total, total, "measured", "sampled 20 times a second"),)
+        return HostBill((*rows, *children))
+    rest = BillLine("Python objects and libraries", None, None, "unknown")
+    return HostBill((*tensor_lines(total - pinned, pinned, trace.about.origin), *children, rest))
+
+
+def tensor_lines(pageable: int, pinned: int, basis: Basis) -> tuple[BillLine, ...]:
+    return (
+        BillLine("pageable CPU tensors", pageable, pageable, basis),
+        BillLine("pinned CPU tensors", pinned, pinned, basis, "blocks of PyTorch's pinned allocator"),
+    )
+
+
+def children_line(children: ChildProcesses, origin: Basis) -> tuple[BillLine, ...]:
+    """Return a line on the child processes, if there are any."""
+    if not children.count:
+        return ()
+    size, count = children.bytes, children.count
+    if origin == "measured":
+        name = f"for {count} child process{'es' * (count > 1)}, data loader workers included"
+        source = "pages that no other process shares, looked at once a second"
+        return (BillLine(name, size, size, "unknown" if size is None else "measured", source),)
+    name = f"for {count} data loader worker{'s' * (count > 1)}"
+    if size is None:
+        return (BillLine(name, None, None, "unknown", "data loader workers, whose memory this system does not say"),)
+    batches = bytes_text(children.batch_bytes)
+    source = f"as measured in the prediction's own workers, and {batches} of batches on their way"
+    return (BillLine(name, size, size, "estimated", source),)

@@ -5,6 +5,7 @@ from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from memviz.allocator.context import (
@@ -23,10 +24,10 @@ from memviz.allocator.context import (
 )
 from memviz.predictor.accuracy import doubt_on
 from memviz.predictor.cards import card_named
-from memviz.results.device_bill import device_bill
+from memviz.results.device_bill import device_bill, host_bill
 from memviz.results.summary import summary_result
-from memviz.trace.memviz_labels import WORLD_FACT
-from memviz.trace.model import About, Trace
+from memviz.trace.memviz_labels import CHILDREN_FACT, WORLD_FACT, ChildProcesses
+from memviz.trace.model import About, HostBytes, Trace
 from memviz.ui.explore.answer import verdict_html
 from tests.traces import MiB, alloc, block, segment, trace_of
 
@@ -152,3 +153,24 @@ def test_a_recording_of_ranks_has_a_share_of_nccl() -> None:
     bill = device_bill(of, of.devices[0])
     assert bill is not None and bill.most_bytes == 21 * MiB
     assert "in it" in bill.rows[1].source and "NCCL, 1 communicator (estimated)" in bill.rows[1].source
+
+
+def test_host_memory_has_a_bill_with_a_line_of_data_loader_workers() -> None:
+    children = ChildProcesses(2, 30 * MiB, 4 * MiB)
+    columns = (np.array(column) for column in ([0, 1], [MiB, 8 * MiB], [0, 6 * MiB], [0, 0], [0, 0]))
+    of = trace(**children.facts)
+    device = replace(of.devices[0], host=HostBytes.typed(*columns))
+    bill = host_bill(of, device)
+    assert bill is not None and bill.most_bytes == (8 + 34) * MiB
+    assert [(line.most_bytes, line.basis) for line in bill.rows] == [
+        (2 * MiB, "predicted"),
+        (6 * MiB, "predicted"),
+        (34 * MiB, "estimated"),
+        (None, "unknown"),
+    ]
+    recorded = host_bill(trace("measured", **children.facts), device)
+    assert recorded is not None and [line.basis for line in recorded.rows] == ["measured", "measured"]
+    unknown = host_bill(trace(**ChildProcesses(1, None).facts), device)
+    assert unknown is not None and unknown.rows[2].most_bytes is None and "system does not say" in unknown.unknown
+    assert not ChildProcesses.of({CHILDREN_FACT: "<b>" * 100}).count
+    assert host_bill(of, of.devices[0]) is None
