@@ -58,7 +58,7 @@ from memviz.predictor.run_device import TakesInputs
 from memviz.predictor.saved_files import follow_files
 from memviz.predictor.trained_layers import TrainedBlockRepeater
 from memviz.trace.intern import Interner
-from memviz.trace.memviz_labels import HOLDERS_CUT_FACT, LOCAL_WORLD_FACT
+from memviz.trace.memviz_labels import HOLDERS_CUT_FACT, LOCAL_WORLD_FACT, RANK_FACT, WORLD_FACT
 from memviz.trace.model import About, Category, Stage, Trace
 
 if TYPE_CHECKING:
@@ -76,7 +76,9 @@ _EVENTS_BETWEEN_COLLECTIONS = 1000
 
 
 def _rank_facts(rank: GroupRank) -> dict[str, str]:
-    return {"rank": str(rank.number), "world size": str(rank.world_size), LOCAL_WORLD_FACT: str(rank.cards)}
+    # "world size" is the name in files of before; programs may read it.
+    world = dict.fromkeys((WORLD_FACT, "world size"), str(rank.world_size))
+    return {RANK_FACT: str(rank.number), **world, LOCAL_WORLD_FACT: str(rank.cards)}
 
 
 class _Counter:

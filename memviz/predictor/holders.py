@@ -789,11 +789,11 @@ def _others(
         below = "" if path == "tensor" else f"{path} ← "
         yield key, replace(above[place], chain=below + above[place].chain)
     for key in missing.keys or ():
-        yield key, _OUTSIDE
+        yield key, IN_CPP
 
 
 _IN_CYCLE = "no variable leads here: gc.collect() would free it"
-_OUTSIDE = Holder(HolderKind.OUTSIDE_PYTHON, "PyTorch, in C++", "no Python object has it")
+IN_CPP = Holder(HolderKind.OUTSIDE_PYTHON, "PyTorch, in C++", "no Python tensor refers to it")
 
 
 def _holder_upwards(tensor: torch.Tensor, own: set[int], deadline: float) -> Holder:
@@ -832,7 +832,7 @@ def _holder_upwards(tensor: torch.Tensor, own: set[int], deadline: float) -> Hol
     if level:
         return Holder(HolderKind.CONTAINER, "a library", " ← ".join([*names, "not followed further"]))
     if not is_cycle:
-        return _OUTSIDE
+        return IN_CPP
     return Holder(HolderKind.UNCOLLECTED_CYCLE, "cycle awaiting collection", " ← ".join([*names, _IN_CYCLE]), place)
 
 

@@ -189,14 +189,16 @@ _DISTRIBUTED = "torch/distributed/distributed_c10d.py"
 def _communicators(trace: Trace) -> tuple[Counter[Communicator], bool]:
     """Return the known communicators, and True if the program exchanges tensors between ranks.
 
-    Without a list of them there is at least that of all ranks.
+    A recording without a list of them has at least that of all ranks; a prediction lists all.
     """
     facts, strings = trace.about.facts, trace.strings
     known, ranks = communicators_of(facts), whole_number(facts.get(WORLD_FACT, ""), _MOST_DIGITS) or 1
     # np.unique would load numpy.ma, which takes 18 ms.
     files = np.flatnonzero(np.bincount(trace.stacks.frames.filename)).tolist()
-    exchanges = any(strings[code].replace("\\", "/").endswith(_DISTRIBUTED) for code in files)
-    if not known and ranks > 1:
+    exchanges = trace.about.origin != "predicted" and any(
+        strings[code].replace("\\", "/").endswith(_DISTRIBUTED) for code in files
+    )
+    if not known and ranks > 1 and trace.about.origin == "measured":
         known[Communicator(ranks)] = 1
     return known, exchanges
 

@@ -181,7 +181,7 @@ class Unrecorded(Recording):
 
 def note_holders(log: Log, kind: str) -> None:
     """Note what keeps each tensor of an accelerator alive, as far as that is found in two seconds."""
-    from memviz.predictor.holders import MOST_SECONDS, find_holders
+    from memviz.predictor.holders import IN_CPP, MOST_SECONDS, find_holders
     from memviz.runner.record.model_hooks import addresses
 
     device = _predicted_device()
@@ -198,7 +198,7 @@ def note_holders(log: Log, kind: str) -> None:
         return
     begun = time.monotonic()
     found = find_holders(None, storage_of, seconds=min(MOST_SECONDS, log.holder_seconds))
-    log.hold(found)
+    log.hold(found, None if found.is_cut else IN_CPP)
     log.holders_cut += found.is_cut
     log.holder_seconds -= time.monotonic() - begun
 
