@@ -25,7 +25,7 @@ from memviz.allocator.context import (
 from memviz.analysis.timeline import has_reserved, timeline
 from memviz.results.headline import Headline, and_list
 from memviz.results.result import Result, Table, TableRow, named_fields
-from memviz.trace.memviz_labels import WORLD_FACT, ChildProcesses
+from memviz.trace.memviz_labels import CARD_FACT, WORLD_FACT, ChildProcesses
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.units import bytes_text, bytes_texts, whole_number
 
@@ -210,7 +210,7 @@ def device_bill(trace: Trace, device: DeviceTrace, reserved: int | None = None) 
     """Return the bill of a device of a trace; None for memory of the host. `reserved` is its peak, where known."""
     if device.kind != "gpu":
         return None
-    about = trace.about
+    about, card = trace.about, card_of(trace)
     if reserved is None and has_reserved(device):
         reserved = timeline(device).reserved_peak_bytes
     basis: Basis = about.origin
@@ -219,17 +219,23 @@ def device_bill(trace: Trace, device: DeviceTrace, reserved: int | None = None) 
     communicators, exchanges = _communicators(trace)
     outside = next((row for row in _OUTSIDE.finditer(about.facts.get(OUTSIDE_FACT, "")) if _is_of(row, device)), None)
     if outside is None:
-        beside = _beside(about.on, about.facts, communicators, exchanges=exchanges)
+        beside = _beside(card, about.facts, communicators, exchanges=exchanges)
     else:
         source = f"what the driver counts, less what PyTorch reserves then; {outside[4]}"
-        known = [_nccl_line(about.on, communicators).text] if communicators else []
+        known = [_nccl_line(card, communicators).text] if communicators else []
         known += [
             name if size is None else f"{bytes_text(size)} {name}" for name, size in libraries_of(about.facts).items()
         ]
         if known:
             source += f"; in it {and_list(known)}"
         beside = (BillLine(_OUTSIDE_NAME, int(outside[2]), int(outside[3]), "measured", source),)
-    return DeviceBill((_reserved(reserved, basis), *beside), about.on)
+    return DeviceBill((_reserved(reserved, basis), *beside), card)
+
+
+def card_of(trace: Trace) -> str:
+    """Return the card that a trace was recorded on or predicted for; empty where its file does not say it."""
+    about = trace.about
+    return about.facts.get(CARD_FACT, "") if about.origin == "replayed" else about.on
 
 
 def _is_of(outside: re.Match[str], device: DeviceTrace) -> bool:
@@ -243,27 +249,26 @@ def host_bill(trace: Trace, device: DeviceTrace) -> HostBill | None:
         return None
     at = int(host.total.argmax())
     total, pinned = int(host.total[at]), int(host.pinned[at])
-    children = children_line(ChildProcesses.of(trace.about.facts), trace.about.origin)
-    if trace.about.origin == "measured":
-        rows = (BillLine("resident size of the process", total, total, "measured", "sampled 20 times a second"),)
+    # A replay keeps the host's memory as it was.
+    basis: Basis = "measured" if device.is_timed else "predicted"
+    children = children_line(ChildProcesses.of(trace.about.facts), basis)
+    if device.is_timed:
+        rows = (BillLine("resident size of the process", total, total, basis, "sampled 20 times a second"),)
         return HostBill((*rows, *children))
     rest = BillLine("Python objects and libraries", None, None, "unknown")
-    return HostBill((*tensor_lines(total - pinned, pinned, trace.about.origin), *children, rest))
-
-
-def tensor_lines(pageable: int, pinned: int, basis: Basis) -> tuple[BillLine, ...]:
-    return (
-        BillLine("pageable CPU tensors", pageable, pageable, basis),
+    tensors = (
+        BillLine("pageable CPU tensors", total - pinned, total - pinned, basis),
         BillLine("pinned CPU tensors", pinned, pinned, basis, "blocks of PyTorch's pinned allocator"),
     )
+    return HostBill((*tensors, *children, rest))
 
 
-def children_line(children: ChildProcesses, origin: Basis) -> tuple[BillLine, ...]:
+def children_line(children: ChildProcesses, basis: Basis) -> tuple[BillLine, ...]:
     """Return a line on the child processes, if there are any."""
     if not children.count:
         return ()
     size, count = children.bytes, children.count
-    if origin == "measured":
+    if basis == "measured":
         name = f"for {count} child process{'es' * (count > 1)}, data loader workers included"
         source = "pages that no other process shares, looked at once a second"
         return (BillLine(name, size, size, "unknown" if size is None else "measured", source),)

@@ -81,13 +81,12 @@ class Summary(Result):
 
     def host_of(self, device: str) -> dict[str, Any] | None:
         """Return host memory of the process at its peak, over the events of a device; None where it is unknown."""
-        host = choose_device(self.trace, device).host
-        if host is None:
+        of = choose_device(self.trace, device)
+        if (host := of.host) is None:
             return None
         at = int(host.total.argmax())
         sizes = {"peak_bytes": int(host.total[at]), "pinned_bytes": int(host.pinned[at])}
-        is_resident = self.trace.about.origin == "measured"
-        counts = "resident size" if is_resident else "CPU tensors"
+        counts = "resident size" if of.is_timed else "CPU tensors"
         bill = self.host_bill_of(device)
         return {"counts": counts, **sizes, "event": int(host.event[at]) - 1, "bill": bill.as_json() if bill else None}
 

@@ -175,6 +175,8 @@ HOLDERS_CUT_FACT = "holders cut"
 """Fact of a trace: at how many moments the search for holders was ended by its time limit."""
 RANK_FACT, WORLD_FACT, MESH_FACT, LOCAL_WORLD_FACT = "rank", "world_size", "mesh", "local_world_size"
 """Facts of one process of many; the mesh as 'pp=1,dp=0', and how many processes its machine has."""
+CARD_FACT = "card"
+"""Fact of a replay: the card of its recording, as `About.on` has the settings."""
 CHILDREN_FACT = "child processes"
 """Fact of a trace: '4 with 1048576 bytes of their own, 4096 bytes of batches'; of a prediction, data loader workers."""
 _CHILDREN = re.compile(r"(\d{1,6}) with (?:(\d{1,18})|unknown) bytes of their own, (\d{1,18}) bytes of batches")

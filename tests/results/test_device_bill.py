@@ -26,7 +26,7 @@ from memviz.predictor.accuracy import doubt_on
 from memviz.predictor.cards import card_named
 from memviz.results.device_bill import device_bill, host_bill
 from memviz.results.summary import summary_result
-from memviz.trace.memviz_labels import CHILDREN_FACT, WORLD_FACT, ChildProcesses
+from memviz.trace.memviz_labels import CARD_FACT, CHILDREN_FACT, WORLD_FACT, ChildProcesses
 from memviz.trace.model import About, HostBytes, Trace
 from memviz.ui.explore.answer import verdict_html
 from tests.traces import MiB, alloc, block, segment, trace_of
@@ -87,6 +87,16 @@ def test_libraries_with_memory_of_their_own_have_a_line_each() -> None:
     of = trace("measured", outside_PyTorch=f"0: {9 * MiB} to {9 * MiB} bytes, 1 reading", **fact)
     bill = device_bill(of, of.devices[0])
     assert bill is not None and bill.most_bytes == 29 * MiB and "3.00 MiB CuPy" in bill.rows[1].source
+
+
+def test_a_replay_is_on_the_card_of_its_recording() -> None:
+    settings = "expandable_segments:True"
+    on_card = trace("replayed", settings, **{CARD_FACT: H100})
+    bill = device_bill(on_card, on_card.devices[0])
+    assert bill is not None and bill.card == H100
+    unknown = trace("replayed", settings)
+    bill = device_bill(unknown, unknown.devices[0])
+    assert bill is not None and bill.card == "" and settings not in bill.headline.answer
 
 
 def test_pinned_memory_of_the_host_has_no_bill() -> None:
@@ -159,7 +169,7 @@ def test_host_memory_has_a_bill_with_a_line_of_data_loader_workers() -> None:
     children = ChildProcesses(2, 30 * MiB, 4 * MiB)
     columns = (np.array(column) for column in ([0, 1], [MiB, 8 * MiB], [0, 6 * MiB], [0, 0], [0, 0]))
     of = trace(**children.facts)
-    device = replace(of.devices[0], host=HostBytes.typed(*columns))
+    device = replace(of.devices[0], host=HostBytes.typed(*columns), is_timed=False)
     bill = host_bill(of, device)
     assert bill is not None and bill.most_bytes == (8 + 34) * MiB
     assert [(line.most_bytes, line.basis) for line in bill.rows] == [
@@ -168,7 +178,7 @@ def test_host_memory_has_a_bill_with_a_line_of_data_loader_workers() -> None:
         (34 * MiB, "estimated"),
         (None, "unknown"),
     ]
-    recorded = host_bill(trace("measured", **children.facts), device)
+    recorded = host_bill(trace("measured", **children.facts), replace(device, is_timed=True))
     assert recorded is not None and [line.basis for line in recorded.rows] == ["measured", "measured"]
     unknown = host_bill(trace(**ChildProcesses(1, None).facts), device)
     assert unknown is not None and unknown.rows[2].most_bytes is None and "system does not say" in unknown.unknown
