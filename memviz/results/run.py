@@ -102,11 +102,16 @@ def variants_headline(variants: Sequence[Variant]) -> RunHeadline:
     first = variants[finished[0]].run
     if not pairs and first is not None:
         return RunHeadline(_single_run(first), finished[0])
-    pressed = [pair for pair in pairs if pair.base.fit is not None and not pair.base.fit.fits]
+    pressed = [pair for pair in pairs if pair.base.fit is not None and not fits(pair.base)]
     others_fit = any(
         variant.run is not None and variant.run.fit is not None and variant.run.fit.fits for variant in variants
     )
     return _fitting_variant(pressed, others_fit=others_fit) if pressed else _best_saving(pairs)
+
+
+def fits(run: Run) -> bool:
+    """Return whether a run fits its card, and the host where its memory was given."""
+    return run.fit is not None and run.fit.fits and run.fits_host is not False
 
 
 def _failure_headline(failed: Sequence[Variant]) -> Headline:
@@ -194,11 +199,31 @@ def bill_of_run(run: Run) -> DeviceBill:
     return estimated_bill(reserved_bytes(run), run.mode, run.device, communicators_of(run.provenance))
 
 
+def host_text(run: Run) -> str:
+    """Describe host memory: what is pinned, or whether it fits the machine's, where that was given."""
+    pinned = f"{bytes_text(run.pinned_host_bytes)} pinned there" if run.pinned_host_bytes else ""
+    if run.host_peak_bytes is None or not run.request.host_memory_bytes:
+        return pinned
+    processes, memory = run.request.processes_of_machine, bytes_text(run.request.host_memory_bytes)
+    times = f"{count_text(processes)} × " if processes > 1 else ""
+    fits = f"{'fits' if run.fits_host else 'does not fit'} in {memory} of host memory"
+    return f"{times}{bytes_text(run.host_peak_bytes)} at most {fits}{f', {pinned}' if pinned else ''}"
+
+
 def step_word(run: Run) -> str:
     return "forward pass" if "forward pass" in run.window else "step"
 
 
 def _single_run(run: Run) -> Headline:
+    headline = _on_card(run)
+    return (
+        headline
+        if run.fits_host is not False
+        else Headline(headline.answer, f"{headline.reason} On the host {host_text(run)}.")
+    )
+
+
+def _on_card(run: Run) -> Headline:
     where = location_text(run)
     loading = ", while loading" if run.peak_while_loading else ""
     peak = f"{bytes_text(run.peak_reserved_bytes)} at its peak{loading}"
@@ -238,10 +263,11 @@ def usable_text(fit: Fit) -> str:
 
 def _fitting_variant(pairs: Sequence[_Pair], *, others_fit: bool) -> RunHeadline:
     """Recommend the cheapest variant that fits."""
-    fitting = [pair for pair in pairs if pair.run.fit is not None and pair.run.fit.fits]
+    fitting = [pair for pair in pairs if fits(pair.run)]
     step = step_word(pairs[0].base)
     if not fitting:
         close = [pair for pair in pairs if pair.run.fit is not None and pair.run.fit.word == "close"]
+        close = [pair for pair in close if pair.run.fits_host is not False]
         return _close_variant(close) if close else _nothing_fits(pairs, others_fit=others_fit)
     sure = [pair for pair in fitting if pair.run.fit is not None and pair.run.fit.word == "yes"]
     best = min(sure or fitting, key=lambda option: (option.run.flops or 0, option.run.peak_reserved_bytes))

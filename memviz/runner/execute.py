@@ -45,7 +45,8 @@ from memviz.trace.model import Trace
 
 _OF_WHAT_IT_DOES = (
     *("flops", "bytes_moved", "host_bytes", "weights_bytes", "parameters", "seconds", "notes"),
-    *("weights_at_peak_bytes", "link_bytes", "pinned_host_bytes", "peak_while_loading", "warnings"),
+    *("weights_at_peak_bytes", "link_bytes", "pinned_host_bytes", "host_peak_bytes"),
+    *("peak_while_loading", "warnings"),
 )
 """Figures in which allocator settings have no part."""
 _COUNTED = ("flops", "bytes_moved", "host_bytes", "link_bytes")
@@ -81,6 +82,8 @@ def _predict(
         # The first of its kind imports its library.
         model = plan.workload.build()
     check(plan, model)
+    # Of a checkpoint that is loaded to the host each process has all weights there.
+    loaded_on_host = own_bytes(model) if plan.request.load == "host" else 0
     with KnownResults():
         convert_on_host(plan, model)
     # On a rank only its part is left of it.
@@ -109,6 +112,7 @@ def _predict(
             **peaks_of(device, loaded_bytes),
             **{name: (getattr(device, name) - before[name]) // plan.request.steps for name in _COUNTED},
             "pinned_host_bytes": device.pinned_host_bytes,
+            "host_peak_bytes": max(loaded_on_host, device.recorder.host_memory.peak.total_bytes),
             "warnings": device.warnings(),
             "notes": (*device.unseen(), *filter(None, [unproven_sentence(device.unproven())])),
         }

@@ -16,6 +16,7 @@ from memviz.results.run import (
     close_fit_text,
     cost_change_text,
     gpus_of,
+    host_text,
     optimizer_text,
     rank_list,
     rank_text,
@@ -289,7 +290,9 @@ def _cells(variant: Variant, run: Run, base: Run | None, predicted: Run | None, 
     allocated = [rounded(run.peak_allocated_bytes)]
     allocated += [tag("small", "while loading")] if run.peak_while_loading else []
     allocated += [_difference(run, predicted, "peak_allocated_bytes")] if predicted is not None else []
-    if run.pinned_host_bytes:
+    if run.request.host_memory and run.host_peak_bytes is not None:
+        allocated.append(tag("small", f"host: {host_text(run)}"))
+    elif run.pinned_host_bytes:
         allocated.append(tag("small", "pinned on the host ", rounded(run.pinned_host_bytes)))
     # The column says already that it is compute.
     change = cost_change_text(base, run).removesuffix(" compute") if base is not None else ""
@@ -360,7 +363,9 @@ def _fit(run: Run) -> Html:
     if fit is None:
         return Html("")
     mark, words, kind = _FITS[fit.word]
-    if fit.word == "close":
+    if run.fits_host is False and fit.word != "no":
+        (mark, words, kind), detail = _FITS["no"], f"the host: {bytes_text(run.host_peak_bytes or 0)} of each process"
+    elif fit.word == "close":
         detail = close_fit_text(run)
     elif fit.fits:
         spare = bytes_text(max(0, fit.usable_bytes - fit.peak_reserved_bytes))
@@ -466,5 +471,5 @@ def _kept_figures(run: Run) -> list[Html]:
     return [
         tag("td", rounded(run.peak_allocated_bytes), class_="mv-number"),
         tag("td", rounded(run.peak_reserved_bytes), limited, class_="mv-number"),
-        _fits_cell("" if run.fit is None else run.fit.word),
+        _fits_cell("" if run.fit is None else "no" if run.fits_host is False else run.fit.word),
     ]
