@@ -180,7 +180,7 @@ def ended_steps(trace: Trace, device: DeviceTrace) -> tuple[StepRange, ...]:
     return tuple(step for step in steps(trace, device) if not step.is_open and step.end_event >= 0)
 
 
-_PHASES = ("forward", "backward", "optimizer step")
+_PHASES = ("forward", "backward", "optimizer step", "load", "conversion", "warm-up")
 
 
 def marks(trace: Trace, device: DeviceTrace) -> tuple[StepRange, ...]:

@@ -102,7 +102,7 @@ def test_the_host_decides_as_well_where_its_memory_is_given() -> None:
         assert one.fits_host is answer and Run.from_json(one.as_json()) == one
         variants = (Variant(request, "Baseline", "done", run=one),)
         reason = variants_headline(variants).headline.reason
-        assert ("8 × 16.00 GiB at most does not fit in 64.00 GiB" in reason) is not answer
+        assert ("does not fit the host: 8 × 16.00 GiB of 64.00 GiB" in reason) is not answer
         assert ("✗ does not fit" in words(results_html(OrderStatus("x", variants), 0))) is not answer
     assert run(request=Request("tiny"), fit=fit, host_peak_bytes=1).fits_host is None
     assert "host_memory" not in Request("tiny").as_json() and "--host-memory 64GiB" in command_of(request)

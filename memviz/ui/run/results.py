@@ -16,7 +16,7 @@ from memviz.results.run import (
     close_fit_text,
     cost_change_text,
     gpus_of,
-    host_text,
+    host_sizes,
     optimizer_text,
     rank_list,
     rank_text,
@@ -290,9 +290,7 @@ def _cells(variant: Variant, run: Run, base: Run | None, predicted: Run | None, 
     allocated = [rounded(run.peak_allocated_bytes)]
     allocated += [tag("small", "while loading")] if run.peak_while_loading else []
     allocated += [_difference(run, predicted, "peak_allocated_bytes")] if predicted is not None else []
-    if run.request.host_memory and run.host_peak_bytes is not None:
-        allocated.append(tag("small", f"host: {host_text(run)}"))
-    elif run.pinned_host_bytes:
+    if run.pinned_host_bytes:
         allocated.append(tag("small", "pinned on the host ", rounded(run.pinned_host_bytes)))
     # The column says already that it is compute.
     change = cost_change_text(base, run).removesuffix(" compute") if base is not None else ""
@@ -364,7 +362,7 @@ def _fit(run: Run) -> Html:
         return Html("")
     mark, words, kind = _FITS[fit.word]
     if run.fits_host is False and fit.word != "no":
-        (mark, words, kind), detail = _FITS["no"], f"the host: {bytes_text(run.host_peak_bytes or 0)} of each process"
+        (mark, words, kind), detail = _FITS["no"], ""
     elif fit.word == "close":
         detail = close_fit_text(run)
     elif fit.fits:
@@ -373,7 +371,9 @@ def _fit(run: Run) -> Html:
     else:
         too_much = max(fit.too_much_bytes, 0)
         detail = f"{bytes_text(too_much)} over" if too_much else f"runs out at event {count_text(fit.event or 0)}"
-    return joined(tag("b", mark, class_=kind), tag("b", words), tag("small", detail))
+    sizes = host_sizes(run)
+    details = (tag("small", text) for text in (detail, sizes and f"host {sizes}") if text)
+    return joined(tag("b", mark, class_=kind), tag("b", words), *details)
 
 
 CHECKING = tag("small", "checking …")
