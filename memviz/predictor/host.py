@@ -39,7 +39,7 @@ from memviz.predictor.known_values import (
 )
 from memviz.predictor.ledger import Ledger
 from memviz.predictor.shapes import fills_its_storage, is_on_device, lies_on_device, tensors_of, with_each, written_by
-from memviz.trace.memviz_labels import ChildProcesses
+from memviz.trace.memviz_labels import ChildMemory
 from memviz.trace.model import HostBytes, Ints8
 
 
@@ -99,7 +99,7 @@ class HostPeak:
     pageable_bytes: int = 0
     pinned_bytes: int = 0
     """Blocks of torch's pinned allocator, those that wait for reuse included."""
-    workers: ChildProcesses = ChildProcesses()
+    workers: ChildMemory = ChildMemory()
 
     @property
     def bytes(self) -> int:
@@ -125,8 +125,8 @@ class LoaderWorkers:
     """
 
     def __init__(self) -> None:
-        self.peak = ChildProcesses()
-        self._now: WeakKeyDictionary[Any, ChildProcesses] = WeakKeyDictionary()
+        self.peak = ChildMemory()
+        self._now: WeakKeyDictionary[Any, ChildMemory] = WeakKeyDictionary()
 
     def follow(self, patches: Patches) -> None:
         iterator: Any = torch.utils.data.dataloader._MultiProcessingDataLoaderIter
@@ -149,16 +149,16 @@ class LoaderWorkers:
         patches.replace(iterator, "_shutdown_workers", shut)
 
     def _see(self, loader: Any, batch_bytes: int) -> None:
-        before = self._now.get(loader, ChildProcesses())
+        before = self._now.get(loader, ChildMemory())
         own_bytes = _sum([own_memory(worker.pid) for worker in loader._workers])
         if own_bytes is not None and before.own_bytes is not None:
             own_bytes = max(own_bytes, before.own_bytes)
         on_the_way = loader._prefetch_factor * loader._num_workers * batch_bytes
         count = len(loader._workers)
-        self._now[loader] = ChildProcesses(count, own_bytes, max(on_the_way, before.batch_bytes))
+        self._now[loader] = ChildMemory(count, own_bytes, max(on_the_way, before.batch_bytes))
         now = list(self._now.values())
         own_bytes = _sum([one.own_bytes for one in now])
-        together = ChildProcesses(sum(one.count for one in now), own_bytes, sum(one.batch_bytes for one in now))
+        together = ChildMemory(sum(one.count for one in now), own_bytes, sum(one.batch_bytes for one in now))
         self.peak = max(self.peak, together, key=lambda one: (one.bytes or 0, one.count))
 
 

@@ -25,7 +25,7 @@ from memviz.allocator.context import (
 from memviz.analysis.timeline import has_reserved, timeline
 from memviz.results.headline import Headline, and_list
 from memviz.results.result import Result, Table, TableRow, named_fields
-from memviz.trace.memviz_labels import CARD_FACT, WORLD_FACT, ChildProcesses
+from memviz.trace.memviz_labels import CARD_FACT, WORLD_FACT, ChildMemory
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.units import bytes_text, bytes_texts, whole_number
 
@@ -251,7 +251,7 @@ def host_bill(trace: Trace, device: DeviceTrace) -> HostBill | None:
     total, pinned = int(host.total[at]), int(host.pinned[at])
     # A replay keeps the host's memory as it was.
     basis: Basis = "measured" if device.is_timed else "predicted"
-    children = children_line(ChildProcesses.of(trace.about.facts), basis)
+    children = children_line(ChildMemory.of(trace.about.facts), basis)
     if device.is_timed:
         rows = (BillLine("resident size of the process", total, total, basis, "sampled 20 times a second"),)
         return HostBill((*rows, *children))
@@ -263,7 +263,7 @@ def host_bill(trace: Trace, device: DeviceTrace) -> HostBill | None:
     return HostBill((*tensors, *children, rest))
 
 
-def children_line(children: ChildProcesses, basis: Basis) -> tuple[BillLine, ...]:
+def children_line(children: ChildMemory, basis: Basis) -> tuple[BillLine, ...]:
     """Return a line on the child processes, if there are any."""
     if not children.count:
         return ()

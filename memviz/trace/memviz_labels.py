@@ -183,7 +183,7 @@ _CHILDREN = re.compile(r"(\d{1,6}) with (?:(\d{1,18})|unknown) bytes of their ow
 
 
 @dataclass(frozen=True)
-class ChildProcesses:
+class ChildMemory:
     """Host memory that child processes add to their parent's, at the highest moment that was looked at."""
 
     count: int = 0

@@ -26,7 +26,7 @@ from memviz.predictor.accuracy import doubt_on
 from memviz.predictor.cards import card_named
 from memviz.results.device_bill import device_bill, host_bill
 from memviz.results.summary import summary_result
-from memviz.trace.memviz_labels import CARD_FACT, CHILDREN_FACT, WORLD_FACT, ChildProcesses
+from memviz.trace.memviz_labels import CARD_FACT, CHILDREN_FACT, WORLD_FACT, ChildMemory
 from memviz.trace.model import About, HostBytes, Trace
 from memviz.ui.explore.answer import verdict_html
 from tests.traces import MiB, alloc, block, segment, trace_of
@@ -166,7 +166,7 @@ def test_a_recording_of_ranks_has_a_share_of_nccl() -> None:
 
 
 def test_host_memory_has_a_bill_with_a_line_of_data_loader_workers() -> None:
-    children = ChildProcesses(2, 30 * MiB, 4 * MiB)
+    children = ChildMemory(2, 30 * MiB, 4 * MiB)
     columns = (np.array(column) for column in ([0, 1], [MiB, 8 * MiB], [0, 6 * MiB], [0, 0], [0, 0]))
     of = trace(**children.facts)
     device = replace(of.devices[0], host=HostBytes.typed(*columns), is_timed=False)
@@ -180,7 +180,7 @@ def test_host_memory_has_a_bill_with_a_line_of_data_loader_workers() -> None:
     ]
     recorded = host_bill(trace("measured", **children.facts), replace(device, is_timed=True))
     assert recorded is not None and [line.basis for line in recorded.rows] == ["measured", "measured"]
-    unknown = host_bill(trace(**ChildProcesses(1, None).facts), device)
+    unknown = host_bill(trace(**ChildMemory(1, None).facts), device)
     assert unknown is not None and unknown.rows[2].most_bytes is None and "system does not say" in unknown.unknown
-    assert not ChildProcesses.of({CHILDREN_FACT: "<b>" * 100}).count
+    assert not ChildMemory.of({CHILDREN_FACT: "<b>" * 100}).count
     assert host_bill(of, of.devices[0]) is None

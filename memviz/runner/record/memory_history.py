@@ -26,7 +26,7 @@ from memviz.errors import UsageError
 from memviz.memory import children_memory
 from memviz.runner.measure.accelerator import Accelerator, driver_bytes, is_out_of_memory
 from memviz.runner.record.log import Counts, counts_of
-from memviz.trace.memviz_labels import ChildProcesses
+from memviz.trace.memviz_labels import ChildMemory
 from memviz.trace.model import Events, HostBytes
 
 StackKind = Literal["python", "all", "none"]
@@ -73,7 +73,7 @@ class HostSampler:
         self._rows: list[tuple[int, int, int]] = []
         """Time in µs, resident bytes, pinned bytes."""
         self._seconds = _SECONDS_BETWEEN_SAMPLES
-        self.children = ChildProcesses()
+        self.children = ChildMemory()
         self._children_seen = 0.0
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
@@ -104,7 +104,7 @@ class HostSampler:
         self._rows.append((time.time_ns() // 1000, resident, int(pinned)))
         if time.monotonic() - self._children_seen > _SECONDS_BETWEEN_CHILDREN:
             self._children_seen = time.monotonic()
-            seen = ChildProcesses(*children_memory())
+            seen = ChildMemory(*children_memory())
             self.children = max(self.children, seen, key=lambda one: one.bytes or 0)
         if len(self._rows) >= _MOST_SAMPLES:
             pairs = zip(self._rows[::2], self._rows[1::2], strict=False)

@@ -29,7 +29,7 @@ from memviz.results.summary import summary_result
 from memviz.runner.record import memory_history
 from memviz.runner.record.memory_history import is_recording
 from memviz.trace.load import load_trace
-from memviz.trace.memviz_labels import ChildProcesses
+from memviz.trace.memviz_labels import ChildMemory
 from memviz.trace.model import Action, Category, Phase, Trace
 from memviz.ui.payloads.timelines import timeline_value
 from tests.runner.fake_gpu import FakeGpu, OutOfMemoryError
@@ -350,7 +350,7 @@ def test_what_child_processes_have_for_themselves_is_recorded() -> None:
             gpu.malloc(MiB)
         child.communicate(b"\n")
     assert done.trace is not None
-    children = ChildProcesses.of(done.trace.about.facts)
+    children = ChildMemory.of(done.trace.about.facts)
     assert children.count >= 1 and (children.own_bytes or 0) >= 32 * MiB
 
 
