@@ -112,7 +112,7 @@ def _predict(
             **peaks_of(device, loaded_bytes),
             **{name: (getattr(device, name) - before[name]) // plan.request.steps for name in _COUNTED},
             "pinned_host_bytes": device.pinned_host_bytes,
-            "host_peak_bytes": max(loaded_on_host, device.recorder.host_memory.peak.total_bytes),
+            "host_peak_bytes": max(loaded_on_host, _whole_mib(device.recorder.host_memory.peak.total_bytes)),
             "warnings": device.warnings(),
             "notes": (*device.unseen(), *filter(None, [unproven_sentence(device.unproven())])),
         }
@@ -135,6 +135,11 @@ def _predict(
     if NCCL_FACT in trace.about.facts:
         run = replace(run, provenance={**run.provenance, NCCL_FACT: trace.about.facts[NCCL_FACT]})
     return Outcome(run, trace, said, device.layout)
+
+
+def _whole_mib(size: int) -> int:
+    """Round up: how long small CPU tensors live depends on when Python collects cycles."""
+    return -(-size >> 20) << 20
 
 
 def _has_equal_passes(plan: Plan) -> bool:
