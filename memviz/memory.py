@@ -10,7 +10,7 @@ import os
 import sys
 from _thread import allocate_lock
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -151,6 +151,32 @@ def _c_library() -> ctypes.CDLL | None:
         return ctypes.CDLL(None)
     except (OSError, TypeError):
         return None
+
+
+def own_memory(pid: int) -> int | None:
+    """Return the bytes that a process shares with no other; None where the system does not say, as outside Linux.
+
+    Pages of a fork count once they are written. Walking the page tables takes a millisecond for some GiB.
+    """
+    try:
+        with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file:
+            rows = [line.split() for line in file]
+    except OSError:
+        return None
+    return sum(int(row[1]) for row in rows if row[0] in ("Private_Clean:", "Private_Dirty:")) << 10
+
+
+def children_memory() -> tuple[int, int]:
+    """Return the number of this process's children and the bytes that they have for themselves; 0 outside Linux."""
+    pids: set[str] = set()
+    try:
+        for thread in os.listdir("/proc/self/task"):
+            with suppress(OSError), open(f"/proc/self/task/{thread}/children", encoding="ascii") as file:
+                pids.update(file.read().split())
+    except OSError:
+        return 0, 0
+    sizes = [size for pid in pids if (size := own_memory(int(pid)))]
+    return len(sizes), sum(sizes)
 
 
 MANY_EVENTS = 2_000_000

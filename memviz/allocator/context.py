@@ -3,7 +3,8 @@
 No snapshot says how much that is, and it depends on the card, the driver, the release and what a program loads. So it
 is an interval, by generation of card: from the least to the most that one process with one GPU was seen to keep. Who
 asks whether a run fits sets the most aside, and says that it is close where less would do. The readings are of programs
-that computed, so cuBLAS's and cuDNN's handles and kernels are in them; NCCL's buffers come on top.
+that computed, so cuBLAS's and cuDNN's handles and kernels are in them (`MATH_LIBRARIES`); NCCL's buffers come on top.
+Public readings do not tell drivers apart, but they do tell CUDA before 11.7, which loads all kernels at the start.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
@@ -70,6 +72,23 @@ UNKNOWN = CudaContext(
     is_known=False,
 )
 
+ALL_KERNELS = CudaContext(
+    "any card with all kernels loaded",
+    576 * _MiB,
+    1536 * _MiB,
+    "by nvidia-smi and cudaMemGetInfo in five public reports of CUDA before 11.7 or without lazy loading",
+)
+"""PyTorch with nothing but a small tensor: 636 MiB (pytorch#86509), 879 on an RTX 2080 Ti and 1,488 on an RTX 3090
+(pytorch#49877), 1,005 on a Titan V (pytorch#28394), 1,105 (pytorch#60150)."""
+LOADING_FACT = "CUDA_MODULE_LOADING"
+_LAZY_SINCE = (11, 7)
+
+MATH_LIBRARIES = 64 * _MiB, 112 * _MiB
+"""Handles and kernels of cuBLAS and cuDNN. Measured on an H200 with torch 2.11, CUDA 13.0 and driver 580: 0.07 GiB more
+after a first product, 0.02 more after a convolution and an attention (tests/gpu/README.md)."""
+LINALG_AND_FFT_BYTES = 92 * _MiB
+"""cuSOLVER and cuFFT after a first call of each, on the same H200."""
+
 _NAMES = (
     (TURING, r"\bT4\b|\bRTX 20\d\d|TITAN RTX|Quadro RTX"),
     (VOLTA, r"\bV100\b"),
@@ -102,6 +121,8 @@ _NCCL_LEAST_CHANNELS, _NCCL_MOST_CHANNELS = 2, 32
 """2 over PCIe; 24 on A100 and up to 32 on H100 over NVLink."""
 _NCCL_NETWORK = 512 * _MiB
 """Shared by all channels to a network: 64 channels of 16 steps of 512 KiB (`net.cc`, nccl#2363)."""
+_NCCL_KERNELS = 128 * _MiB
+"""Once in a process: the first collective of one process alone took 0.62 GiB on an H200 (tests/gpu/README.md)."""
 _NCCL_MULTICAST = 512 * _MiB
 """NVLink multicast of Hopper and later: 32 channels, 2 directions, 8 steps of 128 KiB, 8 GPUs (`nvls.cc`)."""
 _GPUS_OF_A_MACHINE = 8
@@ -126,7 +147,7 @@ def communicators_of(facts: Mapping[str, str]) -> Counter[Communicator]:
 
 def nccl_bytes(communicators: Counter[Communicator], card: str) -> tuple[int, int]:
     """Return the least and the most that NCCL's buffers take on one card."""
-    least = most = 0
+    least, most = 0, _NCCL_KERNELS * bool(communicators)
     has_multicast = context_on(card) in (HOPPER, BLACKWELL, UNKNOWN)
     for one, count in communicators.items():
         most += count * _NCCL_NETWORK
@@ -144,10 +165,53 @@ _WHAT = "The CUDA context and loaded kernels lie beside PyTorch's allocator and 
 _MORE = "Several processes on one card, NCCL and libraries with memory of their own take more"
 
 
-def context_on(card: str) -> CudaContext:
-    """Return the context of a card by its CUDA name."""
+LIBRARIES_FACT = "other GPU libraries"
+"""Fact of a trace: 'CuPy 1048576 bytes, JAX'; bytes where the library says how much it reserved."""
+_LIBRARIES = {
+    "cupy": "CuPy",
+    "rmm": "RAPIDS (rmm)",
+    "nvidia.dali": "DALI",
+    "tensorrt": "TensorRT",
+    "jax": "JAX",
+    "tensorflow": "TensorFlow",
+    "onnxruntime": "ONNX Runtime",
+    "numba.cuda": "Numba",
+}
+_LIBRARY = re.compile(rf"({'|'.join(map(re.escape, _LIBRARIES.values()))})(?: (\d{{1,15}}) bytes)?")
+
+
+def libraries_fact(modules: Mapping[str, Any]) -> dict[str, str]:
+    """Return the imported libraries that take device memory beside PyTorch as a fact; `modules` is `sys.modules`."""
+    texts = []
+    for module, name in _LIBRARIES.items():
+        if module not in modules:
+            continue
+        texts.append(name)
+        if name == "CuPy":
+            with suppress(Exception):
+                texts[-1] += f" {int(modules[module].get_default_memory_pool().total_bytes())} bytes"
+    return {LIBRARIES_FACT: ", ".join(texts)} if texts else {}
+
+
+def libraries_of(facts: Mapping[str, str]) -> dict[str, int | None]:
+    """Read the libraries and their bytes, None where unknown, from a trace's facts, which may come from a file."""
+    found = _LIBRARY.finditer(facts.get(LIBRARIES_FACT, ""))
+    return {one[1]: None if one[2] is None else int(one[2]) for one in islice(found, _MOST_KINDS)}
+
+
+def context_on(card: str, facts: Mapping[str, str] | None = None) -> CudaContext:
+    """Return the context of a card by its CUDA name, and by the CUDA release where a trace's facts name it."""
+    if facts and _loads_all_kernels(facts):
+        return ALL_KERNELS
     words = card.replace("-", " ")
     return next((context for context, pattern in _NAMES if re.search(pattern, words)), UNKNOWN)
+
+
+def _loads_all_kernels(facts: Mapping[str, str]) -> bool:
+    if facts.get(LOADING_FACT, "").upper() == "EAGER":
+        return True
+    release = re.match(r"(\d{1,3})\.(\d{1,3})", facts.get("cuda", ""))
+    return release is not None and (int(release[1]), int(release[2])) < _LAZY_SINCE
 
 
 def overhead_on(card: str) -> int:

@@ -27,6 +27,7 @@ from memviz.allocator.replay_result import Agreement, Figures, RanOut, Replayed,
 from memviz.allocator.settings import Settings
 from memviz.allocator.start_layout import FIRST_START_CAUSE, StartLayout, unsigned
 from memviz.trace.collect import joined_events
+from memviz.trace.memviz_labels import CARD_FACT
 from memviz.trace.model import (
     NO_STACK,
     About,
@@ -34,6 +35,7 @@ from memviz.trace.model import (
     Blocks,
     DeviceTrace,
     Events,
+    HostBytes,
     Ints8,
     Labels,
     Note,
@@ -162,15 +164,24 @@ def replayed_trace(
         block_labels=_block_labels(device, cause, recorded),
         taken_over=_taken_over(device.taken_over, events, history.causes(), cause, recorded),
         holders=None,
-        host=None,
+        host=_host(device.host, history.causes()),
     )
     return replace(trace, devices=(replayed,))
+
+
+def _host(recorded: HostBytes | None, causes: Ints8) -> HostBytes | None:
+    """Return host memory, which the card's allocator does not change, over the events of the replay."""
+    if recorded is None:
+        return None
+    return replace(recorded, event=np.searchsorted(np.maximum.accumulate(causes), recorded.event))
 
 
 def described(trace: Trace, settings: Settings, memory: int | None, notes: list[Note]) -> Trace:
     """With what it was replayed under; the notes of the recording stay true of it."""
     on = settings.to_text() or "PyTorch's default settings"
     facts = dict(trace.about.facts)
+    if trace.about.on and trace.about.origin != "replayed":
+        facts[CARD_FACT] = trace.about.on
     if memory is not None:
         facts["memory_bytes"] = str(memory)
     about = About("replayed", on, trace.about.source, trace.about.format, facts)

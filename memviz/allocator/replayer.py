@@ -526,7 +526,7 @@ class Replayer(Source):
         context = CudaContext("this card", card.overhead_bytes, card.overhead_bytes, "as you said")
         if card.overhead_bytes == OVERHEAD_BYTES:
             # The default was not changed: the overhead measured on the trace's own card is more exact.
-            context = context_on(about.on)
+            context = context_on(about.on, about.facts)
             _, nccl = nccl_bytes(communicators_of(about.facts), about.on)
         live = max(replayed.peak_requested_bytes, recorded.peak_requested_bytes)
         known = replace(replayed, peak_requested_bytes=live)

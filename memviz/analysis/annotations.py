@@ -181,12 +181,15 @@ def ended_steps(trace: Trace, device: DeviceTrace) -> tuple[StepRange, ...]:
 
 
 _PHASES = ("forward", "backward", "optimizer step")
+_PHASES_OF_RUNS = ("load", "conversion", "warm-up")
+"""Besides, in files of `memviz run`, which have the run as a fact."""
 
 
 def marks(trace: Trace, device: DeviceTrace) -> tuple[StepRange, ...]:
     """Return the moments that the program named with `memviz.mark`, in their order: annotations without events."""
     found = annotated(device).intervals
-    empty = np.flatnonzero((found.end_event < found.start_event) & (found.end_event >= 0) & ~found.is_open)
+    empty = np.flatnonzero((found.end_event < found.start_event) & ~found.is_open)
     columns = (column[empty].tolist() for column in (found.name, found.start_event, found.end_event))
     named = (StepRange(trace.strings[name], first, last) for name, first, last in zip(*columns, strict=True))
-    return tuple(mark for mark in named if mark.name not in _PHASES)
+    phases = (*_PHASES, *_PHASES_OF_RUNS) if "run" in trace.about.facts else _PHASES
+    return tuple(mark for mark in named if mark.name not in phases)

@@ -77,8 +77,8 @@ def holder_rows(device: DeviceTrace) -> Ints8:
     if holders is None:
         return found
     row = held_rows(device)
-    # In the order of moments, so the last one stays; but a variable that once had it says more than that none has now.
-    for chosen in (row >= 0, (row >= 0) & (holders.kind < HolderKind.UNCOLLECTED_CYCLE)):
+    # In the order of moments, so the last one stays; but what led to a cycle says more than that the cycle waits.
+    for chosen in (row >= 0, (row >= 0) & (holders.kind != HolderKind.UNCOLLECTED_CYCLE)):
         found[row[chosen]] = np.flatnonzero(chosen)
     return found
 

@@ -55,7 +55,8 @@ def growth(
     `within` are two events between which the moments are to be, named ones first, if there are two.
     """
     # In the middle of a step its activations are live: they would look like something that grows.
-    ended, named = ended_steps(trace, device), marks(trace, device)
+    ended = ended_steps(trace, device)
+    named = tuple(mark for mark in marks(trace, device) if mark.end_event >= 0)
     complete_steps, unit = (named, "mark") if len(ended) < 2 <= len(named) else (ended, "step")
     if within is not None:
         for moments, kind in ((named, "mark"), (ended, "step")):

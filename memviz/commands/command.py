@@ -84,6 +84,12 @@ def add_memory(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
+def add_host_memory(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--host-memory", default="", metavar="SIZE", help="of the machine, as in 64GiB: say whether it fits there"
+    )
+
+
 def add_parallel(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--gpus", type=positive, default=1, metavar="N",
@@ -131,6 +137,7 @@ def request_of(args: argparse.Namespace, **more: Any) -> Request:
         card=card_text(args.card, args.memory) or DEFAULT_CARD,
         optimizer=args.optimizer,
         platform=args.platform,
+        host_memory=args.host_memory,
         parallel={**({"gpus": str(args.gpus)} if args.gpus > 1 else {}), **axes},
         **more,
     )

@@ -54,9 +54,8 @@ def print_summary(summary: Summary) -> None:
         _print_device(device)
         if bill := summary.bill_of(device.device):
             print(printable(f"  on card   {bill.line}"))
-        if host := summary.host_of(device.device):
-            size, pinned = bytes_text(host["peak_bytes"]), bytes_text(host["pinned_bytes"])
-            print(f"  host      {size} at the peak ({host['counts']}), {pinned} pinned")
+        if host := summary.host_bill_of(device.device):
+            print(printable(f"  host      {host.size_text} at the peak: {host.parts}"))
     for note in summary.notes:
         mark = "!" if note.level == "warning" else "-"
         print(f"\n{mark} {printable(note.text)}" + (f"\n  {printable(note.remedy)}" if note.remedy else ""))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from memviz.commands.command import (
     Command,
+    add_host_memory,
     add_json,
     add_knobs,
     add_memory,
@@ -46,6 +47,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("workload", help="a name from `run --list`, a config.json, or FILE.py:function")
     parser.add_argument("--card", help="the card it is to fit on, by a part of its name (default: RTX 4090)")
     add_memory(parser)
+    add_host_memory(parser)
     add_platform(parser)
     add_knobs(parser, "an optimization that is on in every configuration; --keep is relative to it")
     parser.add_argument(
@@ -228,6 +230,8 @@ def _print(answer: FitAnswer, measured: list[Measurement] | None = None, every: 
 
     plan, chosen = plan_of(answer.request), answer.chosen
     room = f"the {bytes_text(answer.usable_bytes)} that a process gets of {plan.card.name}"
+    if memory := answer.request.host_memory_bytes:
+        room += f" and {bytes_text(memory)} of host memory"
     if chosen is None:
         _print_least(answer, room)
     else:

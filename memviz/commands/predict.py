@@ -81,7 +81,7 @@ it gets a natural answer, which is noted, or is stopped with exit status 3: stat
 Python processes that it starts (torchrun, mp.spawn, subprocess) are predicted too, each by itself; exit status 4 says
 that what one of them takes is not known.
 """
-_NOT_OF_HOST = "Python objects, libraries, other processes such as data loader workers, the page cache"
+_NOT_OF_HOST = "Python objects, libraries, other processes, the page cache"
 _RARELY_A_SCRIPTS = ("--card", "--assume", "--assume-file", "--settings", "--with", "--torch", "--platform")
 """Options of memviz that are reported among the script's arguments, as scripts seldom have one of that name."""
 
@@ -337,11 +337,15 @@ def _child_lines(done: ScriptPrediction) -> Iterator[str]:
 
 
 def _host_lines(estimate: Estimate, memory_bytes: int | None) -> Iterator[str]:
+    from memviz.results.device_bill import children_line
+
     peak, processes = estimate.host, _processes_of_machine(estimate)
     parts = f"{bytes_text(peak.pageable_bytes)} pageable, {bytes_text(peak.pinned_bytes)} pinned"
     yield f"  host       {bytes_text(peak.bytes)} of tensors at the highest moment: {parts}"
+    for line in children_line(peak.workers, "predicted"):
+        yield f"             + {line.text}, {line.source}"
     if processes > 1:
-        yield f"             {bytes_text(processes * peak.bytes)} with {processes} such processes on a machine"
+        yield f"             {bytes_text(processes * peak.total_bytes)} with {processes} such processes on a machine"
     if memory_bytes is not None:
         fits = "fits" if peak.fits(memory_bytes, processes) else "does not fit"
         yield f"             {fits} in {bytes_text(memory_bytes)} of host memory; not counted: {_NOT_OF_HOST}"
@@ -357,6 +361,8 @@ def _host_json(estimate: Estimate, memory_bytes: int | None) -> dict[str, Any]:
         "peak_bytes": peak.bytes,
         "pageable_bytes": peak.pageable_bytes,
         "pinned_bytes": peak.pinned_bytes,
+        "workers": peak.workers.count,
+        "workers_bytes": peak.workers.bytes,
         "processes": processes,
         "memory_bytes": memory_bytes,
         "fits": peak.fits(memory_bytes, processes),
@@ -375,7 +381,7 @@ def _figure_lines(done: ScriptPrediction, host_memory: int | None) -> Iterator[s
     yield f"predicted {kernels} of torch {estimate.torch}{rank}{steps}{until}:"
     if not estimate.gpus:
         yield from _peak_lines(estimate)
-    if estimate.host.bytes:
+    if estimate.host.bytes or estimate.host.workers.count:
         yield from _host_lines(estimate, host_memory)
     for name, models in done.applied.items():
         yield f"  {name} changed {', '.join(models) or 'no model'}"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from memviz.commands.command import (
     Command,
+    add_host_memory,
     add_json,
     add_knobs,
     add_memory,
@@ -39,6 +40,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--on", choices=("auto", "predict", "cuda"), default="auto", help="(default: %(default)s)")
     parser.add_argument("--card", help="the card to predict for, by a part of its name")
     add_memory(parser)
+    add_host_memory(parser)
     add_optimizer(parser)
     parser.add_argument("--warmup", type=int, default=1, metavar="N", help="steps before (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=1, metavar="N", help="(default: %(default)s)")
@@ -142,6 +144,7 @@ def _last_event(events: Iterator[RunEvent]) -> RunEvent:
 def _print(run: Run, path: Path | None) -> None:
     from memviz.results.run import (
         bill_of_run,
+        host_text,
         is_training,
         optimizer_text,
         peak_text,
@@ -159,8 +162,8 @@ def _print(run: Run, path: Path | None) -> None:
     print(f"  allocated  {bytes_text(run.peak_allocated_bytes)} {peak_text(run)}")
     without = "without a limit" if reserved_on_card(run) is not None else "at its peak"
     print(f"  reserved   {bytes_text(run.peak_reserved_bytes)} {without}, {gap} of it above what is ever allocated")
-    if run.pinned_host_bytes:
-        print(f"  on host    {bytes_text(run.pinned_host_bytes)} pinned there")
+    if host := host_text(run):
+        print(f"  on host    {host}")
     if run.fit is not None:
         print(f"  on card    {bill_of_run(run).line}")
     print(f"  counted    {run.window}")

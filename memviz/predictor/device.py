@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import os
 import platform
+import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -20,7 +21,7 @@ import torch
 from torch import nn
 
 from memviz.allocator.blocks import AllocationFailed, DeviceMemory, Platform, address_space
-from memviz.allocator.context import NCCL_FACT, communicators_text, overhead_on
+from memviz.allocator.context import NCCL_FACT, communicators_text, libraries_fact, overhead_on
 from memviz.allocator.recorded_requests import AllocatorCalls
 from memviz.allocator.replayer import CardMemory
 from memviz.allocator.settings import Settings, parse_settings, settings_from_environment
@@ -57,7 +58,7 @@ from memviz.predictor.run_device import TakesInputs
 from memviz.predictor.saved_files import follow_files
 from memviz.predictor.trained_layers import TrainedBlockRepeater
 from memviz.trace.intern import Interner
-from memviz.trace.memviz_labels import HOLDERS_CUT_FACT, LOCAL_WORLD_FACT
+from memviz.trace.memviz_labels import HOLDERS_CUT_FACT, LOCAL_WORLD_FACT, RANK_FACT, WORLD_FACT
 from memviz.trace.model import About, Category, Stage, Trace
 
 if TYPE_CHECKING:
@@ -75,7 +76,9 @@ _EVENTS_BETWEEN_COLLECTIONS = 1000
 
 
 def _rank_facts(rank: GroupRank) -> dict[str, str]:
-    return {"rank": str(rank.number), "world size": str(rank.world_size), LOCAL_WORLD_FACT: str(rank.cards)}
+    # "world size" is the name in files of before; programs may read it.
+    world = dict.fromkeys((WORLD_FACT, "world size"), str(rank.world_size))
+    return {RANK_FACT: str(rank.number), **world, LOCAL_WORLD_FACT: str(rank.cards)}
 
 
 class _Counter:
@@ -237,6 +240,7 @@ class PredictedDevice:
         patches.enter_context(jagged_attention_on(self.card))
         follow_group(patches, recorder, self.rank, self.layout, order)
         follow_files(patches, recorder, devices)
+        recorder.host_memory.workers.follow(patches)
         patches.enter_context(operators())
         position.skip_earlier_nodes()
 
@@ -432,6 +436,8 @@ class PredictedDevice:
             "times": "No clock runs on a predicted device: times count events and phases, one microsecond each.",
             **({} if (rank := self.rank) is None else _rank_facts(rank)),
             **({NCCL_FACT: communicators_text(used)} if (used := self.layout.communicators.values()) else {}),
+            **libraries_fact(sys.modules),
+            **self.recorder.host_memory.workers.peak.facts,
             **({HOLDERS_CUT_FACT: str(self._holders.cut)} if self._holders is not None and self._holders.cut else {}),
             "not predicted": " ".join(self.unseen()),
         }

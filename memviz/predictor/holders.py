@@ -39,7 +39,6 @@ from memviz.trace.model import GRAPH_SUFFIX, HolderKind, Holders, Stage
 
 MOST_SECONDS = 2.0
 _MOST_ITEMS = 100_000
-"""Elements of one container that are followed."""
 _LONGEST_KEY = 40
 _SAVED = "_raw_saved_"
 _OWN = "memviz."
@@ -109,8 +108,7 @@ class _Wanted:
 
 
 class FoundHolders(dict[int, Holder]):
-    is_cut = False
-    """True if the time limit ended the search: storages that are not here may have a holder."""
+    is_cut = False  # True if the time limit ended the search: storages that are not here may have a holder.
 
 
 def find_holders(
@@ -156,7 +154,6 @@ class _Through(Enum):
 
     NOTHING = 1
     REFERENTS = 2
-    """In C; a name is looked for only where it is needed."""
     DICTIONARY = 3
     RULES = 4
     TENSOR = 5
@@ -318,8 +315,7 @@ class _Walk:
 
 
 _VISITS_BETWEEN_LOOKS = 64
-_MOST_VISITS = 4_000_000
-"""About 150 bytes each."""
+_MOST_VISITS = 4_000_000  # About 150 bytes each.
 _HEAP_TYPE = 1 << 9
 """Py_TPFLAGS_HEAPTYPE: a class written in Python, with few exceptions."""
 _GROWS = (list, dict, set, deque)
@@ -770,16 +766,23 @@ def _others(
 ) -> Iterator[tuple[int, Holder]]:
     """Name the holders of storages that no variable of the program leads to."""
     # The list of all objects refers to each of them, so it is gone before referrers are asked for.
-    strays = [value for value in gc.get_objects() if _is(value, torch.Tensor) and id(value) not in walk.seen]
-    roots = [_Root("tensor", "", HolderKind.VARIABLE, stray) for stray in strays]
+    objects = gc.get_objects()
+    # Nodes of the autograd graph are Python objects while they are looked at: others have the same `id` afterwards.
+    walk.seen.intersection_update(map(id, objects))
+    strays = [value for value in objects if _is(value, torch.Tensor) and id(value) not in walk.seen]
+    del objects
     places = {id(stray): place for place, stray in enumerate(strays)}
     found: dict[int, tuple[int, str]] = {}
-    for key, index in walk.find(roots, missing, storage_of):
-        value, path = walk.path_below(index)
-        found[key] = places[id(value)], path
-        del value
+    # A tensor that no object refers to lives on in C++, as one that a graph has saved: the others lead to it.
+    referred = {id(item) for one in gc.get_referrers(*strays) if one is not strays for item in gc.get_referents(one)}
+    for is_first in (True, False):
+        roots = [_Root("tensor", "", HolderKind.VARIABLE, one) for one in strays if (id(one) in referred) is is_first]
+        for key, index in walk.find(roots, missing, storage_of):
+            value, path = walk.path_below(index)
+            found[key] = places[id(value)], path
+            del value
+        del roots
     walk.forget()
-    del roots
     above: dict[int, Holder] = {}
     for key, (place, path) in found.items():
         if time.monotonic() > deadline:
@@ -789,11 +792,11 @@ def _others(
         below = "" if path == "tensor" else f"{path} ← "
         yield key, replace(above[place], chain=below + above[place].chain)
     for key in missing.keys or ():
-        yield key, _OUTSIDE
+        yield key, IN_CPP
 
 
 _IN_CYCLE = "no variable leads here: gc.collect() would free it"
-_OUTSIDE = Holder(HolderKind.OUTSIDE_PYTHON, "PyTorch, in C++", "no Python object has it")
+IN_CPP = Holder(HolderKind.OUTSIDE_PYTHON, "PyTorch, in C++", "no Python tensor refers to it")
 
 
 def _holder_upwards(tensor: torch.Tensor, own: set[int], deadline: float) -> Holder:
@@ -832,7 +835,7 @@ def _holder_upwards(tensor: torch.Tensor, own: set[int], deadline: float) -> Hol
     if level:
         return Holder(HolderKind.CONTAINER, "a library", " ← ".join([*names, "not followed further"]))
     if not is_cycle:
-        return _OUTSIDE
+        return IN_CPP
     return Holder(HolderKind.UNCOLLECTED_CYCLE, "cycle awaiting collection", " ← ".join([*names, _IN_CYCLE]), place)
 
 
@@ -848,9 +851,8 @@ def _class_line(kind: type) -> str:
 
 
 _MOST_SECONDS_IN_ALL = 60.0
-_WORKSPACES = Holder(
-    HolderKind.OUTSIDE_PYTHON, "cuBLAS workspaces", "kept by PyTorch, outside Python, until the process ends"
-)
+_KEPT = "kept by PyTorch, outside Python, until the process ends"
+_WORKSPACES = Holder(HolderKind.OUTSIDE_PYTHON, "cuBLAS workspaces", _KEPT)
 
 
 class HolderLog:

@@ -12,17 +12,19 @@ from __future__ import annotations
 import mmap
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from memviz.memory import own_memory
 from memviz.predictor.assumptions import NotPredicted, data_needed, name_for_users, not_predicted
-from memviz.predictor.compat import without_functions, without_modes
+from memviz.predictor.compat import Patches, without_functions, without_modes
 from memviz.predictor.known_values import (
     CHOSEN_EVENLY,
     INTEGER_ARITHMETIC,
@@ -37,6 +39,7 @@ from memviz.predictor.known_values import (
 )
 from memviz.predictor.ledger import Ledger
 from memviz.predictor.shapes import fills_its_storage, is_on_device, lies_on_device, tensors_of, with_each, written_by
+from memviz.trace.memviz_labels import ChildMemory
 from memviz.trace.model import HostBytes, Ints8
 
 
@@ -121,19 +124,76 @@ def _different_devices(func: Any, first: str, second: str) -> RuntimeError:
 
 @dataclass(frozen=True)
 class HostPeak:
-    """Memory of the CPU tensors that a process makes, when it is highest."""
+    """Memory of the CPU tensors that a process makes, when it is highest, and of its data loader workers."""
 
     pageable_bytes: int = 0
     pinned_bytes: int = 0
     """Blocks of torch's pinned allocator, those that wait for reuse included."""
+    workers: ChildMemory = ChildMemory()
 
     @property
     def bytes(self) -> int:
+        """Bytes of the tensors."""
         return self.pageable_bytes + self.pinned_bytes
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of the tensors and, as far as they are known, of the workers."""
+        return self.bytes + (self.workers.bytes or 0)
 
     def fits(self, memory_bytes: int | None, processes: int) -> bool | None:
         """Return whether equal processes fit one machine, each at its highest; None without a size."""
-        return None if memory_bytes is None else processes * self.bytes <= memory_bytes
+        return None if memory_bytes is None else processes * self.total_bytes <= memory_bytes
+
+
+class LoaderWorkers:
+    """Memory of the worker processes of `DataLoader(num_workers=N)`.
+
+    They run in a prediction as well, so what each has for itself (Python objects of a data set that a fork copies by
+    counting references to them, or a whole interpreter that was spawned) is read from the system. Batches on their way
+    lie in shared memory: `prefetch_factor` for each worker.
+    """
+
+    def __init__(self) -> None:
+        self.peak = ChildMemory()
+        self._now: WeakKeyDictionary[Any, ChildMemory] = WeakKeyDictionary()
+
+    def follow(self, patches: Patches) -> None:
+        iterator: Any = torch.utils.data.dataloader._MultiProcessingDataLoaderIter
+        process, shut_down = iterator._process_data, iterator._shutdown_workers
+
+        def processed(loader: Any, *args: Any) -> Any:
+            batch = process(loader, *args)
+            # Seldom, since it takes longer than some loaders need for a batch.
+            if loader._rcvd_idx & (loader._rcvd_idx - 1) == 0:
+                self._see(loader, sum(map(_bytes, tensors_of(batch))))
+            return batch
+
+        def shut(loader: Any) -> None:
+            if loader in self._now and not loader._shutdown:
+                self._see(loader, 0)
+            self._now.pop(loader, None)
+            shut_down(loader)
+
+        patches.replace(iterator, "_process_data", processed)
+        patches.replace(iterator, "_shutdown_workers", shut)
+
+    def _see(self, loader: Any, batch_bytes: int) -> None:
+        before = self._now.get(loader, ChildMemory())
+        own_bytes = _sum([own_memory(worker.pid) for worker in loader._workers])
+        if own_bytes is not None and before.own_bytes is not None:
+            own_bytes = max(own_bytes, before.own_bytes)
+        on_the_way = loader._prefetch_factor * loader._num_workers * batch_bytes
+        count = len(loader._workers)
+        self._now[loader] = ChildMemory(count, own_bytes, max(on_the_way, before.batch_bytes))
+        now = list(self._now.values())
+        own_bytes = _sum([one.own_bytes for one in now])
+        together = ChildMemory(sum(one.count for one in now), own_bytes, sum(one.batch_bytes for one in now))
+        self.peak = max(self.peak, together, key=lambda one: (one.bytes or 0, one.count))
+
+
+def _sum(sizes: Sequence[int | None]) -> int | None:
+    return None if None in sizes else sum(size or 0 for size in sizes)
 
 
 class _Pageable(MarkedStorages):
@@ -160,6 +220,7 @@ class HostMemory:
         self._pending: int | None = None
         """When a tensor was made that may yet turn out to be pinned."""
         self._peak = HostPeak()
+        self.workers = LoaderWorkers()
         self.loaded = MarkedStorages()
         """Tensors of files of weights."""
         self._rows: list[tuple[int, ...]] = []
@@ -169,7 +230,7 @@ class HostMemory:
     @property
     def peak(self) -> HostPeak:
         self._settle()
-        return self._peak
+        return replace(self._peak, workers=self.workers.peak)
 
     def see(self, out: Any) -> None:
         """Count the storages of an operator's results that are new, or that it resized."""

@@ -101,6 +101,8 @@ def cost_unit(trial: Way) -> str:
 
 def fit_cell(trial: Way) -> str:
     """ "fits", "does not fit" or "close"."""
+    if trial.get("fits_host") is False:
+        return "does not fit"
     return "close" if trial.get("fit") == "close" else "fits" if trial["fits"] else "does not fit"
 
 

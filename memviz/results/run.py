@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memviz.allocator.context import communicators_of
 from memviz.predictor.expected_error import Fit
@@ -102,12 +102,18 @@ def variants_headline(variants: Sequence[Variant]) -> RunHeadline:
     pairs = list(_pairs(variants))
     first = variants[finished[0]].run
     if not pairs and first is not None:
-        return RunHeadline(_single_run(first), finished[0])
-    pressed = [pair for pair in pairs if pair.base.fit is not None and not pair.base.fit.fits]
+        return RunHeadline(_with_host(_single_run(first), first), finished[0])
+    pressed = [pair for pair in pairs if pair.base.fit is not None and not fits(pair.base)]
     others_fit = any(
         variant.run is not None and variant.run.fit is not None and variant.run.fit.fits for variant in variants
     )
-    return _fitting_variant(pressed, others_fit=others_fit) if pressed else _best_saving(pairs)
+    best = _fitting_variant(pressed, others_fit=others_fit) if pressed else _best_saving(pairs)
+    return replace(best, headline=_with_host(best.headline, variants[best.number].run))
+
+
+def fits(run: Run) -> bool:
+    """Return whether a run fits its card, and the host where its memory was given."""
+    return run.fit is not None and run.fit.fits and run.fits_host is not False
 
 
 def _short(label: str) -> str:
@@ -202,6 +208,31 @@ def bill_of_run(run: Run) -> DeviceBill:
     return estimated_bill(reserved_bytes(run), run.mode, run.device, communicators_of(run.provenance))
 
 
+def host_sizes(run: Run) -> str:
+    """Return `8 × 2.00 GiB of 64.00 GiB`; empty where the host's memory was not given, or nothing is known."""
+    if run.host_peak_bytes is None or not run.request.host_memory_bytes:
+        return ""
+    processes = run.request.processes_of_machine
+    times = f"{count_text(processes)} × " if processes > 1 else ""
+    return f"{times}{' of '.join(map(bytes_text, (run.host_peak_bytes, run.request.host_memory_bytes)))}"
+
+
+def _with_host(headline: Headline, run: Run | None) -> Headline:
+    """Add that a run does not fit the host."""
+    if run is None or run.fits_host is not False:
+        return headline
+    sentence = f"It does not fit the host: {host_sizes(run)}."
+    return Headline(headline.answer, f"{headline.reason} {sentence}".strip())
+
+
+def host_text(run: Run) -> str:
+    """Describe host memory: what is pinned, or whether it fits the machine's, where that was given."""
+    pinned = f"{bytes_text(run.pinned_host_bytes)} pinned there" if run.pinned_host_bytes else ""
+    sizes = host_sizes(run)
+    fits = f"{'fits' if run.fits_host else 'does not fit'}: {sizes}" if sizes else ""
+    return ", ".join(filter(None, (fits, pinned)))
+
+
 def step_word(run: Run) -> str:
     return "forward pass" if "forward pass" in run.window else "step"
 
@@ -246,10 +277,11 @@ def usable_text(fit: Fit) -> str:
 
 def _fitting_variant(pairs: Sequence[_Pair], *, others_fit: bool) -> RunHeadline:
     """Recommend the cheapest variant that fits."""
-    fitting = [pair for pair in pairs if pair.run.fit is not None and pair.run.fit.fits]
+    fitting = [pair for pair in pairs if fits(pair.run)]
     step = step_word(pairs[0].base)
     if not fitting:
         close = [pair for pair in pairs if pair.run.fit is not None and pair.run.fit.word == "close"]
+        close = [pair for pair in close if pair.run.fits_host is not False]
         return _close_variant(close) if close else _nothing_fits(pairs, others_fit=others_fit)
     sure = [pair for pair in fitting if pair.run.fit is not None and pair.run.fit.word == "yes"]
     best = min(sure or fitting, key=lambda option: (option.run.flops or 0, option.run.peak_reserved_bytes))

@@ -15,7 +15,7 @@ from memviz.analysis.overview import Overview, overview
 from memviz.analysis.peak import FailedRequest, failed_requests
 from memviz.analysis.purpose.categories import categories
 from memviz.analysis.timeline import by_event, has_reserved, timeline
-from memviz.results.device_bill import DeviceBill, device_bill
+from memviz.results.device_bill import DeviceBill, HostBill, device_bill, host_bill
 from memviz.results.headline import (
     Headline,
     and_list,
@@ -81,13 +81,18 @@ class Summary(Result):
 
     def host_of(self, device: str) -> dict[str, Any] | None:
         """Return host memory of the process at its peak, over the events of a device; None where it is unknown."""
-        host = choose_device(self.trace, device).host
-        if host is None:
+        of = choose_device(self.trace, device)
+        if (host := of.host) is None:
             return None
         at = int(host.total.argmax())
         sizes = {"peak_bytes": int(host.total[at]), "pinned_bytes": int(host.pinned[at])}
-        is_resident = self.trace.about.origin == "measured"
-        return {"counts": "resident size" if is_resident else "CPU tensors", **sizes, "event": int(host.event[at]) - 1}
+        counts = "resident size" if of.is_timed else "CPU tensors"
+        bill = self.host_bill_of(device)
+        return {"counts": counts, **sizes, "event": int(host.event[at]) - 1, "bill": bill.as_json() if bill else None}
+
+    def host_bill_of(self, device: str) -> HostBill | None:
+        """Return the bill of host memory over the events of a device; None where nothing is known of it."""
+        return host_bill(self.trace, choose_device(self.trace, device))
 
     @property
     def notes(self) -> list[Note]:

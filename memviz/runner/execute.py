@@ -46,7 +46,8 @@ from memviz.trace.model import Trace
 
 _OF_WHAT_IT_DOES = (
     *("flops", "bytes_moved", "host_bytes", "weights_bytes", "parameters", "seconds", "notes"),
-    *("weights_at_peak_bytes", "link_bytes", "pinned_host_bytes", "peak_while_loading", "warnings"),
+    *("weights_at_peak_bytes", "link_bytes", "pinned_host_bytes", "host_peak_bytes"),
+    *("peak_while_loading", "warnings"),
 )
 """Figures in which allocator settings have no part."""
 _COUNTED = ("flops", "bytes_moved", "host_bytes", "link_bytes")
@@ -82,6 +83,8 @@ def _predict(
         # The first of its kind imports its library.
         model = plan.workload.build()
     check(plan, model)
+    # Of a checkpoint that is loaded to the host each process has all weights there.
+    loaded_on_host = own_bytes(model) if plan.request.load == "host" else 0
     with KnownResults():
         convert_on_host(plan, model)
     # On a rank only its part is left of it.
@@ -110,6 +113,7 @@ def _predict(
             **peaks_of(device, loaded_bytes),
             **{name: (getattr(device, name) - before[name]) // plan.request.steps for name in _COUNTED},
             "pinned_host_bytes": device.pinned_host_bytes,
+            "host_peak_bytes": max(loaded_on_host, _whole_mib(device.recorder.host_memory.peak.total_bytes)),
             "warnings": device.warnings(),
             "notes": (*device.unseen(), *filter(None, [unproven_sentence(device.unproven())])),
         }
@@ -132,6 +136,11 @@ def _predict(
     if NCCL_FACT in trace.about.facts:
         run = replace(run, provenance={**run.provenance, NCCL_FACT: trace.about.facts[NCCL_FACT]})
     return Outcome(run, trace, said, device.layout)
+
+
+def _whole_mib(size: int) -> int:
+    """Round up: how long small CPU tensors live depends on when Python collects cycles."""
+    return -(-size >> 20) << 20
 
 
 def _has_equal_layers(plan: Plan) -> bool:

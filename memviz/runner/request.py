@@ -26,11 +26,12 @@ from memviz.allocator.settings import parse_release
 from memviz.errors import TraceError, UsageError
 from memviz.predictor.cards import memory_args
 from memviz.predictor.expected_error import ExpectedError, Fit
+from memviz.predictor.group.ranks import CARDS_OF_A_MACHINE
 from memviz.text import nearest
 from memviz.trace.load import load_trace
 from memviz.trace.model import Trace
 from memviz.trace.write import replacing, write_pickle
-from memviz.units import count_text, duration_text, work_text
+from memviz.units import count_text, duration_text, parse_bytes, work_text
 
 T = TypeVar("T")
 
@@ -403,6 +404,8 @@ class Request:
     """Text of the config.json that `workload` names; empty for every other workload."""
     parallel: Mapping[str, str] = field(default_factory=dict)
     """GPUs and axes of a prediction, as in {"gpus": "8", "tensor": "2"}; empty for one GPU."""
+    host_memory: str = ""
+    """Memory of the machine, as in 64GiB, to say whether its processes fit; empty without a limit."""
     label: str = ""
     """Title of this variant; made from the optimizations where empty."""
 
@@ -411,6 +414,12 @@ class Request:
             if getattr(self, name) not in get_args(kind):
                 raise UsageError(f"{name} is one of {', '.join(get_args(kind))}; not {getattr(self, name)}.")
         release_of(self.torch)
+        try:
+            has_limit = self.host_memory_bytes != 0
+        except ValueError as error:
+            raise UsageError(f"Host memory: {error}") from None
+        if not has_limit:
+            raise UsageError("Host memory must be more than 0. Leave it empty for no limit.")
         if not 0 <= self.warmup <= 100 or not 1 <= self.steps <= 100:
             raise UsageError("A run has 0 to 100 warm-up steps and 1 to 100 steps.")
 
@@ -418,8 +427,23 @@ class Request:
     def release(self) -> tuple[int, int] | None:
         return release_of(self.torch)
 
+    @property
+    def host_memory_bytes(self) -> int | None:
+        return parse_bytes(self.host_memory) if self.host_memory else None
+
+    @property
+    def processes_of_machine(self) -> int:
+        """One for each GPU of a full machine."""
+        return min(parallel_of(self.parallel).gpus, CARDS_OF_A_MACHINE)
+
+    def fits_host(self, peak_bytes: int | None) -> bool | None:
+        """Return whether the equal processes of a machine fit its memory; None without a size of either."""
+        memory = self.host_memory_bytes
+        return None if memory is None or peak_bytes is None else self.processes_of_machine * peak_bytes <= memory
+
     def as_json(self) -> dict[str, Any]:
-        return {**asdict(self), "conversion": "on-host" if self.load == "host" else "measured"}
+        value = {**asdict(self), "conversion": "on-host" if self.load == "host" else "measured"}
+        return value if self.host_memory else {name: one for name, one in value.items() if name != "host_memory"}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Request:
@@ -455,6 +479,7 @@ def command_of(request: Request) -> str:
             arguments += [f"--{flag}", str(getattr(request, flag))]
     for key, text in request.parallel.items():
         arguments += ["--gpus", text] if key == GPUS else ["--parallel", f"{key}={text}"]
+    arguments += ["--host-memory", request.host_memory] if request.host_memory else []
     arguments += ["--keep-output"] if request.keep_output else []
     arguments += [] if request.numerics else ["--no-numerics"]
     return shlex.join(arguments)
@@ -576,6 +601,8 @@ class Run:
     """All ranks then, by what they take."""
     pinned_host_bytes: int | None = None
     """Pinned host memory, as used by offloading; None if not counted."""
+    host_peak_bytes: int | None = None
+    """Host memory of one process at its highest: weights that are loaded there, or CPU tensors and pinned blocks."""
     link_bytes: int | None = None
     """Bytes that collectives send to other devices in one step; None if not counted."""
     weights_at_peak_bytes: int | None = None
@@ -586,6 +613,10 @@ class Run:
     """Dtypes that it used and the card has no hardware for, such as bf16 on a T4, in a sentence each."""
     library_code: str = ""
     """Calls of diffusers, transformers, peft and others that do the same; empty where they have none."""
+
+    @property
+    def fits_host(self) -> bool | None:
+        return self.request.fits_host(self.host_peak_bytes)
 
     def as_json(self) -> dict[str, Any]:
         error = self.expected_error
@@ -702,6 +733,8 @@ def run_json(run: Run, path: Path | None = None) -> dict[str, Any]:
         "context": None if run.fit is None else context_on(run.device).as_json(),
         "expected_error": None if run.expected_error is None else run.expected_error.as_json(),
         "pinned_host_bytes": run.pinned_host_bytes,
+        "host_peak_bytes": run.host_peak_bytes,
+        "fits_host": run.fits_host,
         "weights_bytes": run.weights_bytes,
         "seconds": getattr(run.seconds, "median", None),
         "seconds_low": getattr(run.seconds, "low", None),

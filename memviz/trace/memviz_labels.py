@@ -25,10 +25,11 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -174,6 +175,40 @@ HOLDERS_CUT_FACT = "holders cut"
 """Fact of a trace: at how many moments the search for holders was ended by its time limit."""
 RANK_FACT, WORLD_FACT, MESH_FACT, LOCAL_WORLD_FACT = "rank", "world_size", "mesh", "local_world_size"
 """Facts of one process of many; the mesh as 'pp=1,dp=0', and how many processes its machine has."""
+CARD_FACT = "card"
+"""Fact of a replay: the card of its recording, as `About.on` has the settings."""
+CHILDREN_FACT = "child processes"
+"""Fact of a trace: '4 with 1048576 bytes of their own, 4096 bytes of batches'; of a prediction, data loader workers."""
+_CHILDREN = re.compile(r"(\d{1,6}) with (?:(\d{1,18})|unknown) bytes of their own, (\d{1,18}) bytes of batches")
+
+
+@dataclass(frozen=True)
+class ChildMemory:
+    """Host memory that child processes add to their parent's, at the highest moment that was looked at."""
+
+    count: int = 0
+    own_bytes: int | None = 0
+    """Shared with no other process; None where the system does not say."""
+    batch_bytes: int = 0
+    """Batches of data loaders on their way to the parent."""
+
+    @property
+    def bytes(self) -> int | None:
+        return None if self.own_bytes is None else self.own_bytes + self.batch_bytes
+
+    @property
+    def facts(self) -> dict[str, str]:
+        own = "unknown" if self.own_bytes is None else self.own_bytes
+        text = f"{self.count} with {own} bytes of their own, {self.batch_bytes} bytes of batches"
+        return {CHILDREN_FACT: text} if self.count else {}
+
+    @classmethod
+    def of(cls, facts: Mapping[str, str]) -> Self:
+        """Read them from a trace's facts, which may come from a file."""
+        found = _CHILDREN.fullmatch(facts.get(CHILDREN_FACT, ""))
+        return cls() if found is None else cls(int(found[1]), int(found[2]) if found[2] else None, int(found[3]))
+
+
 _MOST_FACTS, _MOST_FACT = 200, 1 << 16
 _ORIGINS = ("measured", "predicted", "replayed")
 

@@ -5,10 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from memviz.trace.load import load_trace
-from memviz.trace.model import HostBytes
+from memviz.trace.model import Annotations, HostBytes, Stage
 from tests.browser.conftest import at_home
 from tests.browser.mounting import TIMELINE, mount_timeline
 from tests.traces import MiB, alloc, event, segment, snapshot
@@ -102,3 +103,17 @@ def test_host_memory_is_a_lane_below_the_plot(same_page: Any, width: int) -> Non
     # Half of the run has the full height.
     tops = page.locator(".mvt-hosttotal").evaluate("(path) => path.getBBox().height")
     assert 27 <= tops <= 29
+
+
+def test_a_mark_of_the_program_chooses_its_moment(same_page: Any) -> None:
+    trace = load_trace(SAMPLES / "training.pickle.gz")
+    device = trace.devices[0]
+    at, name = len(device.events) // 2, len(trace.strings)
+    # Between two events.
+    times = 2 * np.arange(len(device.events))
+    annotations = Annotations.typed([name, name], [Stage.START, Stage.END], [2 * at + 1, 2 * at + 1])
+    marked = replace(device, events=replace(device.events, time_us=times), annotations=annotations)
+    mount_timeline(same_page, replace(trace, strings=(*trace.strings, "after <eval>"), devices=(marked,)))
+    same_page.locator(".mvt-marktext", has_text="after <eval>").wait_for()
+    same_page.locator(".mvt-name-of-moment").click()
+    same_page.locator(".mvt-pilltext", has_text=f"event {at:,}").wait_for()

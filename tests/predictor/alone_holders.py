@@ -215,6 +215,19 @@ def test_a_cycle_waits_for_collection():
     assert holder_of(storage).kind is HolderKind.OUTSIDE_PYTHON
 
 
+def test_what_only_the_graph_of_a_waiting_tensor_saved_waits_with_it():
+    """No object of Python refers to the input any more: the graph's node, in C++, keeps it."""
+    weight, inputs = torch.randn(7, 7, requires_grad=True), torch.randn(7, 7)
+    storage = key(inputs)
+    cycle: list[Any] = [inputs @ weight]
+    cycle.append(cycle)
+    del cycle, inputs
+    held = holder_of(storage)
+    assert held.kind is HolderKind.UNCOLLECTED_CYCLE and "saved" in held.chain
+    gc.collect()
+    assert weight is not None
+
+
 def test_the_walk_keeps_nothing():
     kept = torch.randn(5)
     storage, gone = key(kept), []

@@ -373,7 +373,7 @@ for _ in range(4):
     train(model(batch()).square().mean())
 """,
         HolderKind.OUTSIDE_PYTHON,
-        "no Python object has it",
+        "no Python tensor refers to it",
     ),
     "a copy of all weights": Program(
         """

@@ -66,6 +66,10 @@ def test_batches_arrive_with_their_values(workers: int, pinned: bool) -> None:
             assert device.allocated_bytes == 16 * 24 * 4 + 512
             del x, number
         assert seen == list(range(64)) and device.allocated_bytes == 0
+        own = device.recorder.host_memory.peak.workers
+        # Two batches of fp32 and of int64 are on their way to each worker's parent.
+        assert (own.count, own.batch_bytes) == (workers, workers * 2 * 16 * (24 * 4 + 8))
+        assert own.own_bytes is None or (own.own_bytes > workers << 20) == bool(workers)
 
 
 @pytest.mark.slow

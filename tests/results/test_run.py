@@ -4,10 +4,13 @@ import random
 import re
 from typing import Any
 
+import pytest
+
+from memviz.errors import UsageError
 from memviz.predictor.expected_error import Fit
 from memviz.results.run import OPTIMIZERS, variants_headline
 from memviz.runner.jobs.service import OrderStatus, Variant
-from memviz.runner.request import Request, Run
+from memviz.runner.request import Request, Run, command_of
 from memviz.ui.run.results import head_html, results_html
 from memviz.units import bytes_text
 from tests.runner.runs import GIB, run
@@ -88,3 +91,21 @@ def test_what_is_said_of_generated_runs_is_what_stands_beside_it() -> None:
     draw = random.Random(3)
     for _ in range(400):
         check(order(draw))
+
+
+def test_the_host_decides_as_well_where_its_memory_is_given() -> None:
+    """Each process of a machine has its weights there; without a size nothing is said of it."""
+    fit = Fit(24 * GIB, True, 8 * GIB, None, None, None, 0)
+    request = Request("tiny", parallel={"gpus": "16"}, host_memory="64GiB")
+    for peak, answer in ((8 * GIB, True), (16 * GIB, False)):
+        one = run(request=request, fit=fit, host_peak_bytes=peak)
+        assert one.fits_host is answer and Run.from_json(one.as_json()) == one
+        variants = (Variant(request, "Baseline", "done", run=one),)
+        reason = variants_headline(variants).headline.reason
+        assert ("does not fit the host: 8 × 16.00 GiB of 64.00 GiB" in reason) is not answer
+        assert ("✗ does not fit" in words(results_html(OrderStatus("x", variants), 0))) is not answer
+    assert run(request=Request("tiny"), fit=fit, host_peak_bytes=1).fits_host is None
+    assert "host_memory" not in Request("tiny").as_json() and "--host-memory 64GiB" in command_of(request)
+    for wrong in ("0", "lots"):
+        with pytest.raises(UsageError, match="Host memory"):
+            Request("tiny", host_memory=wrong)

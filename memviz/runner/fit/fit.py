@@ -162,7 +162,8 @@ class Asking:
         with self._stop.ends():
             prediction = self._predictor.one(turned, self._stop.until)
         self._fit = prediction.fit
-        return prediction.refused or (prediction.fits is True, prediction.peak_reserved_bytes)
+        fits = prediction.fits is True and turned.fits_host(prediction.host_peak_bytes) is not False
+        return prediction.refused or (fits, prediction.peak_reserved_bytes)
 
     def largest(self, knob: str, usable: int, tell: Callable[[int], None]) -> LargestValue | None:
         reasons: dict[int, str] = {}
@@ -242,6 +243,8 @@ def trial_json(trial: Trial) -> dict[str, Any]:
         "peak_reserved_bytes": trial.peak_reserved_bytes,
         "peak_reserved_without_limit_bytes": trial.prediction.peak_reserved_bytes,
         "pinned_host_bytes": trial.prediction.pinned_host_bytes,
+        "host_peak_bytes": trial.prediction.host_peak_bytes,
+        "fits_host": trial.fits_host,
         "cost": {
             "flops": cost.flops,
             "bytes_moved": cost.bytes_moved,

@@ -46,6 +46,7 @@ class Prediction:
     refused: str = ""
     """Why there is none."""
     pinned_host_bytes: int = 0
+    host_peak_bytes: int | None = None
     link_bytes: int = 0
     of_classes: tuple[tuple[int, int, int, int], ...] = ()
     """`flops`, `bytes_moved`, `host_bytes`, `link_bytes` of one rank of each class, on many GPUs."""
@@ -78,6 +79,7 @@ def prediction_of(event: RunEvent) -> Prediction:
         run.command,
         run.code,
         pinned_host_bytes=run.pinned_host_bytes or 0,
+        host_peak_bytes=run.host_peak_bytes,
         link_bytes=run.link_bytes or 0,
         expected_error=run.expected_error.as_json() if run.expected_error else None,
         of_classes=tuple((one.flops, one.bytes_moved, one.host_bytes, one.link_bytes) for one in run.classes),

@@ -189,11 +189,16 @@ class Trial:
     @property
     def peak_reserved_bytes(self) -> int:
         """On the card, where it fits there; else what it would reserve if nothing limited it."""
-        return self.prediction.reserved_on_card_bytes if self.fits else self.prediction.peak_reserved_bytes
+        return self.prediction.reserved_on_card_bytes if self.prediction.fits else self.prediction.peak_reserved_bytes
 
     @property
     def fits(self) -> bool:
-        return self.prediction.fits is True
+        """On the card, and on the host where its memory was given."""
+        return self.prediction.fits is True and self.fits_host is not False
+
+    @property
+    def fits_host(self) -> bool | None:
+        return self.candidate.request.fits_host(self.prediction.host_peak_bytes)
 
 
 def pareto_front(ways: Iterable[Trial]) -> tuple[Trial, ...]:

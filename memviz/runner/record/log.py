@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -135,6 +135,8 @@ class Log:
     tensors_seen: list[TensorSeen] = field(default_factory=list)
     annotations: list[AnnotationEnd] = field(default_factory=list)
     holders: list[HolderSeen] = field(default_factory=list)
+    _held: set[int] = field(default_factory=set)
+    """Addresses that had a holder when that was last looked at."""
     holders_cut: int = 0
     """Moments at which the search for holders was ended by its time limit."""
     holder_seconds: float = 60.0
@@ -177,11 +179,17 @@ class Log:
     def see(self, address: int, category: Category, module: str, counts: Counts | None) -> None:
         self.tensors_seen.append(TensorSeen(counts, address, category, module))
 
-    def hold(self, holders: Mapping[int, Any]) -> None:
-        """Keep the holder of each address at this moment."""
+    def hold(self, holders: Mapping[int, Any], outside: Any = None) -> None:
+        """Keep the holder of each address at this moment; `outside` is that of addresses that have none any more.
+
+        Those may be free as well: readers of the log know which addresses are allocated.
+        """
         counts = self.counts()
-        for address, holder in islice(holders.items(), max(_MOST_HOLDERS - len(self.holders), 0)):
+        lost = self._held - holders.keys() if outside is not None else ()
+        seen = chain(holders.items(), ((address, outside) for address in lost))
+        for address, holder in islice(seen, max(_MOST_HOLDERS - len(self.holders), 0)):
             self.holders.append(HolderSeen(counts, address, holder.kind, holder.owner, holder.chain, holder.place))
+        self._held = set(holders) if outside is not None else self._held | holders.keys()
 
     def _turn_to(self, phase: Phase) -> None:
         if phase != self.phase:

@@ -23,8 +23,10 @@ import numpy as np
 
 from memviz.allocator.context import OUTSIDE_FACT
 from memviz.errors import UsageError
+from memviz.memory import children_memory
 from memviz.runner.measure.accelerator import Accelerator, driver_bytes, is_out_of_memory
 from memviz.runner.record.log import Counts, counts_of
+from memviz.trace.memviz_labels import ChildMemory
 from memviz.trace.model import Events, HostBytes
 
 StackKind = Literal["python", "all", "none"]
@@ -64,13 +66,15 @@ def is_recording() -> bool:
 
 
 class HostSampler:
-    """Resident size of this process and the bytes of torch's pinned allocator, sampled by a thread of its own."""
+    """Resident size of this process, its children's own memory and torch's pinned bytes, sampled by a thread."""
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
         self._rows: list[tuple[int, int, int]] = []
         """Time in µs, resident bytes, pinned bytes."""
         self._seconds = _SECONDS_BETWEEN_SAMPLES
+        self.children = ChildMemory()
+        self._children_seen = 0.0
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -98,6 +102,10 @@ class HostSampler:
         with suppress(Exception):
             pinned = self._accelerator.api.host_memory_stats_as_nested_dict()["allocated_bytes"]["current"]
         self._rows.append((time.time_ns() // 1000, resident, int(pinned)))
+        if time.monotonic() - self._children_seen > _SECONDS_BETWEEN_CHILDREN:
+            self._children_seen = time.monotonic()
+            seen = ChildMemory(*children_memory())
+            self.children = max(self.children, seen, key=lambda one: one.bytes or 0)
         if len(self._rows) >= _MOST_SAMPLES:
             pairs = zip(self._rows[::2], self._rows[1::2], strict=False)
             self._rows = [max(pair, key=lambda row: row[1]) for pair in pairs]
@@ -115,6 +123,7 @@ class HostSampler:
 
 _STATM = Path("/proc/self/statm")
 _SECONDS_BETWEEN_SAMPLES = 0.05
+_SECONDS_BETWEEN_CHILDREN = 1.0
 _MOST_SAMPLES = 1 << 14
 
 
@@ -211,13 +220,13 @@ class RecordedHistory:
 
     @property
     def facts(self) -> dict[str, str]:
-        """Memory outside PyTorch's allocator, as a fact of the trace; empty where no driver was asked."""
+        """Memory outside PyTorch's allocator as facts of the trace, where the driver or the system were asked."""
         texts = []
         for device, readings in self._outside.items():
             sizes = [size for size, _ in readings]
             count = f"{len(sizes)} reading{'s' * (len(sizes) > 1)} {readings[-1][1]}"
             texts.append(f"{device}: {min(sizes)} to {max(sizes)} bytes, {count}")
-        return {OUTSIDE_FACT: "; ".join(texts)} if texts else {}
+        return {**({OUTSIDE_FACT: "; ".join(texts)} if texts else {}), **self.host.children.facts}
 
     def take_last(self) -> HistorySnapshot:
         """The moment when memory ran out, if nothing was allocated since: what the error let go of is still there."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from memviz.allocator.context import NCCL_FACT, Communicator, communicators_text
+from memviz.allocator.context import LOADING_FACT, NCCL_FACT, Communicator, communicators_text, libraries_fact
 from memviz.errors import MemvizError, UsageError
 from memviz.runner.measure.accelerator import Accelerator, find_accelerator
 from memviz.runner.record.log import Log, labelled
@@ -181,7 +181,7 @@ class Unrecorded(Recording):
 
 def note_holders(log: Log, kind: str) -> None:
     """Note what keeps each tensor of an accelerator alive, as far as that is found in two seconds."""
-    from memviz.predictor.holders import MOST_SECONDS, find_holders
+    from memviz.predictor.holders import IN_CPP, MOST_SECONDS, find_holders
     from memviz.runner.record.model_hooks import addresses
 
     device = _predicted_device()
@@ -198,7 +198,7 @@ def note_holders(log: Log, kind: str) -> None:
         return
     begun = time.monotonic()
     found = find_holders(None, storage_of, seconds=min(MOST_SECONDS, log.holder_seconds))
-    log.hold(found)
+    log.hold(found, None if found.is_cut else IN_CPP)
     log.holders_cut += found.is_cut
     log.holder_seconds -= time.monotonic() - begun
 
@@ -228,12 +228,14 @@ def mark(name: str) -> None:
         recording.mark(name)
 
 
-def _nccl_facts() -> dict[str, str]:
-    """Return the process groups of NCCL as a fact; each makes a communicator when it is first used."""
+def _facts_of_process() -> dict[str, str]:
+    """Return facts on what lies beside the allocator; each process group of NCCL makes a communicator when used."""
     world = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
     groups = getattr(world, "pg_map", {}).items()
     used = [Communicator(group.size()) for group, (backend, *_) in groups if "nccl" in str(backend)]
-    return {NCCL_FACT: communicators_text(used)} if used else {}
+    nccl = {NCCL_FACT: communicators_text(used)} if used else {}
+    loading = {LOADING_FACT: mode} if (mode := os.environ.get(LOADING_FACT)) else {}
+    return {**nccl, **loading, **libraries_fact(sys.modules)}
 
 
 def trace_of_snapshot(
@@ -260,7 +262,7 @@ def trace_of_snapshot(
     about = replace(
         trace.about,
         on=", ".join(dict.fromkeys(accelerator.name_of(number) for number in gpus)),
-        facts={**dict(accelerator.versions), **history.facts, **_nccl_facts(), **cut, **facts},
+        facts={**dict(accelerator.versions), **history.facts, **_facts_of_process(), **cut, **facts},
     )
     trace = replace(trace, about=about, notes=(*trace.notes, *notes_of(history, taken)))
     devices = (

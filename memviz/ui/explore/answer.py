@@ -30,7 +30,7 @@ from memviz.analysis.segments import fragmentation_at
 from memviz.analysis.timeline import has_reserved, timeline
 from memviz.errors import UsageError
 from memviz.figures.colouring import Colouring
-from memviz.results.device_bill import DeviceBill, device_bill
+from memviz.results.device_bill import DeviceBill, HostBill, device_bill, host_bill
 from memviz.results.headline import Headline
 from memviz.results.summary import trace_headline
 from memviz.text import Html, joined, tag
@@ -72,7 +72,8 @@ def verdict_html(trace: Trace, device: DeviceTrace, key: str = "") -> Html:
     """One sentence and one line of facts; all else is folded. `key` is the open trace's, for links to its devices."""
     headline = trace_headline(overview(trace, device))
     bill = device_bill(trace, device)
-    notes = [_with_bill(note, bill) for note in (*health(trace), *trace.notes)]
+    host = host_bill(trace, device)
+    notes = [_with_bill(note, bill, host) for note in (*health(trace), *trace.notes)]
     shown, folded = notes_html(notes, trace, device, key)
     reason = tag("p", headline.reason, class_="mv-note") if headline.reason else ""
     count = len(folded) + bool(reason)
@@ -82,11 +83,12 @@ def verdict_html(trace: Trace, device: DeviceTrace, key: str = "") -> Html:
     return tag("header", headline_html(Headline(headline.answer)), known, *shown)
 
 
-def _with_bill(note: Note, bill: DeviceBill | None) -> Note:
-    """Say what lies beside the allocator in place of the note that something does."""
+def _with_bill(note: Note, bill: DeviceBill | None, host: HostBill | None) -> Note:
+    """Say what lies beside the allocator, and on the host, in place of the note that something does."""
     if bill is None or note.code != "unseen_memory":
         return note
-    return replace(note, text=str(bill.headline), remedy="" if bill.is_measured else note.remedy)
+    text = f"{bill.headline} {host.headline}" if host else str(bill.headline)
+    return replace(note, text=text, remedy="" if bill.is_measured else note.remedy)
 
 
 def facts(trace: Trace, device: DeviceTrace, said: str = "") -> list[tuple[str, str]]:

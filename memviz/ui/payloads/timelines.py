@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from memviz.analysis.allocations import rows_alike
-from memviz.analysis.annotations import annotated
+from memviz.analysis.annotations import annotated, marks
 from memviz.analysis.breakdown import parse_path, rows_below
 from memviz.analysis.callstacks.sites import sites
 from memviz.analysis.comparing.align import START, Aligned, Alignment, Axis, align
@@ -44,6 +44,7 @@ from memviz.trace.model import DeviceTrace, Ints8, Trace
 from memviz.units import bytes_text
 
 _MOST_PHASES = 2000
+_MOST_MARKS = 2000
 _CARD_IN_SIGHT = 2
 """Times the reserved peak that a card's line may be high: more would make the picture flat."""
 _MOST_CARD = 16
@@ -71,23 +72,30 @@ def timeline_value(
             for oom in failed
         ],
         "state": state or {},
+        **named_moments(trace, device),
         **card_line(trace, int(reserved.max())),
-        **host_lane(trace, device),
+        **host_lane(device),
     }
 
 
-def host_lane(trace: Trace, device: DeviceTrace) -> dict[str, Any]:
+def host_lane(device: DeviceTrace) -> dict[str, Any]:
     """Return the highest and the last host memory of each stretch of events; nothing where it is little."""
     host = device.host
     if host is None or int(host.total.max()) < max(NOTICEABLE * timeline(device).peak_bytes, 1):
         return {}
     rows = host.thinned(host.event * _HOST_STRETCHES // (len(device.events) + 1))
     lane = {
-        "of": "resident" if trace.about.origin == "measured" else "tensors",
+        "of": "resident" if device.is_timed else "tensors",
         "peak": int(host.total.max()),
         "rows": np.stack([rows.event, rows.total, rows.pinned], axis=1).tolist(),
     }
     return {"host": lane}
+
+
+def named_moments(trace: Trace, device: DeviceTrace) -> dict[str, Any]:
+    """Return [name, instant] of each `memviz.mark` of the program; nothing where there is none."""
+    named = [[plain(mark.name), mark.end_event + 1] for mark in marks(trace, device)[:_MOST_MARKS]]
+    return {"marks": named} if named else {}
 
 
 def card_line(trace: Trace, reserved_bytes: int) -> dict[str, Any]:

@@ -75,6 +75,13 @@ def step_faults(options: Mapping[str, str]) -> Iterator[tuple[str, str]]:
             yield name, f"{message}; not {text[:40] or 'nothing'}."
 
 
+def _host_faults(options: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    try:
+        Request("", host_memory=options.get("host_memory", "").strip())
+    except UsageError as error:
+        yield "host_memory", str(error)
+
+
 def _fault(knob: Mapping[str, Any], text: str) -> str:
     if knob["type"] == "bool" or (knob["type"] == "text" and not knob["choices"]) or text == EVERY_CHOICE:
         return ""
@@ -143,7 +150,7 @@ OTHER_CARD = "other"
 """In the menu of cards: one that is stated by its memory."""
 FIRST_MEMORY = "24GiB"
 _FIRST_WORKLOAD = "llama"
-_OPTIONS = ("optimizer", "warmup", "steps", "load", "torch", "platform")
+_OPTIONS = ("optimizer", "warmup", "steps", "load", "torch", "platform", "host_memory")
 
 
 @dataclass(frozen=True)
@@ -323,7 +330,7 @@ def requests_of(form: FormFields, listing: Mapping[str, Any], most: int = MOST_V
     if wrong:
         return RunRequests(faults={**faults, "config": wrong})
     parallel = active_parallel(form.parallel)
-    if wrong_numbers := dict([*step_faults(form.options), *parallel_faults(parallel)]):
+    if wrong_numbers := dict([*step_faults(form.options), *_host_faults(form.options), *parallel_faults(parallel)]):
         return RunRequests(faults={**faults, **wrong_numbers})
     count = _count(form, workload, listing)
     if count > most:

@@ -94,6 +94,7 @@ _STEP = (
         "Its driver orders the addresses of segments, which decide between cached blocks of equal size",
     ),
 )
+_HOST = _Field("host_memory", "Host memory", help="Of the machine, as in 64GiB: whether it fits", placeholder="any")
 _SEARCH = (
     _Field("fit:keep", "Must not change", "outputs", SEARCH_KEEPS),
     _Field("fit:largest", "Also find", "", SEARCH_LARGEST),
@@ -221,6 +222,7 @@ def _model_fields(form: FormFields, row: Mapping[str, Any], listing: Mapping[str
     more = [
         *(_knob("w", knob, form.knobs.get(knob["name"])) for knob in rest),
         *_parallel_fields(form),
+        _HOST.html(form.options.get("host_memory")),
         *step,
         tag("fieldset", tag("legend", "Configuration search"), *search, grid, class_="mv-fit-fields"),
         Html("") if listing.get("device") else tag("p", NO_DEVICE, class_="mv-soft mv-several"),

@@ -16,6 +16,7 @@ from memviz.results.run import (
     close_fit_text,
     cost_change_text,
     gpus_of,
+    host_sizes,
     optimizer_text,
     rank_list,
     rank_text,
@@ -360,7 +361,9 @@ def _fit(run: Run) -> Html:
     if fit is None:
         return Html("")
     mark, words, kind = _FITS[fit.word]
-    if fit.word == "close":
+    if run.fits_host is False and fit.word != "no":
+        (mark, words, kind), detail = _FITS["no"], ""
+    elif fit.word == "close":
         detail = close_fit_text(run)
     elif fit.fits:
         spare = bytes_text(max(0, fit.usable_bytes - fit.peak_reserved_bytes))
@@ -368,7 +371,9 @@ def _fit(run: Run) -> Html:
     else:
         too_much = max(fit.too_much_bytes, 0)
         detail = f"{bytes_text(too_much)} over" if too_much else f"runs out at event {count_text(fit.event or 0)}"
-    return joined(tag("b", mark, class_=kind), tag("b", words), tag("small", detail))
+    sizes = host_sizes(run)
+    details = (tag("small", text) for text in (detail, sizes and f"host {sizes}") if text)
+    return joined(tag("b", mark, class_=kind), tag("b", words), *details)
 
 
 CHECKING = tag("small", "checking …")
@@ -466,5 +471,5 @@ def _kept_figures(run: Run) -> list[Html]:
     return [
         tag("td", rounded(run.peak_allocated_bytes), class_="mv-number"),
         tag("td", rounded(run.peak_reserved_bytes), limited, class_="mv-number"),
-        _fits_cell("" if run.fit is None else run.fit.word),
+        _fits_cell("" if run.fit is None else "no" if run.fits_host is False else run.fit.word),
     ]

@@ -95,7 +95,7 @@ KEYS = (
     ("Enter", "pin the allocation; again to unpin"),
     ("F", "fit the view to the pinned allocation or the range"),
     ("[ ]", "set the start and end of a range"),
-    ("Page Up, Page Down", "previous or next phase"),
+    ("Page Up, Page Down", "previous or next phase or mark"),
     ("T", "events or time"),
     ("Esc", "undo one thing: tooltip, pin, range, filter"),
     ("/", "find"),

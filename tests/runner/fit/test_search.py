@@ -234,6 +234,14 @@ def test_what_fits_as_it_is_stays_as_it_is_where_a_change_costs_nothing() -> Non
     assert pareto_front(ways) == (ways[0], ways[2])
 
 
+def test_what_needs_more_host_memory_than_there_is_does_not_fit() -> None:
+    request = Request("feed_forward", host_memory="8GiB")
+    cheap, dear = (replace(way(seconds, 5), candidate=Candidate(request, "outputs")) for seconds in (1.0, 2.0))
+    cheap = replace(cheap, prediction=replace(cheap.prediction, host_peak_bytes=9 << 30))
+    dear = replace(dear, prediction=replace(dear.prediction, host_peak_bytes=8 << 30))
+    assert cheapest_that_fits([cheap, dear]) == dear and cheap.fits_host is False
+
+
 def test_the_cheapest_that_fits_is_not_the_smallest() -> None:
     ways = [way(1, 30, fits=False), way(2, 20), way(3, 10)]
     assert cheapest_that_fits(ways) == ways[1]

@@ -179,6 +179,19 @@ def test_a_cycle_that_waits_is_told_from_what_a_variable_holds():
         gc.enable()
 
 
+def test_what_only_cpp_keeps_is_not_held_by_the_last_variable():
+    """A capsule of DLPack has the storage, and no tensor of Python does."""
+    gpu = FakeGpu()
+    with memviz.recording(accelerator=gpu.accelerator, holders=True) as done, watching_torch(gpu):
+        batch, kept = torch.ones(WIDTH), torch.ones(2 * WIDTH)
+        memviz.mark("both are variables")
+        capsule = torch.utils.dlpack.to_dlpack(batch)
+        del batch
+        memviz.mark("one is in C++ only")
+    assert by_holder(done.trace) == {"PyTorch, in C++": 4 * WIDTH, "kept": 8 * WIDTH}
+    del capsule, kept
+
+
 @pytest.mark.slow
 def test_trainers_note_holders_too(tmp_path):
     steps = RecordedSteps(tmp_path / "memory.pickle", first=1, last=2, holders=True)

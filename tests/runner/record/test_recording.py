@@ -3,6 +3,8 @@
 import errno
 import os
 import pickle
+import subprocess
+import sys
 import threading
 from collections import Counter
 from dataclasses import replace
@@ -27,6 +29,7 @@ from memviz.results.summary import summary_result
 from memviz.runner.record import memory_history
 from memviz.runner.record.memory_history import is_recording
 from memviz.trace.load import load_trace
+from memviz.trace.memviz_labels import ChildMemory
 from memviz.trace.model import Action, Category, Phase, Trace
 from memviz.ui.payloads.timelines import timeline_value
 from tests.runner.fake_gpu import FakeGpu, OutOfMemoryError
@@ -152,7 +155,8 @@ def test_the_file_says_the_same(tmp_path):
     done = recorded(tmp_path / "run.pickle")
     read = load_trace(tmp_path / "run.pickle")
     assert labels(read) == labels(done.trace)
-    assert (read.about.origin, read.about.on, read.about.facts) == ("measured", "Fake GPU", {"torch": "2.13.0"})
+    assert (read.about.origin, read.about.on, read.about.facts["torch"]) == ("measured", "Fake GPU", "2.13.0")
+    assert read.about.facts == done.trace.about.facts
     assert intervals(read) == intervals(done.trace)
 
 
@@ -335,6 +339,20 @@ def test_the_resident_size_of_the_process_is_recorded_over_its_events(tmp_path: 
     after = [int(host.total[np.searchsorted(host.event, event, side="right") - 1]) for event in allocs]
     assert all(later - earlier >= 48 * MiB for earlier, later in pairwise(after))
     assert timeline_value(trace, trace.devices[0], "key")["host"]["of"] == "resident"
+
+
+def test_what_child_processes_have_for_themselves_is_recorded() -> None:
+    """Such as data loader workers; 32 MiB are written in the child."""
+    gpu, program = FakeGpu(), "data = bytes(range(256)) * (1 << 17); print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        with memviz.recording(accelerator=gpu.accelerator) as done:
+            gpu.malloc(MiB)
+        child.communicate(b"\n")
+    assert done.trace is not None
+    children = ChildMemory.of(done.trace.about.facts)
+    assert children.count >= 1 and (children.own_bytes or 0) >= 32 * MiB
 
 
 def test_samples_of_a_long_recording_are_thinned(monkeypatch: pytest.MonkeyPatch) -> None:

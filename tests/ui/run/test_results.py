@@ -403,4 +403,4 @@ def test_the_details_say_what_nvidia_smi_would_show() -> None:
     assert "nvidia-smi would show 10.38 GiB to 11.75 GiB on NVIDIA A100 80GB." in html and "NCCL" not in html
     group = replace(alone, provenance={NCCL_FACT: "2 of 8 ranks"})
     html = words(results_html(OrderStatus("x", (variant("Baseline", group),))))
-    assert "48.0 MiB to 2,560 MiB NCCL, 2 communicators (estimated)" in html
+    assert "48.0 MiB to 2,688 MiB NCCL, 2 communicators (estimated)" in html

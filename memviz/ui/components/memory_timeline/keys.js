@@ -106,7 +106,7 @@ export class Keys extends Part {
   /** @param {1 | -1} step */
   nextPhase(step) {
     const { moment, value } = this.timeline;
-    const begins = [...new Set((value?.phases || []).map(([, first]) => first))].sort((a, b) => a - b);
+    const begins = [...new Set([...(value?.phases || []), ...(value?.marks || [])].map(([, first]) => first))].sort((a, b) => a - b);
     const next = step > 0 ? begins.find((begin) => begin > moment) : begins.reverse().find((begin) => begin < moment);
     if (next !== undefined) this.timeline.choosing.setMoment(next);
   }

@@ -32,7 +32,7 @@ export class Labels extends Part {
     const rules = byteRules(viewport.top, viewport, (bytes) => viewport.yOf(bytes), viewport.bottom);
     this.clipped.replaceChildren(this.reservedLine(data));
     const chosen = [...this.pinned(data), ...this.moment(data)];
-    this.node.replaceChildren(this.definition, ...rules, ...this.heightBar(), ...this.ticks(), this.clipped, ...this.marks(data), ...chosen, this.ruler, this.timeline.ruler.node);
+    this.node.replaceChildren(this.definition, ...rules, ...this.heightBar(), ...this.ticks(), this.clipped, ...this.timeline.marks.shapes(), ...this.marks(data), ...chosen, this.ruler, this.timeline.ruler.node);
     this.drawRuler();
   }
 

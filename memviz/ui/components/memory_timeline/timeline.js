@@ -11,6 +11,7 @@ import { Interaction } from "./interaction.js";
 import { Keys, KEYS_HELP } from "./keys.js";
 import { Labels, momentWords } from "./labels.js";
 import { Filters, Legend } from "./legend.js";
+import { Marks } from "./marks.js";
 import { Moves } from "./moves.js";
 import { Overview, Phases } from "./overview.js";
 import { Ruler } from "./ruler.js";
@@ -28,7 +29,7 @@ const ROOM = { left: 60, right: 110, upper: 12, lower: 30 };
 /** @import { Said, State } from "./telling.js" */
 /** What memviz.ui.payloads.timelines.timeline_value makes; README.md says what each means.
  * @typedef {{
- *   key: string, label?: string, has_times?: boolean, phases?: [name: string, first: number, last: number][],
+ *   key: string, label?: string, has_times?: boolean, phases?: [name: string, first: number, last: number][], marks?: [name: string, instant: number][],
  *   ooms?: { event: number, reserved: number, text: string }[], state?: State,
  *   isAhead?: boolean, linked?: string, plain?: boolean, badge?: string, name?: string, top?: number, band?: boolean, axis?: Axis,
  *   of?: string, follows?: string, ruler?: { bytes: number, text: string, is_limit?: boolean }, colour?: string, host?: import("./host.js").Host, among?: string[], align?: Record<Axis, Alignment>,
@@ -79,6 +80,7 @@ export class MemoryTimeline extends Component {
   filters = new Filters(this);
   legend = new Legend(this);
   phases = new Phases(this);
+  marks = new Marks(this);
   overview = new Overview(this);
   hostLane = new HostLane(this);
   controls = new Controls(this);
@@ -92,7 +94,7 @@ export class MemoryTimeline extends Component {
   constructor(host, gradio) {
     super(host, gradio);
     this.root.className = "mvt";
-    this.plot.append(this.canvas.node, this.labels.node, this.tools.box, this.tools.bytesAxis, this.tools.eventsAxis, this.tools.fullHeight, this.interaction.tip);
+    this.plot.append(this.canvas.node, this.labels.node, this.marks.node, this.tools.box, this.tools.bytesAxis, this.tools.eventsAxis, this.tools.fullHeight, this.interaction.tip);
     const help = el("div", { class: "mvt-hidden", id: `mvt-keys-${this.id}` }, KEYS_HELP);
     const bar = el("div", { class: "mvt-bar" }, this.legend.node, this.controls.node);
     this.root.append(bar, this.title, this.overview.node, this.phases.node, this.plot, this.hostLane.node, help, this.live, this.waiting);
@@ -330,6 +332,7 @@ export class MemoryTimeline extends Component {
     this.controls.draw();
     this.overview.placeWindow();
     this.phases.draw();
+    this.marks.draw();
     this.hostLane.draw();
     if (!value.plain) this.legend.draw(data);
     this.root.dataset.drawMs = (performance.now() - started).toFixed(2);
