@@ -166,7 +166,7 @@ class Compiler:
             return _Graph(_compile(Traced(), tensors, self._compiling, spec), spec)
 
     @contextmanager
-    def _compiling(self, fake: Any) -> Iterator[None]:
+    def _compiling(self, context: Any) -> Iterator[None]:
         """Suspend the pretended device: what is traced has no memory on it."""
         recorder, position = self._recorder, self._recorder.position
         before = self.is_tracing, recorder.making_on_meta
@@ -175,8 +175,9 @@ class Compiler:
             patches.enter_context(_without_function_modes())
             patches.put(nn.Module, "__call__", self._call)
             patches.put(torch, "tensor", partial(_tensor, torch.tensor))
-            if fake is not None:
-                _enter_inductor(patches, fake)
+            _differentiate_composed(patches)
+            if context is not None:
+                _enter_inductor(patches, context)
             position.phases.append("compile")
             self.is_tracing = recorder.making_on_meta = True
             try:
@@ -195,6 +196,24 @@ def _without_function_modes() -> Iterator[None]:
     finally:
         for mode in reversed(modes):
             torch._C._push_on_torch_function_stack(mode)
+
+
+def _differentiate_composed(patches: Patches) -> None:
+    """Let autograd see the parts of operators that torch composes of others.
+
+    torch's Python dispatcher takes a decomposition that is registered for `meta` for a kernel of that device, and then
+    has no gradient for the operator: `nll_loss`, `var` and `where` of a number would end the backward.
+    """
+    from torch._decomp import global_decomposition_table
+
+    keys = torch._C.DispatchKey
+    for operator in {one for table in global_decomposition_table.values() for one in table}:
+        if not isinstance(operator, torch._ops.OpOverload) or keys.Meta not in operator.py_kernels:
+            continue
+        has_kernel = partial(torch._C._dispatch_has_kernel_for_dispatch_key, operator.name())
+        if has_kernel("CompositeImplicitAutograd") and not has_kernel("AutogradMeta"):
+            patches.restore(operator._dispatch_cache, keys.AutogradMeta)
+            operator._dispatch_cache[keys.AutogradMeta] = keys.CompositeImplicitAutograd
 
 
 def _tensor(create: Callable[..., Tensor], data: Any, **kwargs: Any) -> Tensor:
@@ -284,11 +303,14 @@ def _compile(
 ) -> Callable[..., Any]:
     """Trace, divide and compile with inductor; return the function of the tensors."""
     from torch._functorch.aot_autograd import aot_module_simplified
+    from torch._guards import TracingContext
     from torch._inductor import compile_fx as inductor
     from torch._inductor.decomposition import select_decomp_table
     from torch._subclasses import FakeTensor, FakeTensorMode
 
     fake = FakeTensorMode()
+    # One for all steps: by what the forward notes in it, the backward writes into tensors that were saved for it alone.
+    context = TracingContext(fake)
 
     def without_memory(tensor: Tensor, device: torch.device) -> Any:
         with without_modes():
@@ -298,8 +320,13 @@ def _compile(
     def on_card(value: Any) -> Any:
         if isinstance(value, torch.device):
             return _CARD if value.type == "meta" else value
-        is_traced = isinstance(value, Tensor) and value.device.type == "meta"
-        return without_memory(value, _CARD) if is_traced else value
+        if not isinstance(value, Tensor) or value.device.type != "meta":
+            return value
+        with without_modes():
+            # Of the same storage, which says what is a view of what.
+            like = torch.empty(0, dtype=value.dtype, device="meta")
+            like.set_(value.untyped_storage(), value.storage_offset(), value.size(), value.stride())
+        return FakeTensor(fake, like, _CARD)
 
     def move(graph: Any, inputs: Any) -> Any:
         for node in graph.graph.nodes:
@@ -311,22 +338,22 @@ def _compile(
     extra = inductor.create_compiler_config_extra(torch.fx.GraphModule({}, torch.fx.Graph()))
 
     def forward(graph: Any, inputs: Any, is_inference: bool = False) -> Any:
-        with compiling(fake):
+        with compiling(context):
             inputs = move(graph, inputs)
             count = len(tensors)
             results = outputs[0].num_leaves
             return inductor.compile_fx_forward(graph, inputs, results, count, extra, is_inference=is_inference)
 
     def backward(graph: Any, inputs: Any) -> Any:
-        with compiling(fake):
+        with compiling(context):
             return inductor.compile_fx_backward(graph, move(graph, inputs), extra)
 
     def divide(graph: Any, inputs: Any, **kwargs: Any) -> Any:
-        with compiling(fake):
+        with compiling(context):
             return inductor.partition_fn(graph, move(graph, inputs), **kwargs)
 
     examples = [without_memory(one, torch.device("meta")).requires_grad_(one.requires_grad) for one in tensors]
-    with compiling(fake):
+    with compiling(context):
         return aot_module_simplified(  # type: ignore[no-any-return]
             traced,
             examples,
@@ -339,7 +366,7 @@ def _compile(
         )
 
 
-def _enter_inductor(patches: Patches, fake: Any) -> None:
+def _enter_inductor(patches: Patches, context: Any) -> None:
     """Let inductor plan for a card that is not there, and write code whose kernels do nothing."""
     import torch._inductor.config as settings
     import torch._inductor.scheduler as scheduler
@@ -376,11 +403,11 @@ def _enter_inductor(patches: Patches, fake: Any) -> None:
         patches.put(checkpoint, name, _stop_at("torch.utils.checkpoint"))
     patches.enter_context(settings.patch(fx_graph_cache=False, compile_threads=1))
     patches.enter_context(tracing.patch(enable_autograd_cache=False, unlift_effect_tokens=True))
-    patches.enter_context(V.set_fake_mode(fake))
+    patches.enter_context(V.set_fake_mode(context.fake_mode))
     for name, answer in _GUARDED.items():
         method = partialmethod(_without_guard, getattr(Tensor, name), answer)
         patches.put(Tensor, name, method)
-    patches.enter_context(torch._guards.tracing(torch._guards.TracingContext(fake)))
+    patches.enter_context(torch._guards.tracing(context))
     patches.enter_context(compiled_autograd._disable())
 
 
