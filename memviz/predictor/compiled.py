@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial, partialmethod, wraps
+from itertools import count
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple, cast
 from weakref import WeakKeyDictionary, ref
@@ -399,8 +400,9 @@ def _enter_inductor(patches: Patches, context: Any) -> None:
     patches.put(PyCodeCache, "load_by_key_path", _load_written_code)
     patches.put(flex_attention, "_validate_device", lambda *_: None)
     patches.put(FlexAttentionHOP, "__call__", _flex_attention_of)
-    for name in ("_checkpoint_without_reentrant_generator", "CheckpointFunction"):
-        patches.put(checkpoint, name, _stop_at("torch.utils.checkpoint"))
+    generator = checkpoint._checkpoint_without_reentrant_generator
+    patches.put(checkpoint, "_checkpoint_without_reentrant_generator", partial(_tag_checkpoint, generator))
+    patches.put(checkpoint.CheckpointFunction, "apply", _checkpoint_of)
     patches.enter_context(settings.patch(fx_graph_cache=False, compile_threads=1))
     patches.enter_context(tracing.patch(enable_autograd_cache=False, unlift_effect_tokens=True))
     patches.enter_context(V.set_fake_mode(context.fake_mode))
@@ -421,13 +423,41 @@ def _fold_on_host(folder: Any, fold: Callable[[Any, Any], Any], node: Any) -> An
         node.args, node.kwargs = args, kwargs
 
 
-def _stop_at(name: str) -> Any:
-    def stop(*_: Any, **__: Any) -> Any:
-        raise not_predicted(name, "inside compiled code it is not followed")
+_CHECKPOINTS = count()
 
-    stopping: Any = partial(stop)
-    stopping.apply = stop
-    return stopping
+
+def _tag_checkpoint(
+    generator: Callable[..., Any], run: Any, _preserve: Any, context_fn: Any, check: Any, debug: Any, *rest: Any, **kw: Any
+) -> Iterator[None]:
+    """Mark what a checkpoint computes, so that torch's partitioner computes it again in the backward."""
+    from torch.fx import traceback as fx_traceback
+    from torch.utils import checkpoint
+
+    _early_stop, *args = rest
+    number = next(_CHECKPOINTS)
+
+    def contexts() -> tuple[Any, Any]:
+        if context_fn is checkpoint.noop_context_fn:
+            forward, again = checkpoint.create_selective_checkpoint_contexts(_recompute)
+        else:
+            forward, again = context_fn()
+        forward.ac_graph_id = number
+        return forward, again
+
+    before = dict(fx_traceback.current_meta)
+    # Random numbers are the compiler's, which repeats them.
+    yield from generator(run, False, contexts, check, debug, False, *args, **kw)
+    # The next operators are not of this checkpoint.
+    fx_traceback.current_meta = before
+
+
+def _recompute(*_: Any, **__: Any) -> Any:
+    return torch.utils.checkpoint.CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _checkpoint_of(run: Callable[..., Any], _preserve: bool, *args: Any) -> Any:
+    """In the place of a reentrant checkpoint, which torch compiles as the other kind."""
+    return torch.utils.checkpoint.checkpoint(run, *args, use_reentrant=False)
 
 
 def _without_guard(

@@ -623,6 +623,8 @@ def treatment_of(func: Operator, kernels: Mapping[str, Callable[..., Any]], rele
     name = packet.__name__
     # A product that is added in place is computed as one that is not: `addmm` for `addmm_`.
     product = name.removesuffix("_") if name.removesuffix("_") in USES_CUBLAS else name
+    # A library may call an operator of its own `mm`.
+    is_torchs = func.namespace == "aten"
     kernel = kernels.get(func.name().removeprefix("aten::"))
     new = any(returned.alias_info is None for returned in schema.returns)
     return Treatment(
@@ -630,7 +632,7 @@ def treatment_of(func: Operator, kernels: Mapping[str, Callable[..., Any]], rele
         gives_new=new,
         writes=schema.is_mutable,
         resizes=_resizes(func),
-        uses_cublas=product in USES_CUBLAS,
+        uses_cublas=is_torchs and product in USES_CUBLAS,
         # What we spell out looks itself, where it has to.
         looks=name if _looks(func) and kernel is None else None,
         is_view=not new and not schema.is_mutable,
@@ -639,8 +641,8 @@ def treatment_of(func: Operator, kernels: Mapping[str, Callable[..., Any]], rele
         sparse=None,
         shape=write_into_zeros if func in WRITES_INTO_ZEROS else SHAPE_RULES.get(func) or seeds_on_host(func, release),
         parts_in=kernel or _parts_in(func),
-        temporaries=temporaries_of(product),
-        formula=_formula_of(getattr(aten, product, packet)),
+        temporaries=temporaries_of(product if is_torchs else func.name()),
+        formula=_formula_of(getattr(aten, product, packet) if is_torchs else packet),
         rule=rule_of(name),
         moves=func in MOVES,
         may_say=may_say_of_unknown(func),
