@@ -10,8 +10,9 @@ graphs are moved to the card once they are traced. No kernel is compiled, so Tri
 
 from __future__ import annotations
 
+import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial, partialmethod, wraps
@@ -46,6 +47,10 @@ _PREDICTED = (
 _STOPPED = "{name} ran uncompiled, operator by operator: torch's compiler stopped at it ({reason})."
 _TOO_MANY = "it was called with more than 8 different shapes or settings"
 _HOLDS_STATE = "it is a method of an object with a state of its own"
+_FUSED_STEP = (
+    "A compiled step of torch's own optimizer is predicted to create its states and to change them and the weights in "
+    "place, without buffers."
+)
 _NO_KEY = "it takes an argument that is neither a tensor nor a plain value"
 
 
@@ -54,7 +59,15 @@ class _Graph:
     """One compiled call: a function of all tensors it reads, and how its result is put together."""
 
     run: Callable[..., Any]
-    spec: list[Any]
+    result: _Result
+
+
+@dataclass
+class _Result:
+    """The result of a traced call: its structure, with a `_Place` for each tensor."""
+
+    template: Any = None
+    count: int = 0
 
 
 @dataclass
@@ -95,6 +108,11 @@ class Compiler:
         call = partial(self._call, target) if isinstance(target, nn.Module) else target
         if graphs.is_refused or self.is_tracing:
             return call(*args, **kwargs)
+        optimizer = getattr(target, "__self__", None)
+        if _is_fused_step(target) and not args and not kwargs:
+            self._recorder.operators.add(COMPILED)
+            self._recorder.assumptions.say(_FUSED_STEP)
+            return _step_in_place(optimizer)
         modules = _modules_of(target)
         named = [
             (module, *pair)
@@ -133,7 +151,7 @@ class Compiler:
         graph = graphs.by_key[key]
         self._recorder.operators.add(COMPILED)
         say(_PREDICTED.format(version=torch.__version__.partition("+")[0]))
-        return tree_unflatten(graph.run(*tensors), graph.spec[0])
+        return _assemble(graph.result.template, graph.run(*tensors))
 
     def _without_module(self, target: Any) -> Callable[..., Any]:
         """Return a call that does not keep a module alive: its graphs live as long as the compiler."""
@@ -153,18 +171,17 @@ class Compiler:
         return tuple(keys), str(spec), modes, training, weights
 
     def _trace(self, name: str, call: Callable[..., Any], tensors: list[Tensor]) -> _Graph:
-        spec: list[Any] = []
+        result = _Result()
 
         class Traced(nn.Module):
-            def forward(self, *traced: Tensor) -> tuple[Any, ...]:
-                results, spec[:] = (out := tree_flatten(call(traced)))[0], [out[1]]
-                for one in results:
-                    if not isinstance(one, Tensor | int | float | None):
-                        raise not_predicted(name, f"it returns a {type(one).__name__}")
-                return tuple(results)
+            def forward(self, *traced: Tensor) -> tuple[Tensor, ...]:
+                found: list[Tensor] = []
+                result.template = _take_apart(call(traced), found, name)
+                result.count = len(found)
+                return tuple(found)
 
         with self._compiling(None):
-            return _Graph(_compile(Traced(), tensors, self._compiling, spec), spec)
+            return _Graph(_compile(Traced(), tensors, self._compiling, result), result)
 
     @contextmanager
     def _compiling(self, context: Any) -> Iterator[None]:
@@ -186,6 +203,31 @@ class Compiler:
             finally:
                 self.is_tracing, recorder.making_on_meta = before
                 position.phases.pop()
+
+
+_FUSED = {"Adadelta", "Adagrad", "Adam", "Adamax", "AdamW", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"}
+"""torch's optimizers whose compiled step is one pass over each parameter, gradient and state."""
+
+
+def _is_fused_step(target: Any) -> bool:
+    kind = type(getattr(target, "__self__", None))
+    return kind.__module__.startswith("torch.optim") and kind.__name__ in _FUSED and target.__name__ == "step"
+
+
+def _step_in_place(optimizer: Any) -> None:
+    """Create the states that are not there yet; compiled kernels write them and the weights in place."""
+    lists = len(inspect.signature(optimizer._init_group).parameters) - 1
+    for group in optimizer.param_groups:
+        trained = [weight for weight in group["params"] if weight.grad is not None]
+        if "capturable" in group and not any(weight in optimizer.state for weight in trained):
+            # As torch's compiler does: the number of steps is then on the card.
+            group["capturable"] = True
+        with torch.no_grad():
+            optimizer._init_group(group, *([] for _ in range(lists)))
+            for weight in trained if group.get("momentum") and isinstance(optimizer, torch.optim.SGD) else ():
+                state = optimizer.state[weight]
+                if state.get("momentum_buffer") is None:
+                    state["momentum_buffer"] = torch.empty_like(weight.grad)
 
 
 @contextmanager
@@ -273,6 +315,43 @@ class _Place(NamedTuple):
     at: int
 
 
+@dataclass(frozen=True)
+class _Object:
+    """Stands for an object that holds tensors, such as a cache of keys and values."""
+
+    kind: type
+    attributes: dict[str, Any]
+
+
+def _take_apart(value: Any, found: list[Tensor], name: str, around: tuple[int, ...] = ()) -> Any:
+    """Return the structure of a result, and add its tensors to those found."""
+    if isinstance(value, Tensor):
+        found.append(value)
+        return _Place(len(found) - 1)
+    leaves, spec = tree_flatten(value)
+    if len(leaves) != 1 or leaves[0] is not value:
+        return [_take_apart(leaf, found, name, around) for leaf in leaves], spec
+    if isinstance(value, str | int | float | complex | bytes | type | torch.dtype | torch.device | None):
+        return value
+    if isinstance(value, nn.Module) or not hasattr(value, "__dict__") or callable(value) or id(value) in around:
+        raise not_predicted(name, f"it returns a {type(value).__name__}")
+    inside = (*around, id(value))
+    return _Object(type(value), {key: _take_apart(one, found, name, inside) for key, one in vars(value).items()})
+
+
+def _assemble(template: Any, tensors: Sequence[Tensor]) -> Any:
+    if isinstance(template, _Place):
+        return tensors[template.at]
+    if isinstance(template, tuple):
+        leaves, spec = template
+        return tree_unflatten([_assemble(leaf, tensors) for leaf in leaves], spec)
+    if not isinstance(template, _Object):
+        return template
+    made = object.__new__(template.kind)
+    vars(made).update({name: _assemble(one, tensors) for name, one in template.attributes.items()})
+    return made
+
+
 def _run_with(
     run: Callable[..., Any],
     weights: list[tuple[ref[nn.Module], dict[str, int]]],
@@ -300,7 +379,7 @@ def _restore(module: nn.Module, attributes: dict[str, Any]) -> None:
 
 
 def _compile(
-    traced: nn.Module, tensors: list[Tensor], compiling: Callable[[Any], Any], outputs: list[Any]
+    traced: nn.Module, tensors: list[Tensor], compiling: Callable[[Any], Any], result: _Result
 ) -> Callable[..., Any]:
     """Trace, divide and compile with inductor; return the function of the tensors."""
     from torch._functorch.aot_autograd import aot_module_simplified
@@ -342,8 +421,7 @@ def _compile(
         with compiling(context):
             inputs = move(graph, inputs)
             count = len(tensors)
-            results = outputs[0].num_leaves
-            return inductor.compile_fx_forward(graph, inputs, results, count, extra, is_inference=is_inference)
+            return inductor.compile_fx_forward(graph, inputs, result.count, count, extra, is_inference=is_inference)
 
     def backward(graph: Any, inputs: Any) -> Any:
         with compiling(context):
