@@ -108,11 +108,10 @@ class Compiler:
         call = partial(self._call, target) if isinstance(target, nn.Module) else target
         if graphs.is_refused or self.is_tracing:
             return call(*args, **kwargs)
-        optimizer = getattr(target, "__self__", None)
         if _is_fused_step(target) and not args and not kwargs:
             self._recorder.operators.add(COMPILED)
             self._recorder.assumptions.say(_FUSED_STEP)
-            return _step_in_place(optimizer)
+            return _step_in_place(target)
         modules = _modules_of(target)
         named = [
             (module, *pair)
@@ -214,20 +213,26 @@ def _is_fused_step(target: Any) -> bool:
     return kind.__module__.startswith("torch.optim") and kind.__name__ in _FUSED and target.__name__ == "step"
 
 
-def _step_in_place(optimizer: Any) -> None:
-    """Create the states that are not there yet; compiled kernels write them and the weights in place."""
-    lists = len(inspect.signature(optimizer._init_group).parameters) - 1
+def _step_in_place(step: Any) -> None:
+    """Run the step without its arithmetic: states are created, and compiled kernels write them and the weights."""
+    optimizer = step.__self__
+    names = inspect.unwrap(type(optimizer).step).__globals__
     for group in optimizer.param_groups:
-        trained = [weight for weight in group["params"] if weight.grad is not None]
-        if "capturable" in group and not any(weight in optimizer.state for weight in trained):
+        if "capturable" in group and not any(weight in optimizer.state for weight in group["params"]):
             # As torch's compiler does: the number of steps is then on the card.
             group["capturable"] = True
-        with torch.no_grad():
-            optimizer._init_group(group, *([] for _ in range(lists)))
-            for weight in trained if group.get("momentum") and isinstance(optimizer, torch.optim.SGD) else ():
-                state = optimizer.state[weight]
-                if state.get("momentum_buffer") is None:
-                    state["momentum_buffer"] = torch.empty_like(weight.grad)
+    with Patches() as patches:
+        patches.put(torch.compiler, "is_compiling", lambda: True)
+        function = names["__name__"].rpartition(".")[2]
+        patches.restore(names, function)
+        names[function] = _momentum_of_first_step if isinstance(optimizer, torch.optim.SGD) else lambda *_, **__: None
+        step()
+
+
+def _momentum_of_first_step(_: Any, gradients: list[Tensor], buffers: list[Tensor | None], **settings: Any) -> None:
+    for at, buffer in enumerate(buffers):
+        if buffer is None and settings["momentum"]:
+            buffers[at] = torch.empty_like(gradients[at])
 
 
 @contextmanager
@@ -250,10 +255,11 @@ def _differentiate_composed(patches: Patches) -> None:
     from torch._decomp import global_decomposition_table
 
     keys = torch._C.DispatchKey
-    for operator in {one for table in global_decomposition_table.values() for one in table}:
+    operators: set[Any] = {one for table in global_decomposition_table.values() for one in table}
+    for operator in operators:
         if not isinstance(operator, torch._ops.OpOverload) or keys.Meta not in operator.py_kernels:
             continue
-        has_kernel = partial(torch._C._dispatch_has_kernel_for_dispatch_key, operator.name())
+        has_kernel = partial(torch._C._dispatch_has_kernel_for_dispatch_key, cast(Any, operator).name())
         if has_kernel("CompositeImplicitAutograd") and not has_kernel("AutogradMeta"):
             patches.restore(operator._dispatch_cache, keys.AutogradMeta)
             operator._dispatch_cache[keys.AutogradMeta] = keys.CompositeImplicitAutograd
@@ -347,7 +353,7 @@ def _assemble(template: Any, tensors: Sequence[Tensor]) -> Any:
         return tree_unflatten([_assemble(leaf, tensors) for leaf in leaves], spec)
     if not isinstance(template, _Object):
         return template
-    made = object.__new__(template.kind)
+    made: Any = object.__new__(template.kind)
     vars(made).update({name: _assemble(one, tensors) for name, one in template.attributes.items()})
     return made
 
@@ -505,18 +511,26 @@ _CHECKPOINTS = count()
 
 
 def _tag_checkpoint(
-    generator: Callable[..., Any], run: Any, _preserve: Any, context_fn: Any, check: Any, debug: Any, *rest: Any, **kw: Any
+    generator: Callable[..., Any],
+    run: Any,
+    _preserve: Any,
+    context_fn: Any,
+    check: Any,
+    debug: Any,
+    *rest: Any,
+    **kw: Any,
 ) -> Iterator[None]:
     """Mark what a checkpoint computes, so that torch's partitioner computes it again in the backward."""
     from torch.fx import traceback as fx_traceback
     from torch.utils import checkpoint
 
+    create: Callable[..., Any] = checkpoint.create_selective_checkpoint_contexts
     _early_stop, *args = rest
     number = next(_CHECKPOINTS)
 
     def contexts() -> tuple[Any, Any]:
         if context_fn is checkpoint.noop_context_fn:
-            forward, again = checkpoint.create_selective_checkpoint_contexts(_recompute)
+            forward, again = create(_recompute)
         else:
             forward, again = context_fn()
         forward.ac_graph_id = number
