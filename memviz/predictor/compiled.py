@@ -306,7 +306,14 @@ class _CardIsMeta(TorchFunctionMode):
         if type(kwargs.get("device")) is int:
             # From `cuda()` of tensors that torch traces.
             kwargs["device"] = torch.device("meta")
+        if func in _ADDS and isinstance(kwargs.get("alpha"), Tensor):
+            # Autograd would read the number; torch's compiler multiplies.
+            given = [*args, *(kwargs[name] for name in ("other",) if name in kwargs)]
+            return func(given[0], given[1] * kwargs["alpha"])
         return func(*map(_meta_for_card, args), **kwargs)
+
+
+_ADDS = {torch.add, torch.sub, Tensor.add, Tensor.add_, Tensor.sub, Tensor.sub_}
 
 
 def _meta_for_card(value: Any) -> Any:

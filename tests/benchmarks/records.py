@@ -8,6 +8,7 @@ tokens that mean nothing. `records.tsv` has the figures, a line each: `--write` 
 import argparse
 import csv
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -35,7 +36,7 @@ class Record:
     """Its path within `records/`."""
     torch: str
     steps: int
-    """Steps of optimizers after which the peaks of the log are reached: warm-up, validation and two of training."""
+    """Steps of optimizers after which the peaks of the log are reached: warm-up, and validation after two more."""
     allocated: int
     """MiB, as the others."""
     reserved: int | None
@@ -65,9 +66,15 @@ def records() -> list[Record]:
         ]
 
 
+_SHORTER = {r"^warmup_steps = \d+": "warmup_steps = 2", r"(val_loss_every(?:\s*:\s*int)?\s*=) \d+": r"\1 2"}
+"""Fewer steps of the same size: peaks stay, as a validation beside the optimizers' states comes within them."""
+
+
 def program_of(log: str) -> str:
     """Return the program that a log begins with."""
     code = log.partition("\n" + "=" * 100)[0] + "\n"
+    for long, short in _SHORTER.items():
+        code = re.sub(long, short, code, flags=re.MULTILINE)
     while True:
         try:
             compile(code, "log", "exec")

@@ -278,6 +278,18 @@ def test_a_compiled_step_of_an_optimizer_takes_its_states_alone(kind: Any, state
     assert added[1] == 0
 
 
+def test_a_sum_that_a_tensor_scales_is_compiled() -> None:
+    def update(x: Tensor, rate: Tensor) -> None:
+        x.add_(other=chain(x), alpha=-rate)  # type: ignore[call-overload]
+
+    def program() -> None:
+        torch.compile(update)(torch.empty(4 * MIB, device="cuda"), torch.tensor(0.1))
+
+    peak, notes = peak_of(program)
+    assert "uncompiled" not in notes
+    assert peak == 16 * MIB
+
+
 class Layers:
     def __init__(self) -> None:
         self.keys: list[Tensor] = []
