@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial, partialmethod, wraps
 from itertools import count
-from types import FunctionType, MethodType, ModuleType
+from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple, cast
 from weakref import WeakKeyDictionary, ref
 
@@ -87,6 +87,8 @@ class Compiler:
         self._recorder = recorder
         self._call = call
         self._modules: WeakKeyDictionary[nn.Module, _Graphs] = WeakKeyDictionary()
+        self._functions: dict[Any, _Graphs] = {}
+        """Of functions that are defined anew for each call, by their code and what they close over."""
         self.is_tracing = False
 
     def compiled(self, target: Any) -> Any:
@@ -97,6 +99,10 @@ class Compiler:
         if self.is_tracing or isinstance(target, type) or not callable(target):
             return target
         graphs = _Graphs(getattr(target, "__qualname__", type(target).__name__))
+        if isinstance(target, FunctionType):
+            cells = [key_of_inputs(cell.cell_contents) for cell in target.__closure__ or () if cell != CellType()]
+            if None not in cells:
+                graphs = self._functions.setdefault((target.__code__, *cells), graphs)
         return wraps(target)(partial(self._run, graphs, target))
 
     def instead_of(self, module: nn.Module) -> Callable[..., Any] | None:
@@ -310,6 +316,9 @@ class _CardIsMeta(TorchFunctionMode):
             # Autograd would read the number; torch's compiler multiplies.
             given = [*args, *(kwargs[name] for name in ("other",) if name in kwargs)]
             return func(given[0], given[1] * kwargs["alpha"])
+        if func is Tensor.new_tensor:
+            place = kwargs.pop("device", None) or args[0].device
+            return torch.tensor(*args[1:], device=_meta_for_card(place), **kwargs)
         return func(*map(_meta_for_card, args), **kwargs)
 
 

@@ -150,6 +150,10 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             # Without autograd nothing else casts on the way here.
             with self:
                 args, kwargs = self.autocast.cast(func.name().removeprefix("aten::"), args, kwargs)
+        if treatment.body is not None:
+            out = self._run_body(func, treatment, args, kwargs)
+            if out is not NotImplemented:
+                return out
         if treatment.parts_in is not None:
             with self, self.autocast.running(func.name().removeprefix("aten::")):
                 return treatment.parts_in(*args, **kwargs)
@@ -164,6 +168,18 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if treatment.may_choose:
                 self.recorder.choices.follow(func, args, out)
         return out
+
+    def _run_body(self, func: Any, treatment: Treatment, args: Any, kwargs: Any) -> Any:
+        """Run a library's operator as it is written, or return NotImplemented where that needs more than torch."""
+        try:
+            with self, torch._C._EnableTorchFunction():
+                return treatment.body(*args, **kwargs)  # type: ignore[misc]
+        except OutOfMemoryError:
+            raise
+        except Exception:
+            # It calls code of its own: its registered shapes have to do.
+            self._treatments[func] = replace(treatment, body=None)
+            return NotImplemented
 
     def _override(self, func: Any, treatment: Treatment, args: Any, kwargs: Any) -> Any:
         """Return the result of an operator that is answered without running on the device, or NotImplemented."""

@@ -601,6 +601,8 @@ class Treatment:
     """Shape rule that is faster than torch's own."""
     parts_in: Callable[..., Any] | None
     """Decomposition of an operator that reaches the mode undecomposed."""
+    body: Callable[..., Any] | None
+    """Python code of a library's own operator, which makes more than its result."""
     temporaries: Temporaries | None
     formula: Formula | None
     rule: int
@@ -641,6 +643,7 @@ def treatment_of(func: Operator, kernels: Mapping[str, Callable[..., Any]], rele
         sparse=None,
         shape=write_into_zeros if func in WRITES_INTO_ZEROS else SHAPE_RULES.get(func) or seeds_on_host(func, release),
         parts_in=kernel or _parts_in(func),
+        body=None if is_torchs else _body_of(func),
         temporaries=temporaries_of(product if is_torchs else func.name()),
         formula=_formula_of(getattr(aten, product, packet) if is_torchs else packet),
         rule=rule_of(name),
@@ -711,6 +714,19 @@ def _parts_in(func: Operator) -> Callable[..., Any] | None:
     if has(name, key) and not has(name, "Meta"):
         return _spelled_out(func, key)
     return None
+
+
+def _body_of(func: Operator) -> Callable[..., Any] | None:
+    """Return the function that `torch.library.custom_op` made an operator of, as it is written for a card."""
+    from torch._library.custom_ops import OPDEFS
+
+    definition: Any = OPDEFS.get(func.name())
+    if definition is None or definition._abstract_fn is None or not set(definition._backend_fns) & {None, "cuda"}:
+        return None
+    # As written, without torch's check of what is returned.
+    is_for_all = len(definition._backend_fns) == 1
+    body: Callable[..., Any] = definition._init_fn if is_for_all else definition._backend_fns.get("cuda")
+    return body
 
 
 def _spelled_out(func: Operator, key: str) -> Callable[..., Any] | None:

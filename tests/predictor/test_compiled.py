@@ -314,3 +314,32 @@ def test_an_object_that_holds_tensors_is_returned_with_its_own() -> None:
     _, notes = peak_of(program)
     assert "uncompiled" not in notes
     assert live == [3 * 16 * MIB] * 2
+
+
+@torch.library.custom_op("memviz_tests::mm", mutates_args=())
+def quantized(x: Tensor) -> Tensor:
+    """An operator of another library, named as one of torch's, that makes a copy on the way."""
+
+    @torch.compile
+    def copied(x: Tensor) -> Tensor:
+        return x.mul(x.new_tensor(0.5, dtype=torch.float32)).to(torch.float8_e4m3fn)
+
+    return copied(x).t().contiguous().t().to(x.dtype)
+
+
+@quantized.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+@pytest.mark.parametrize("compile", [False, True])
+def test_an_operator_written_in_python_takes_what_its_code_makes(compile: bool) -> None:
+    def program() -> None:
+        run = torch.compile(quantized) if compile else quantized
+        for _ in range(2):
+            run(torch.empty(1024, 4096, device="cuda"))
+
+    peak, notes = peak_of(program)
+    assert "uncompiled" not in notes
+    # The input, its copy in a byte an element, and the result.
+    assert peak == (16 + 4 + 16) * MIB
