@@ -88,7 +88,7 @@ class Compiler:
         self._call = call
         self._modules: WeakKeyDictionary[nn.Module, _Graphs] = WeakKeyDictionary()
         self._functions: dict[Any, _Graphs] = {}
-        """Of functions that are defined anew for each call, by their code and what they close over."""
+        """Graphs of functions that are defined anew for each call, by their code and what they close over."""
         self.is_tracing = False
 
     def compiled(self, target: Any) -> Any:
@@ -317,8 +317,8 @@ class _CardIsMeta(TorchFunctionMode):
             given = [*args, *(kwargs[name] for name in ("other",) if name in kwargs)]
             return func(given[0], given[1] * kwargs["alpha"])
         if func is Tensor.new_tensor:
-            place = kwargs.pop("device", None) or args[0].device
-            return torch.tensor(*args[1:], device=_meta_for_card(place), **kwargs)
+            kwargs["device"] = _meta_for_card(kwargs.get("device") or args[0].device)
+            return torch.tensor(*args[1:], **kwargs)
         return func(*map(_meta_for_card, args), **kwargs)
 
 
@@ -527,21 +527,14 @@ _CHECKPOINTS = count()
 
 
 def _tag_checkpoint(
-    generator: Callable[..., Any],
-    run: Any,
-    _preserve: Any,
-    context_fn: Any,
-    check: Any,
-    debug: Any,
-    *rest: Any,
-    **kw: Any,
+    generator: Callable[..., Any], run: Any, _preserve: Any, context_fn: Any, *rest: Any, **kw: Any
 ) -> Iterator[None]:
     """Mark what a checkpoint computes, so that torch's partitioner computes it again in the backward."""
     from torch.fx import traceback as fx_traceback
     from torch.utils import checkpoint
 
     create: Callable[..., Any] = checkpoint.create_selective_checkpoint_contexts
-    _early_stop, *args = rest
+    check, debug, _early_stop, *args = rest
     number = next(_CHECKPOINTS)
 
     def contexts() -> tuple[Any, Any]:
@@ -564,7 +557,7 @@ def _recompute(*_: Any, **__: Any) -> Any:
 
 
 def _checkpoint_of(run: Callable[..., Any], _preserve: bool, *args: Any) -> Any:
-    """In the place of a reentrant checkpoint, which torch compiles as the other kind."""
+    """Run a reentrant checkpoint as the other kind, as torch's compiler does."""
     return torch.utils.checkpoint.checkpoint(run, *args, use_reentrant=False)
 
 

@@ -218,11 +218,7 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return treatment.results.of(func, args, kwargs, shapes, self._run)
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if kwargs.get("pin_memory"):
-            kwargs = {**kwargs, "pin_memory": False}
-        if "device" in kwargs and kwargs["device"] is not None and torch.device(kwargs["device"]).type == "cuda":
-            # From torch's own C++, which the function mode does not see.
-            kwargs = {**kwargs, "device": META}
+        kwargs = _without_card(kwargs)
         at_once = bool(args) and is_on_device(args[0])
         on_device = at_once or any(tensor.is_meta for tensor in tensors_of((*args, *kwargs.values())))
         if on_device and not at_once:
@@ -245,11 +241,23 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 raise data_needed(name_for_users(func)) from error
             if not unknown_shape:
                 raise
+            if isinstance(kwargs.get("out"), Tensor):
+                # Compiled code has made it as large as the result.
+                return kwargs["out"]
             reason = str(error).partition(". ")[0].strip()
             why = f"torch {torch.__version__} does not know its shapes without running it ({reason})"
             if "SparseMeta" in reason:
                 why = OF_SPARSE
             raise not_predicted(name_for_users(func), why) from error
+
+
+def _without_card(kwargs: dict[str, Any]) -> dict[str, Any]:
+    if kwargs.get("pin_memory"):
+        kwargs = {**kwargs, "pin_memory": False}
+    if "device" in kwargs and kwargs["device"] is not None and torch.device(kwargs["device"]).type == "cuda":
+        # From torch's own C++, which the function mode does not see.
+        kwargs = {**kwargs, "device": META}
+    return kwargs
 
 
 _HOST_WAITS = {

@@ -123,7 +123,7 @@ def predict(record: Record, script: Path, options: Sequence[str]) -> Peaks:
     return Peaks(answer["peak_allocated_bytes"] / MIB, answer["peak_reserved_bytes"] / MIB)
 
 
-def row(record: Record, compiled: Peaks, uncompiled: Peaks) -> str:
+def row(record: Record, compiled: Peaks, uncompiled: Peaks | None) -> str:
     reserved = ["", ""]
     if record.reserved is not None:
         reserved = [f"{record.reserved:,}", _beside(compiled.reserved, record.reserved)]
@@ -132,7 +132,7 @@ def row(record: Record, compiled: Peaks, uncompiled: Peaks) -> str:
         record.torch,
         f"{record.allocated:,}",
         _beside(compiled.allocated, record.allocated),
-        _beside(uncompiled.allocated, record.allocated),
+        "" if uncompiled is None else _beside(uncompiled.allocated, record.allocated),
         *reserved,
     ]
     return f"| {' | '.join(cells)} |"
@@ -150,6 +150,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.records", description=__doc__.split("\n\n")[0])
     parser.add_argument("repository", type=Path, help="a checkout of github.com/KellerJordan/modded-nanogpt")
     parser.add_argument("names", nargs="*", metavar="NAME", help="of records, such as 2025-01-04_SoftCap")
+    parser.add_argument("--uncompiled", action="store_true", help="the same programs, run as they stand")
     parser.add_argument("--write", action="store_true", help="the README's table")
     args = parser.parse_args()
     lines, errors = [], []
@@ -161,7 +162,8 @@ def main() -> None:
                 continue
             script = Path(folder) / "train.py"
             script.write_text(program_of((args.repository / "records" / record.log).read_text(errors="replace")))
-            compiled, uncompiled = (predict(record, script, options) for options in (["--compile"], []))
+            compiled = predict(record, script, ["--compile"])
+            uncompiled = predict(record, script, []) if args.uncompiled else None
             lines.append(row(record, compiled, uncompiled))
             errors.append(abs(_percent(compiled.allocated, record.allocated)))
             print(lines[-1], flush=True)
