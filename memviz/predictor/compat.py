@@ -80,7 +80,7 @@ class Patches(ExitStack):
             self.callback(delattr, owner, name)
         setattr(owner, name, value)
 
-    def restore(self, names: MutableMapping[str, Any], name: str) -> None:
+    def restore(self, names: MutableMapping[Any, Any], name: Any) -> None:
         """Put an entry back at the end of the block, as it is now."""
         if name in names:
             self.callback(names.__setitem__, name, names[name])

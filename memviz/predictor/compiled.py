@@ -10,12 +10,14 @@ graphs are moved to the card once they are traced. No kernel is compiled, so Tri
 
 from __future__ import annotations
 
+import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial, partialmethod, wraps
-from types import FunctionType, MethodType, ModuleType
+from itertools import count
+from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple, cast
 from weakref import WeakKeyDictionary, ref
 
@@ -45,6 +47,10 @@ _PREDICTED = (
 _STOPPED = "{name} ran uncompiled, operator by operator: torch's compiler stopped at it ({reason})."
 _TOO_MANY = "it was called with more than 8 different shapes or settings"
 _HOLDS_STATE = "it is a method of an object with a state of its own"
+_FUSED_STEP = (
+    "A compiled step of torch's own optimizer is predicted to create its states and to change them and the weights in "
+    "place, without buffers."
+)
 _NO_KEY = "it takes an argument that is neither a tensor nor a plain value"
 
 
@@ -53,7 +59,15 @@ class _Graph:
     """One compiled call: a function of all tensors it reads, and how its result is put together."""
 
     run: Callable[..., Any]
-    spec: list[Any]
+    result: _Result
+
+
+@dataclass
+class _Result:
+    """The result of a traced call: its structure, with a `_Place` for each tensor."""
+
+    template: Any = None
+    count: int = 0
 
 
 @dataclass
@@ -73,6 +87,8 @@ class Compiler:
         self._recorder = recorder
         self._call = call
         self._modules: WeakKeyDictionary[nn.Module, _Graphs] = WeakKeyDictionary()
+        self._functions: dict[Any, _Graphs] = {}
+        """Graphs of functions that are defined anew for each call, by their code and what they close over."""
         self.is_tracing = False
 
     def compiled(self, target: Any) -> Any:
@@ -83,6 +99,10 @@ class Compiler:
         if self.is_tracing or isinstance(target, type) or not callable(target):
             return target
         graphs = _Graphs(getattr(target, "__qualname__", type(target).__name__))
+        if isinstance(target, FunctionType):
+            cells = [key_of_inputs(cell.cell_contents) for cell in target.__closure__ or () if cell != CellType()]
+            if None not in cells:
+                graphs = self._functions.setdefault((target.__code__, *cells), graphs)
         return wraps(target)(partial(self._run, graphs, target))
 
     def instead_of(self, module: nn.Module) -> Callable[..., Any] | None:
@@ -94,6 +114,10 @@ class Compiler:
         call = partial(self._call, target) if isinstance(target, nn.Module) else target
         if graphs.is_refused or self.is_tracing:
             return call(*args, **kwargs)
+        if _is_fused_step(target) and not args and not kwargs:
+            self._recorder.operators.add(COMPILED)
+            self._recorder.assumptions.say(_FUSED_STEP)
+            return _step_in_place(target)
         modules = _modules_of(target)
         named = [
             (module, *pair)
@@ -132,7 +156,7 @@ class Compiler:
         graph = graphs.by_key[key]
         self._recorder.operators.add(COMPILED)
         say(_PREDICTED.format(version=torch.__version__.partition("+")[0]))
-        return tree_unflatten(graph.run(*tensors), graph.spec[0])
+        return _assemble(graph.result.template, graph.run(*tensors))
 
     def _without_module(self, target: Any) -> Callable[..., Any]:
         """Return a call that does not keep a module alive: its graphs live as long as the compiler."""
@@ -152,21 +176,20 @@ class Compiler:
         return tuple(keys), str(spec), modes, training, weights
 
     def _trace(self, name: str, call: Callable[..., Any], tensors: list[Tensor]) -> _Graph:
-        spec: list[Any] = []
+        result = _Result()
 
         class Traced(nn.Module):
-            def forward(self, *traced: Tensor) -> tuple[Any, ...]:
-                results, spec[:] = (out := tree_flatten(call(traced)))[0], [out[1]]
-                for one in results:
-                    if not isinstance(one, Tensor | int | float | None):
-                        raise not_predicted(name, f"it returns a {type(one).__name__}")
-                return tuple(results)
+            def forward(self, *traced: Tensor) -> tuple[Tensor, ...]:
+                found: list[Tensor] = []
+                result.template = _take_apart(call(traced), found, name)
+                result.count = len(found)
+                return tuple(found)
 
         with self._compiling(None):
-            return _Graph(_compile(Traced(), tensors, self._compiling, spec), spec)
+            return _Graph(_compile(Traced(), tensors, self._compiling, result), result)
 
     @contextmanager
-    def _compiling(self, fake: Any) -> Iterator[None]:
+    def _compiling(self, context: Any) -> Iterator[None]:
         """Suspend the pretended device: what is traced has no memory on it."""
         recorder, position = self._recorder, self._recorder.position
         before = self.is_tracing, recorder.making_on_meta
@@ -175,8 +198,9 @@ class Compiler:
             patches.enter_context(_without_function_modes())
             patches.put(nn.Module, "__call__", self._call)
             patches.put(torch, "tensor", partial(_tensor, torch.tensor))
-            if fake is not None:
-                _enter_inductor(patches, fake)
+            _differentiate_composed(patches)
+            if context is not None:
+                _enter_inductor(patches, context)
             position.phases.append("compile")
             self.is_tracing = recorder.making_on_meta = True
             try:
@@ -184,6 +208,37 @@ class Compiler:
             finally:
                 self.is_tracing, recorder.making_on_meta = before
                 position.phases.pop()
+
+
+_FUSED = {"Adadelta", "Adagrad", "Adam", "Adamax", "AdamW", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"}
+"""torch's optimizers whose compiled step is one pass over each parameter, gradient and state."""
+
+
+def _is_fused_step(target: Any) -> bool:
+    kind = type(getattr(target, "__self__", None))
+    return kind.__module__.startswith("torch.optim") and kind.__name__ in _FUSED and target.__name__ == "step"
+
+
+def _step_in_place(step: Any) -> None:
+    """Run the step without its arithmetic: states are created, and compiled kernels write them and the weights."""
+    optimizer = step.__self__
+    names = inspect.unwrap(type(optimizer).step).__globals__
+    for group in optimizer.param_groups:
+        if "capturable" in group and not any(weight in optimizer.state for weight in group["params"]):
+            # As torch's compiler does: the number of steps is then on the card.
+            group["capturable"] = True
+    with Patches() as patches:
+        patches.put(torch.compiler, "is_compiling", lambda: True)
+        function = names["__name__"].rpartition(".")[2]
+        patches.restore(names, function)
+        names[function] = _momentum_of_first_step if isinstance(optimizer, torch.optim.SGD) else lambda *_, **__: None
+        step()
+
+
+def _momentum_of_first_step(_: Any, gradients: list[Tensor], buffers: list[Tensor | None], **settings: Any) -> None:
+    for at, buffer in enumerate(buffers):
+        if buffer is None and settings["momentum"]:
+            buffers[at] = torch.empty_like(gradients[at])
 
 
 @contextmanager
@@ -195,6 +250,25 @@ def _without_function_modes() -> Iterator[None]:
     finally:
         for mode in reversed(modes):
             torch._C._push_on_torch_function_stack(mode)
+
+
+def _differentiate_composed(patches: Patches) -> None:
+    """Let autograd see the parts of operators that torch composes of others.
+
+    torch's Python dispatcher takes a decomposition that is registered for `meta` for a kernel of that device, and then
+    has no gradient for the operator: `nll_loss`, `var` and `where` of a number would end the backward.
+    """
+    from torch._decomp import global_decomposition_table
+
+    keys = torch._C.DispatchKey
+    operators: set[Any] = {one for table in global_decomposition_table.values() for one in table}
+    for operator in operators:
+        if not isinstance(operator, torch._ops.OpOverload) or keys.Meta not in operator.py_kernels:
+            continue
+        has_kernel = partial(torch._C._dispatch_has_kernel_for_dispatch_key, cast(Any, operator).name())
+        if has_kernel("CompositeImplicitAutograd") and not has_kernel("AutogradMeta"):
+            patches.restore(operator._dispatch_cache, keys.AutogradMeta)
+            operator._dispatch_cache[keys.AutogradMeta] = keys.CompositeImplicitAutograd
 
 
 def _tensor(create: Callable[..., Tensor], data: Any, **kwargs: Any) -> Tensor:
@@ -238,7 +312,17 @@ class _CardIsMeta(TorchFunctionMode):
         if type(kwargs.get("device")) is int:
             # From `cuda()` of tensors that torch traces.
             kwargs["device"] = torch.device("meta")
+        if func in _ADDS and isinstance(kwargs.get("alpha"), Tensor):
+            # Autograd would read the number; torch's compiler multiplies.
+            given = [*args, *(kwargs[name] for name in ("other",) if name in kwargs)]
+            return func(given[0], given[1] * kwargs["alpha"])
+        if func is Tensor.new_tensor:
+            kwargs["device"] = _meta_for_card(kwargs.get("device") or args[0].device)
+            return torch.tensor(*args[1:], **kwargs)
         return func(*map(_meta_for_card, args), **kwargs)
+
+
+_ADDS = {torch.add, torch.sub, Tensor.add, Tensor.add_, Tensor.sub, Tensor.sub_}
 
 
 def _meta_for_card(value: Any) -> Any:
@@ -251,6 +335,43 @@ class _Place(NamedTuple):
     """Stands for a tensor among the arguments of a call; a graph holds none of the program's own."""
 
     at: int
+
+
+@dataclass(frozen=True)
+class _Object:
+    """Stands for an object that holds tensors, such as a cache of keys and values."""
+
+    kind: type
+    attributes: dict[str, Any]
+
+
+def _take_apart(value: Any, found: list[Tensor], name: str, around: tuple[int, ...] = ()) -> Any:
+    """Return the structure of a result, and add its tensors to those found."""
+    if isinstance(value, Tensor):
+        found.append(value)
+        return _Place(len(found) - 1)
+    leaves, spec = tree_flatten(value)
+    if len(leaves) != 1 or leaves[0] is not value:
+        return [_take_apart(leaf, found, name, around) for leaf in leaves], spec
+    if isinstance(value, str | int | float | complex | bytes | type | torch.dtype | torch.device | None):
+        return value
+    if isinstance(value, nn.Module) or not hasattr(value, "__dict__") or callable(value) or id(value) in around:
+        raise not_predicted(name, f"it returns a {type(value).__name__}")
+    inside = (*around, id(value))
+    return _Object(type(value), {key: _take_apart(one, found, name, inside) for key, one in vars(value).items()})
+
+
+def _assemble(template: Any, tensors: Sequence[Tensor]) -> Any:
+    if isinstance(template, _Place):
+        return tensors[template.at]
+    if isinstance(template, tuple):
+        leaves, spec = template
+        return tree_unflatten([_assemble(leaf, tensors) for leaf in leaves], spec)
+    if not isinstance(template, _Object):
+        return template
+    made: Any = object.__new__(template.kind)
+    vars(made).update({name: _assemble(one, tensors) for name, one in template.attributes.items()})
+    return made
 
 
 def _run_with(
@@ -280,15 +401,18 @@ def _restore(module: nn.Module, attributes: dict[str, Any]) -> None:
 
 
 def _compile(
-    traced: nn.Module, tensors: list[Tensor], compiling: Callable[[Any], Any], outputs: list[Any]
+    traced: nn.Module, tensors: list[Tensor], compiling: Callable[[Any], Any], result: _Result
 ) -> Callable[..., Any]:
     """Trace, divide and compile with inductor; return the function of the tensors."""
     from torch._functorch.aot_autograd import aot_module_simplified
+    from torch._guards import TracingContext
     from torch._inductor import compile_fx as inductor
     from torch._inductor.decomposition import select_decomp_table
     from torch._subclasses import FakeTensor, FakeTensorMode
 
     fake = FakeTensorMode()
+    # One for all steps: by what the forward notes in it, the backward writes into tensors that were saved for it alone.
+    context = TracingContext(fake)
 
     def without_memory(tensor: Tensor, device: torch.device) -> Any:
         with without_modes():
@@ -298,8 +422,13 @@ def _compile(
     def on_card(value: Any) -> Any:
         if isinstance(value, torch.device):
             return _CARD if value.type == "meta" else value
-        is_traced = isinstance(value, Tensor) and value.device.type == "meta"
-        return without_memory(value, _CARD) if is_traced else value
+        if not isinstance(value, Tensor) or value.device.type != "meta":
+            return value
+        with without_modes():
+            # Of the same storage, which says what is a view of what.
+            like = torch.empty(0, dtype=value.dtype, device="meta")
+            like.set_(value.untyped_storage(), value.storage_offset(), value.size(), value.stride())
+        return FakeTensor(fake, like, _CARD)
 
     def move(graph: Any, inputs: Any) -> Any:
         for node in graph.graph.nodes:
@@ -311,22 +440,21 @@ def _compile(
     extra = inductor.create_compiler_config_extra(torch.fx.GraphModule({}, torch.fx.Graph()))
 
     def forward(graph: Any, inputs: Any, is_inference: bool = False) -> Any:
-        with compiling(fake):
+        with compiling(context):
             inputs = move(graph, inputs)
             count = len(tensors)
-            results = outputs[0].num_leaves
-            return inductor.compile_fx_forward(graph, inputs, results, count, extra, is_inference=is_inference)
+            return inductor.compile_fx_forward(graph, inputs, result.count, count, extra, is_inference=is_inference)
 
     def backward(graph: Any, inputs: Any) -> Any:
-        with compiling(fake):
+        with compiling(context):
             return inductor.compile_fx_backward(graph, move(graph, inputs), extra)
 
     def divide(graph: Any, inputs: Any, **kwargs: Any) -> Any:
-        with compiling(fake):
+        with compiling(context):
             return inductor.partition_fn(graph, move(graph, inputs), **kwargs)
 
     examples = [without_memory(one, torch.device("meta")).requires_grad_(one.requires_grad) for one in tensors]
-    with compiling(fake):
+    with compiling(context):
         return aot_module_simplified(  # type: ignore[no-any-return]
             traced,
             examples,
@@ -339,7 +467,7 @@ def _compile(
         )
 
 
-def _enter_inductor(patches: Patches, fake: Any) -> None:
+def _enter_inductor(patches: Patches, context: Any) -> None:
     """Let inductor plan for a card that is not there, and write code whose kernels do nothing."""
     import torch._inductor.config as settings
     import torch._inductor.scheduler as scheduler
@@ -372,15 +500,16 @@ def _enter_inductor(patches: Patches, fake: Any) -> None:
     patches.put(PyCodeCache, "load_by_key_path", _load_written_code)
     patches.put(flex_attention, "_validate_device", lambda *_: None)
     patches.put(FlexAttentionHOP, "__call__", _flex_attention_of)
-    for name in ("_checkpoint_without_reentrant_generator", "CheckpointFunction"):
-        patches.put(checkpoint, name, _stop_at("torch.utils.checkpoint"))
+    generator = checkpoint._checkpoint_without_reentrant_generator
+    patches.put(checkpoint, "_checkpoint_without_reentrant_generator", partial(_tag_checkpoint, generator))
+    patches.put(checkpoint.CheckpointFunction, "apply", _checkpoint_of)
     patches.enter_context(settings.patch(fx_graph_cache=False, compile_threads=1))
     patches.enter_context(tracing.patch(enable_autograd_cache=False, unlift_effect_tokens=True))
-    patches.enter_context(V.set_fake_mode(fake))
+    patches.enter_context(V.set_fake_mode(context.fake_mode))
     for name, answer in _GUARDED.items():
         method = partialmethod(_without_guard, getattr(Tensor, name), answer)
         patches.put(Tensor, name, method)
-    patches.enter_context(torch._guards.tracing(torch._guards.TracingContext(fake)))
+    patches.enter_context(torch._guards.tracing(context))
     patches.enter_context(compiled_autograd._disable())
 
 
@@ -394,13 +523,42 @@ def _fold_on_host(folder: Any, fold: Callable[[Any, Any], Any], node: Any) -> An
         node.args, node.kwargs = args, kwargs
 
 
-def _stop_at(name: str) -> Any:
-    def stop(*_: Any, **__: Any) -> Any:
-        raise not_predicted(name, "inside compiled code it is not followed")
+_CHECKPOINTS = count()
 
-    stopping: Any = partial(stop)
-    stopping.apply = stop
-    return stopping
+
+def _tag_checkpoint(
+    generator: Callable[..., Any], run: Any, _preserve: Any, context_fn: Any, *rest: Any, **kw: Any
+) -> Iterator[None]:
+    """Mark what a checkpoint computes, so that torch's partitioner computes it again in the backward."""
+    from torch.fx import traceback as fx_traceback
+    from torch.utils import checkpoint
+
+    create: Callable[..., Any] = checkpoint.create_selective_checkpoint_contexts
+    check, debug, _early_stop, *args = rest
+    number = next(_CHECKPOINTS)
+
+    def contexts() -> tuple[Any, Any]:
+        if context_fn is checkpoint.noop_context_fn:
+            forward, again = create(_recompute)
+        else:
+            forward, again = context_fn()
+        forward.ac_graph_id = number
+        return forward, again
+
+    before = dict(fx_traceback.current_meta)
+    # Random numbers are the compiler's, which repeats them.
+    yield from generator(run, False, contexts, check, debug, False, *args, **kw)
+    # The next operators are not of this checkpoint.
+    fx_traceback.current_meta = before
+
+
+def _recompute(*_: Any, **__: Any) -> Any:
+    return torch.utils.checkpoint.CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _checkpoint_of(run: Callable[..., Any], _preserve: bool, *args: Any) -> Any:
+    """Run a reentrant checkpoint as the other kind, as torch's compiler does."""
+    return torch.utils.checkpoint.checkpoint(run, *args, use_reentrant=False)
 
 
 def _without_guard(

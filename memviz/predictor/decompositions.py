@@ -649,6 +649,9 @@ def _rms_norm(
     """One kernel that keeps a number a row, if the weight has the input's type."""
     if weight is not None and weight.dtype != input.dtype:
         return _as_composed(aten.rms_norm.default, input, normalized_shape, weight, eps)
+    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FUNCTIONAL) is not None:
+        # torch's compiler traces what is computed of what, and then fuses it.
+        return aten._fused_rms_norm.default(input, normalized_shape, weight, eps)[0]
     return _RmsNorm.apply(input, weight, len(normalized_shape))  # type: ignore[no-untyped-call]
 
 

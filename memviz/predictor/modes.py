@@ -150,6 +150,10 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             # Without autograd nothing else casts on the way here.
             with self:
                 args, kwargs = self.autocast.cast(func.name().removeprefix("aten::"), args, kwargs)
+        if treatment.body is not None:
+            out = self._run_body(func, treatment, args, kwargs)
+            if out is not NotImplemented:
+                return out
         if treatment.parts_in is not None:
             with self, self.autocast.running(func.name().removeprefix("aten::")):
                 return treatment.parts_in(*args, **kwargs)
@@ -164,6 +168,18 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if treatment.may_choose:
                 self.recorder.choices.follow(func, args, out)
         return out
+
+    def _run_body(self, func: Any, treatment: Treatment, args: Any, kwargs: Any) -> Any:
+        """Run a library's operator as it is written, or return NotImplemented where that needs more than torch."""
+        try:
+            with self, torch._C._EnableTorchFunction():
+                return treatment.body(*args, **kwargs)  # type: ignore[misc]
+        except OutOfMemoryError:
+            raise
+        except Exception:
+            # It calls code of its own: its registered shapes have to do.
+            self._treatments[func] = replace(treatment, body=None)
+            return NotImplemented
 
     def _override(self, func: Any, treatment: Treatment, args: Any, kwargs: Any) -> Any:
         """Return the result of an operator that is answered without running on the device, or NotImplemented."""
@@ -202,11 +218,7 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return treatment.results.of(func, args, kwargs, shapes, self._run)
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if kwargs.get("pin_memory"):
-            kwargs = {**kwargs, "pin_memory": False}
-        if "device" in kwargs and kwargs["device"] is not None and torch.device(kwargs["device"]).type == "cuda":
-            # From torch's own C++, which the function mode does not see.
-            kwargs = {**kwargs, "device": META}
+        kwargs = _without_card(kwargs)
         at_once = bool(args) and is_on_device(args[0])
         on_device = at_once or any(tensor.is_meta for tensor in tensors_of((*args, *kwargs.values())))
         if on_device and not at_once:
@@ -229,11 +241,23 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 raise data_needed(name_for_users(func)) from error
             if not unknown_shape:
                 raise
+            if isinstance(kwargs.get("out"), Tensor):
+                # Compiled code has made it as large as the result.
+                return kwargs["out"]
             reason = str(error).partition(". ")[0].strip()
             why = f"torch {torch.__version__} does not know its shapes without running it ({reason})"
             if "SparseMeta" in reason:
                 why = OF_SPARSE
             raise not_predicted(name_for_users(func), why) from error
+
+
+def _without_card(kwargs: dict[str, Any]) -> dict[str, Any]:
+    if kwargs.get("pin_memory"):
+        kwargs = {**kwargs, "pin_memory": False}
+    if "device" in kwargs and kwargs["device"] is not None and torch.device(kwargs["device"]).type == "cuda":
+        # From torch's own C++, which the function mode does not see.
+        kwargs = {**kwargs, "device": META}
+    return kwargs
 
 
 _HOST_WAITS = {

@@ -613,6 +613,8 @@ class Treatment:
     """Shape rule that is faster than torch's own."""
     parts_in: Callable[..., Any] | None
     """Decomposition of an operator that reaches the mode undecomposed."""
+    body: Callable[..., Any] | None
+    """Python code of a library's own operator, which makes more than its result."""
     temporaries: Temporaries | None
     formula: Formula | None
     rule: int
@@ -635,6 +637,8 @@ def treatment_of(func: Operator, kernels: Mapping[str, Callable[..., Any]], rele
     name = packet.__name__
     # A product that is added in place is computed as one that is not: `addmm` for `addmm_`.
     product = name.removesuffix("_") if name.removesuffix("_") in USES_CUBLAS else name
+    # A library may call an operator of its own `mm`.
+    is_torchs = func.namespace == "aten"
     kernel = kernels.get(func.name().removeprefix("aten::"))
     new = any(returned.alias_info is None for returned in schema.returns)
     return Treatment(
@@ -642,7 +646,7 @@ def treatment_of(func: Operator, kernels: Mapping[str, Callable[..., Any]], rele
         gives_new=new,
         writes=schema.is_mutable,
         resizes=_resizes(func),
-        uses_cublas=product in USES_CUBLAS,
+        uses_cublas=is_torchs and product in USES_CUBLAS,
         # What we spell out looks itself, where it has to.
         looks=name if _looks(func) and kernel is None else None,
         is_view=not new and not schema.is_mutable,
@@ -651,8 +655,9 @@ def treatment_of(func: Operator, kernels: Mapping[str, Callable[..., Any]], rele
         sparse=None,
         shape=write_into_zeros if func in WRITES_INTO_ZEROS else SHAPE_RULES.get(func) or seeds_on_host(func, release),
         parts_in=kernel or _parts_in(func),
-        temporaries=temporaries_of(product),
-        formula=_formula_of(getattr(aten, product, packet)),
+        body=None if is_torchs else _body_of(func),
+        temporaries=temporaries_of(product if is_torchs else func.name()),
+        formula=_formula_of(getattr(aten, product, packet) if is_torchs else packet),
         rule=rule_of(name),
         moves=func in MOVES,
         may_say=may_say_of_unknown(func),
@@ -721,6 +726,19 @@ def _parts_in(func: Operator) -> Callable[..., Any] | None:
     if has(name, key) and not has(name, "Meta"):
         return _spelled_out(func, key)
     return None
+
+
+def _body_of(func: Operator) -> Callable[..., Any] | None:
+    """Return the function that `torch.library.custom_op` made an operator of, as it is written for a card."""
+    from torch._library.custom_ops import OPDEFS
+
+    definition: Any = OPDEFS.get(func.name())
+    if definition is None or definition._abstract_fn is None or not set(definition._backend_fns) & {None, "cuda"}:
+        return None
+    # As written, without torch's check of what is returned.
+    is_for_all = len(definition._backend_fns) == 1
+    body: Callable[..., Any] = definition._init_fn if is_for_all else definition._backend_fns.get("cuda")
+    return body
 
 
 def _spelled_out(func: Operator, key: str) -> Callable[..., Any] | None:

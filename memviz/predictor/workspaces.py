@@ -58,7 +58,9 @@ def copy_to_new(call: OperatorCall) -> Sizes:
 
 
 def copy_to_existing(call: OperatorCall) -> Sizes:
-    """`tensor.copy_(other)`."""
+    """`tensor.copy_(other)`; a number is part of the kernel's arguments."""
+    if not isinstance(call.args[1], Tensor):
+        return ()
     return _staged_copy(*call.args[:2], waits=not call.argument(2, "non_blocking"))
 
 

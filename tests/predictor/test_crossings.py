@@ -77,6 +77,7 @@ ARRIVING: dict[str, tuple[Callable[[], Any], list[int]]] = {
     "another type": (lambda: host(64, 64).to("cuda", torch.half), []),
     "turned, of another type": (lambda: host(64, 32).t().to("cuda", torch.half), [4 * KiB]),
     "another type, and nobody waits": (lambda: host(64, 64).to("cuda", torch.half, non_blocking=True), [16 * KiB]),
+    "a number": (lambda: card(64, 64).copy_(3), []),  # type: ignore[arg-type]
     "into columns": (lambda: card(64, 64)[:, ::2].copy_(host(64, 32)), [8 * KiB]),
     "columns by their index": (lambda: card(64, 64).__setitem__((slice(None), 0), host(64)), [256]),
     "another type into what is there": (lambda: card(64, 64, dtype=torch.half).copy_(host(64, 64)), []),
