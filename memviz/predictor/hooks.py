@@ -382,8 +382,49 @@ def follow_bitsandbytes(patches: Patches, assumptions: Assumptions) -> None:
     patches.put(logger, "disabled", True)
 
 
+_DEEPSPEED_KERNELS = {
+    "fused_adam": ("multi_tensor_adam",),
+    "fused_lion": ("multi_tensor_lion",),
+    "cpu_adam": ("create_adam", "adam_update", "adam_rollback", "destroy_adam"),
+    "cpu_adagrad": ("create_adagrad", "adagrad_update", "destroy_adagrad"),
+    "cpu_lion": ("create_lion", "lion_update", "destroy_lion"),
+}
+"""Functions of DeepSpeed's extensions that allocate nothing: they write into weights and states that Python made."""
+DEEPSPEED_NOT_BUILT = (
+    "DeepSpeed's optimizer kernels were neither built nor run: they write into weights and states that are there, so "
+    "their memory is predicted."
+)
+
+
+def follow_deepspeed(patches: Patches, forget_values: Callable[[Any], None], assumptions: Assumptions) -> None:
+    """Answer DeepSpeed's optimizer extensions without building them, and refuse its other ones by name."""
+
+    def written(*args: Any) -> None:
+        with without_functions():
+            forget_values(list(tensors_among((args, {}))))
+
+    def lamb(weight: Any, *rest: Any) -> Any:
+        written(weight, *rest)
+        # Two sums over blocks and the coefficient, in the order of fused_lamb_cuda.cpp.
+        dtype = torch.float32 if weight.dtype is torch.float16 else weight.dtype
+        _, _, coefficient = (torch.empty(count, dtype=dtype, device=weight.device) for count in (512, 512, 1))
+        return coefficient
+
+    def load(builder: Any, verbose: bool = False) -> Any:
+        if builder.name == "fused_lamb":
+            return SimpleNamespace(lamb=lamb)
+        if (names := _DEEPSPEED_KERNELS.get(builder.name)) is None:
+            raise not_predicted(f"DeepSpeed's extension {builder.name}", "its code is C++ and is not built here")
+        assumptions.say(DEEPSPEED_NOT_BUILT)
+        return SimpleNamespace(**dict.fromkeys(names, written))
+
+    patches.after_import("deepspeed.ops.op_builder.builder", lambda module: patches.put(module.OpBuilder, "load", load))
+
+
 Mode = Callable[[], AbstractContextManager[Any]]
 _RUNS_PYTHON = re.compile(r"(python|pypy)[\d.]*(\.exe)?|torchrun|accelerate|deepspeed|.*\.py")
+_LOOKS_AT_FILES = {"file", "ldd", "ls", "stat", "which"}
+"""Programs that may be given the path of Python and do not run it."""
 _LONGEST_COMMAND = 100
 _NEVER_ON_A_CARD = ("torch.utils.data", "multiprocessing.managers")
 """Modules whose processes load or hold data."""
@@ -473,7 +514,8 @@ class ChildProcesses:
             parts = shlex.split(text)
         except ValueError:
             parts = text.split()
-        if any(_RUNS_PYTHON.fullmatch(os.path.basename(part)) for part in parts):
+        names = [os.path.basename(part) for part in parts]
+        if names[:1] and names[0] not in _LOOKS_AT_FILES and any(map(_RUNS_PYTHON.fullmatch, names)):
             self._count(text)
 
     def _count(self, command: str) -> None:

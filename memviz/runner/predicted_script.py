@@ -425,6 +425,10 @@ NOT_KNOWN = 4
 """Exit status of a program that ended well while only other processes used the card."""
 INTERRUPTED = 128 + signal.SIGINT
 _ONLY_OWN = "not predicted: predict the script of the other process, with --world-size N for several"
+_NO_MEMORY = "took no memory of a card"
+_STARTED_OTHERS = (
+    f"the program's own process {_NO_MEMORY} and it started other processes of Python, which are {_ONLY_OWN}"
+)
 
 
 # Processes that the program starts. Each new Python process finds `child_start/sitecustomize.py`, marks that it began,
@@ -481,8 +485,13 @@ class Children:
         """Why what they take is not known; empty where it is, or where none was followed."""
         if self.lost:
             return f"`{self.lost[0]}`, which the program started, left no figures: it was killed, or still runs"
-        reason = next((child for child in self.predicted if child.figures["not_known"]), None)
-        return "" if reason is None else f"of `{reason.command}`: {reason.figures['not_known']}"
+        for child in self.predicted:
+            reason = child.figures["not_known"]
+            if not (reason or self.are_all or child.used_a_card) and child.figures["processes"]:
+                reason = _STARTED_OTHERS
+            if reason:
+                return f"of `{child.command}`: {reason}"
+        return ""
 
 
 class ChildFolder:
@@ -659,17 +668,16 @@ class ScriptPrediction:
         """Why the peaks are not those of the whole program; empty where they are."""
         if self.stopped is not None:
             return f"the program was stopped at {self.stopped.where or 'a line that is not known'}"
-        own = "took no memory of a card"
         if self.children.not_known:
             return self.children.not_known
         if self.estimate.children_used_the_card:
             return f"a fork of the program used the card, which is {_ONLY_OWN}"
         if not self.estimate.peak_reserved and self.estimate.commands:
-            return f"the program's own process {own} and it started other processes of Python, which are {_ONLY_OWN}"
+            return _STARTED_OTHERS
         if self.is_status_ours:
             return ""
         if self.exit_status and not self._used_a_card:
-            return f"the program {own} before it ended with exit status {int(self.exit_status)}"
+            return f"the program {_NO_MEMORY} before it ended with exit status {int(self.exit_status)}"
         if self.exit_status:
             return (
                 f"the program ended with exit status {int(self.exit_status)}, and only what ran until then is counted"
@@ -725,6 +733,10 @@ def _answers_of(device: PredictedDevice) -> tuple[tuple[str, ...], str, tuple[st
     return assumed.unused, assumed.unused_sentence, tuple(assumed.questions.answers())
 
 
+def _without_commands(estimate: Estimate) -> Estimate:
+    return replace(estimate, commands={}, gpus=tuple(replace(one, commands={}) for one in estimate.gpus))
+
+
 def predict_script(
     script: Script, order: ScriptOrder, tell: Callable[[str], None] = lambda text: None
 ) -> ScriptPrediction:
@@ -753,8 +765,7 @@ def predict_script(
         children = folder.collect(estimate.commands)
         files = outputs.close(), order.outputs
     if children.are_all:
-        gpus = tuple(replace(one, commands={}) for one in estimate.gpus)
-        estimate = replace(estimate, commands={}, gpus=gpus)
+        estimate = _without_commands(estimate)
     if order.output is not None:
         with replacing(order.output) as file:
             write_pickle(trace, file)
@@ -790,9 +801,12 @@ def predict_child(mark: Path) -> None:
         estimate = estimate_of(device, trace, steps=steps.taken)
         stack.close()
         error = None if end.error is None else stop_behind(end.error)
-        done = ScriptPrediction(end.status, estimate, error, changes.applied, *_answers_of(device))
+        # The parent of all knows whether those that this process started were followed.
+        alone = _without_commands(estimate)
+        done = ScriptPrediction(end.status, alone, error, changes.applied, *_answers_of(device))
+        figures = {**script_json(done), "processes": dict(estimate.commands)}
         unfinished = mark.with_suffix(".unfinished")
-        unfinished.write_text(json.dumps(script_json(done)), encoding="utf-8")
+        unfinished.write_text(json.dumps(figures), encoding="utf-8")
         unfinished.rename(mark.with_suffix(".json"))
 
     atexit.register(finish)

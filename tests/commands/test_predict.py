@@ -417,6 +417,12 @@ FOLLOWED = {
         "subprocess.run([sys.executable, '-c', inner], check=True)\n",
         [2],
     ),
+    "by a launcher that imports torch": (
+        "import subprocess, sys\n"
+        f"inner = 'import subprocess, sys, torch; subprocess.run([sys.executable, \"-c\", ' + repr({CHILD!r}) + '])'\n"
+        "subprocess.run([sys.executable, '-c', inner], check=True)\n",
+        [2],
+    ),
     "a process": (
         "import torch.multiprocessing as mp\ndef work():\n    import torch\n    torch.ones(9, device='cuda')\n"
         "if __name__ == '__main__':\n    p = mp.get_context('spawn').Process(target=work); p.start(); p.join()\n",
@@ -491,7 +497,8 @@ def test_beside_memory_of_its_own_a_child_is_what_is_not_counted(tmp_path: Path)
     assert figures["expected_error"]["is_lower_bound"] and list(figures["processes"].values()) == [1]
     # Programs that are not Python, and processes that load data, have no card.
     body = (
-        "import subprocess, torch\nsubprocess.run(['echo', 'x'])\nheld = torch.ones(8).cuda()\n"
+        "import subprocess, sys, torch\nsubprocess.run(['echo', 'x'])\nsubprocess.run(['ls', sys.executable])\n"
+        "held = torch.ones(8).cuda()\n"
         "data = torch.utils.data.TensorDataset(torch.zeros(4, 2))\n"
         "list(torch.utils.data.DataLoader(data, num_workers=1))\n"
     )
