@@ -16,19 +16,29 @@ NEEDS = {
     "triton_and_liger": ("liger_kernel", "triton", "transformers"),
     "module": ("lightning", "torchmetrics"),
     "others": ("monai", "pytorch_optimizer", "torchdiffeq", "vector_quantize_pytorch", "x_transformers"),
+    "quantized": ("torchao",),
     "policy": ("datasets", "peft", "tokenizers", "transformers", "trl"),
     "trainer": ("accelerate", "bitsandbytes", "transformers"),
     "vision": ("timm", "torchvision"),
     "yolo": ("ultralytics",),
+    "zero": ("deepspeed",),
+    "zero_trainer": ("accelerate", "deepspeed", "transformers"),
 }
+OFFLOADS = ("offload_optimizer", "offload_param")
+ARGUMENTS: dict[str, list[tuple[str, ...]]] = {
+    "zero": [("0",), ("1",), ("2",), ("3",), ("1", *OFFLOADS[:1]), ("2", *OFFLOADS[:1]), ("3", *OFFLOADS)],
+}
+OPTIONS = {"quantized": ("--card", "H100"), **dict.fromkeys(("zero", "zero_trainer"), ("--world-size", "4"))}
+RUNS = [(name, arguments) for name in NEEDS for arguments in ARGUMENTS.get(name, [()])]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NEEDS)
-def test_a_script_with_these_packages_runs_to_its_end(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "arguments"), RUNS)
+def test_a_script_with_these_packages_runs_to_its_end(name: str, arguments: tuple[str, ...], tmp_path: Path) -> None:
     if missing := [package for package in NEEDS[name] if find_spec(package) is None]:
         pytest.skip(f"{', '.join(missing)} is not installed")
-    ran = predict("--card", "L40S", "--json", FOLDER / f"{name}.py", folder=tmp_path)
+    options = "--card", "L40S", *OPTIONS.get(name, ()), "--json"
+    ran = predict(*options, FOLDER / f"{name}.py", *arguments, folder=tmp_path)
     assert ran.returncode == 0, ran.stderr
     *_, said, result = ran.stdout.splitlines()
     assert said == "done"
