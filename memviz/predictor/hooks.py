@@ -30,10 +30,12 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from threading import RLock
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from memviz.predictor.assumptions import Assumptions, data_needed, not_predicted, refusing
@@ -166,6 +168,77 @@ def follow_optimizers(patches: Patches, recorder: AllocationRecorder, phases: Pr
             supported = vars(module).get(name)
             if supported is not None:
                 patches.replace(module, name, lambda supported=supported: [*supported(), "meta"])
+
+
+class EnoughSteps(SystemExit):
+    """Ends the program as `sys.exit(0)` does."""
+
+
+_ZERO_OPTIMIZERS = {"stage_1_and_2": "DeepSpeedZeroOptimizer", "stage3": "DeepSpeedZeroOptimizer_Stage3"}
+"""DeepSpeed's optimizers by their modules: one step of theirs steps the optimizer inside once for each part."""
+
+
+class OptimizerSteps:
+    """Ends a program when all of its optimizers have taken their steps.
+
+    An optimizer that never steps does not prolong it: one step too many of another ends the program too.
+    """
+
+    def __init__(self, most: int | None, tell: Callable[[int], None] = lambda steps: None) -> None:
+        self._most = most
+        self._tell = tell
+        self._taken: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        self._patches = Patches()
+        self._within_parts = False
+        self.taken = 0
+        """Steps of the optimizer that took most."""
+
+    def __enter__(self) -> Self:
+        original_init: Any = Optimizer.__init__
+
+        def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            original_init(optimizer, *args, **kwargs)
+            self._taken.setdefault(optimizer, 0)
+
+        self._patches.replace(Optimizer, "__init__", init)
+        self._patches.callback(register_optimizer_step_pre_hook(self._steps).remove)
+        self._patches.callback(register_optimizer_step_post_hook(self._stepped).remove)
+        for module, name in _ZERO_OPTIMIZERS.items():
+            self._patches.after_import(f"deepspeed.runtime.zero.{module}", partial(self._count_parts_once, name))
+        return self
+
+    def _count_parts_once(self, name: str, module: Any) -> None:
+        kind = getattr(module, name)
+        step: Callable[..., Any] = kind.step
+
+        def step_whole(sharded: Any, *args: Any, **kwargs: Any) -> Any:
+            self._steps(sharded.optimizer)
+            self._within_parts = True
+            try:
+                result = step(sharded, *args, **kwargs)
+            finally:
+                self._within_parts = False
+            self._stepped(sharded.optimizer)
+            return result
+
+        self._patches.put(kind, "step", step_whole)
+
+    def __exit__(self, *_: object) -> None:
+        self._patches.close()
+
+    def _steps(self, optimizer: Any, *_: Any) -> None:
+        if self._most is not None and not self._within_parts and self._taken.get(optimizer, 0) >= self._most:
+            raise EnoughSteps(0)
+
+    def _stepped(self, optimizer: Any, *_: Any) -> None:
+        if self._within_parts:
+            return
+        count = self._taken[optimizer] = self._taken.get(optimizer, 0) + 1
+        if count > self.taken:
+            self.taken = count
+            self._tell(count)
+        if self._most is not None and min(self._taken.values()) >= self._most:
+            raise EnoughSteps(0)
 
 
 def follow_resizing(patches: Patches, recorder: AllocationRecorder) -> None:

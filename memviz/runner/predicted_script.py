@@ -21,7 +21,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, Self
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakSet
 
 import numpy as np
 from torch import nn
@@ -46,7 +46,7 @@ from memviz.predictor.cuda.machine import on_card
 from memviz.predictor.device import PredictedDevice
 from memviz.predictor.estimate import Estimate, estimate_of
 from memviz.predictor.group.ranks import GroupRank, rank_of_environment
-from memviz.predictor.hooks import FOLLOWED_CHILDREN, short_command
+from memviz.predictor.hooks import FOLLOWED_CHILDREN, EnoughSteps, OptimizerSteps, short_command
 from memviz.predictor.ledger import live_changes
 from memviz.predictor.outputs import FOLDERS, OutputFolder, output_folder
 from memviz.predictor.position import is_installed, is_of_python
@@ -59,55 +59,6 @@ from memviz.trace.write import replacing, write_pickle
 from memviz.units import bytes_text
 from optimizations import OPTIMIZATIONS, Optimization, apply_all, check_together
 from optimizations.weight_offload import WeightOffload
-
-
-class EnoughSteps(SystemExit):
-    """Ends the program as `sys.exit(0)` does."""
-
-
-class OptimizerSteps:
-    """Ends a program when all of its optimizers have taken their steps.
-
-    An optimizer that never steps does not prolong it: one step too many of another ends the program too.
-    """
-
-    def __init__(self, most: int | None, tell: Callable[[int], None] = lambda steps: None) -> None:
-        self._most = most
-        self._tell = tell
-        self._taken: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-        self._patches = Patches()
-        self.taken = 0
-        """Steps of the optimizer that took most."""
-
-    def __enter__(self) -> Self:
-        from torch.optim import Optimizer
-        from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-
-        original_init = Optimizer.__init__
-
-        def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
-            original_init(optimizer, *args, **kwargs)
-            self._taken.setdefault(optimizer, 0)
-
-        self._patches.replace(Optimizer, "__init__", init)
-        self._patches.callback(register_optimizer_step_pre_hook(self._steps).remove)
-        self._patches.callback(register_optimizer_step_post_hook(self._stepped).remove)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._patches.close()
-
-    def _steps(self, optimizer: Any, *_: Any) -> None:
-        if self._most is not None and self._taken.get(optimizer, 0) >= self._most:
-            raise EnoughSteps(0)
-
-    def _stepped(self, optimizer: Any, *_: Any) -> None:
-        count = self._taken[optimizer] = self._taken.get(optimizer, 0) + 1
-        if count > self.taken:
-            self.taken = count
-            self._tell(count)
-        if self._most is not None and min(self._taken.values()) >= self._most:
-            raise EnoughSteps(0)
 
 
 class Predicting:

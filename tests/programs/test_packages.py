@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -11,6 +14,7 @@ import pytest
 from tests.second_process import predict
 
 FOLDER = Path(__file__).parent / "packages"
+RECIPES = Path(__file__).parents[2] / "memviz" / "recipes.md"
 NEEDS = {
     "four_bit_lora": ("bitsandbytes", "peft", "transformers"),
     "triton_and_liger": ("liger_kernel", "triton", "transformers"),
@@ -47,3 +51,38 @@ def test_a_script_with_these_packages_runs_to_its_end(name: str, arguments: tupl
 
 def test_each_script_is_run() -> None:
     assert {path.stem for path in FOLDER.glob("[a-z]*.py")} == NEEDS.keys()
+
+
+def recipes() -> dict[str, tuple[str, list[str], list[tuple[str, list[str]]]]]:
+    """Return the scripts of the recipes: their text, packages, and each command with the lines that it prints."""
+    found = {}
+    for recipe in RECIPES.read_text().split("\n## "):
+        if script := re.search(r"^```python\n# (\w+\.py)\n(.*?)^```", recipe, re.MULTILINE | re.DOTALL):
+            packages = re.search(r"`pip install ([^`]+)`", recipe)
+            assert packages is not None
+            blocks = re.findall(r"^```bash\n(.*?)\n```\n\n```text\n(.*?)^```", recipe, re.MULTILINE | re.DOTALL)
+            commands = [(line, shown.splitlines()) for line, shown in blocks]
+            found[script[1]] = script[2], packages[1].split(), commands
+    return found
+
+
+def is_installed(package: str, version: str) -> bool:
+    try:
+        return metadata.version(package) == version
+    except metadata.PackageNotFoundError:
+        return False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", recipes())
+def test_a_recipe_with_packages_prints_what_it_shows(name: str, tmp_path: Path) -> None:
+    script, packages, commands = recipes()[name]
+    if missing := [package for package in packages if not is_installed(*package.split("=="))]:
+        pytest.skip(f"{', '.join(missing)} is not installed")
+    (tmp_path / name).write_text(script)
+    for line, shown in commands:
+        ran = predict(*shlex.split(line)[4:], folder=tmp_path)
+        assert ran.returncode == 0, ran.stderr
+        printed = [text.partition("memviz: ")[2] for text in ran.stderr.splitlines() if "memviz: " in text]
+        assert [text for text in shown if text not in printed] == []
+        assert shown and shown[0] == printed[0]
