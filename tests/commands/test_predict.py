@@ -637,6 +637,35 @@ def test_all_processes_are_one_of_each_class(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_ranks")
+def test_several_cards_have_a_verdict_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    body = "import torch\nprint('begun')\nheld = torch.ones(20 << 30, dtype=torch.uint8, device='cuda')\n"
+    (tmp_path / "train.py").write_text(body)
+
+    def of_cards(*options: str) -> tuple[int, list[str], str]:
+        status = main(["predict", "--json", *options, "train.py"])
+        out, err = capsys.readouterr()
+        return status, out.splitlines(), err
+
+    status, (said_first, result), told = of_cards("--card", "L4,T4, A100 80GB, 16GiB", "-o", "run.pickle", "--continue")
+    by_card = json.loads(result)["by_card"]
+    assert (status, said_first) == (0, "begun")
+    assert [one["fit"] for one in by_card] == ["yes", "no", "no"]
+    assert [one["card"] for one in by_card] == ["NVIDIA L4", "Tesla T4", "NVIDIA A100 80GB with 16 GiB"]
+    sizes = {int(load_trace(tmp_path / one["file"]).devices[0].events.size.max()) for one in by_card}
+    assert sizes == {20 << 30}
+    assert "T4                     does not fit: needs 20.00 GiB" in told
+    # Without --continue the script sees the error and ends with its status.
+    assert of_cards("--card", "L4,T4")[0] == 1
+    for refused in (("--memory", "8GiB"), ("--gpus", "2"), ("--outputs", "kept")):
+        status, _, told = of_cards("--card", "L4,T4", *refused)
+        assert status == 2 and "--card names 2" in told
+
+
+@pytest.mark.slow
 def test_what_decides_it_by_a_little_is_close_and_says_so(tmp_path: Path) -> None:
     """The context takes 0.19 to 0.50 of 23.64 GiB: 23 always fits, 23.3 only with the least context, 23.6 never."""
     body = "import sys, torch\ntorch.empty(int(sys.argv[1]) << 20, dtype=torch.uint8, device='cuda')\n"
