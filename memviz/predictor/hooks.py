@@ -174,8 +174,14 @@ class EnoughSteps(SystemExit):
     """Ends the program as `sys.exit(0)` does."""
 
 
-_ZERO_OPTIMIZERS = {"stage_1_and_2": "DeepSpeedZeroOptimizer", "stage3": "DeepSpeedZeroOptimizer_Stage3"}
-"""DeepSpeed's optimizers by their modules: one step of theirs steps the optimizer inside once for each part."""
+_DEEPSPEED_OPTIMIZERS = {
+    "zero.stage_1_and_2": "DeepSpeedZeroOptimizer",
+    "zero.stage3": "DeepSpeedZeroOptimizer_Stage3",
+    "bf16_optimizer": "BF16_Optimizer",
+    "fp16.fused_optimizer": "FP16_Optimizer",
+    "fp16.unfused_optimizer": "FP16_UnfusedOptimizer",
+}
+"""By their modules. One step of theirs steps the optimizer inside once for each part; so may making its states."""
 
 
 class OptimizerSteps:
@@ -203,25 +209,30 @@ class OptimizerSteps:
         self._patches.replace(Optimizer, "__init__", init)
         self._patches.callback(register_optimizer_step_pre_hook(self._steps).remove)
         self._patches.callback(register_optimizer_step_post_hook(self._stepped).remove)
-        for module, name in _ZERO_OPTIMIZERS.items():
-            self._patches.after_import(f"deepspeed.runtime.zero.{module}", partial(self._count_parts_once, name))
+        for module, name in _DEEPSPEED_OPTIMIZERS.items():
+            self._patches.after_import(f"deepspeed.runtime.{module}", partial(self._count_parts_once, name))
         return self
 
     def _count_parts_once(self, name: str, module: Any) -> None:
         kind = getattr(module, name)
         step: Callable[..., Any] = kind.step
 
-        def step_whole(sharded: Any, *args: Any, **kwargs: Any) -> Any:
-            self._steps(sharded.optimizer)
+        def uncounted(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             self._within_parts = True
             try:
-                result = step(sharded, *args, **kwargs)
+                return run(*args, **kwargs)
             finally:
                 self._within_parts = False
-            self._stepped(sharded.optimizer)
+
+        def step_whole(whole: Any, *args: Any, **kwargs: Any) -> Any:
+            self._steps(whole.optimizer)
+            result = uncounted(step, whole, *args, **kwargs)
+            self._stepped(whole.optimizer)
             return result
 
         self._patches.put(kind, "step", step_whole)
+        if make := vars(kind).get("initialize_optimizer_states"):
+            self._patches.put(kind, make.__name__, lambda whole: uncounted(make, whole))
 
     def __exit__(self, *_: object) -> None:
         self._patches.close()
