@@ -88,7 +88,10 @@ _RARELY_A_SCRIPTS = ("--card", "--assume", "--assume-file", "--settings", "--wit
 
 def add_device(parser: argparse.ArgumentParser) -> None:
     """Add the options that a cell of a notebook takes too."""
-    parser.add_argument("--card", help="by a part of its name; its memory is the limit then (default: no limit)")
+    parser.add_argument(
+        "--card",
+        help="by a part of its name; its memory is the limit then (default: no limit); `predict` takes several: L4,T4",
+    )
     add_memory(parser)
     parser.add_argument("--gpus", type=positive, default=1, metavar="N", help="such cards of the process: cuda:0 ...")
     parser.add_argument("--torch", default="", metavar="RELEASE", help="with the kernels of another release, as in 2.6")
@@ -156,13 +159,17 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _predict(args: argparse.Namespace) -> int:
     with without_collection():
-        from memviz.predictor.cards import card_text
+        from memviz.predictor.cards import card_names, card_text
         from memviz.runner.predicted_script import ScriptOrder, parse_optimizations, predict_script
         from memviz.runner.record.script import load_module, load_script
 
     if args.script.endswith(".json"):
         line = f"python -m memviz run {args.script} --on predict"
         raise UsageError(f"{args.script} is no script. A config.json is run as a model: {line}")
+    if len(cards := card_names(args.card or "")) > 1:
+        from memviz.commands.predict_ranks import predict_cards
+
+        return predict_cards(args, cards)
     if args.rank == "all" and args.gpus > 1:
         raise UsageError("--gpus is of one process, and each rank has one card: use --world-size alone.")
     if args.rank == "all":

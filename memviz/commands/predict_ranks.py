@@ -1,4 +1,7 @@
-"""All ranks of a script: one process for each that has to run, and one line and file for each class of equal ones."""
+"""Many predictions of one script, each in a process of its own: all ranks of a group, or one for each of several cards.
+
+Of ranks, those that have to run do, with one line and file for each class of equal ones.
+"""
 
 from __future__ import annotations
 
@@ -128,30 +131,37 @@ class _Runs:
             print_line(f"rank {rank} ended with the error above{others}; the figures are those until there")
 
     def _options(self, rank: int) -> Iterator[str]:
-        args = self._args
-        for name in _NAMED:
-            if getattr(args, name):
-                yield from (f"--{name.replace('_', '-')}", str(getattr(args, name)))
-        for name, option in _REPEATED.items():
-            for value in getattr(args, name):
-                yield from (option, value)
-        yield from (["--continue"] if args.goes_beyond_card else [])
-        yield from (["--holders"] if args.notes_holders else [])
-        yield from (["--compile"] if args.compiles else [])
+        yield from _options_of(self._args, _NAMED)
         yield from ("--rank", str(rank), "--json")
-        if args.output:
+        if self._args.output:
             self.file_of(rank).parent.mkdir()
             yield from ("-o", str(self.file_of(rank)))
-        yield from (["-m"] if args.module else [])
-        yield from (args.script, *args.arguments)
+        yield from _program_of(self._args)
 
 
-def _figures_in(lines: Sequence[str]) -> dict[str, Any] | None:
+def _options_of(args: argparse.Namespace, names: Sequence[str]) -> Iterator[str]:
+    """Yield options as they were given: those with one value by their names, and all lists and flags."""
+    for name in names:
+        if getattr(args, name):
+            yield from (f"--{name.replace('_', '-')}", str(getattr(args, name)))
+    for name, option in _REPEATED.items():
+        for value in getattr(args, name):
+            yield from (option, str(value))
+    yield from (["--continue"] if args.goes_beyond_card else [])
+    yield from (["--holders"] if args.notes_holders else [])
+    yield from (["--compile"] if args.compiles else [])
+
+
+def _program_of(args: argparse.Namespace) -> list[str]:
+    return [*(["-m"] if args.module else []), args.script, *args.arguments]
+
+
+def _figures_in(lines: Sequence[str], key: str = "fingerprint") -> dict[str, Any] | None:
     try:
         figures: dict[str, Any] = json.loads(lines[-1])
     except (IndexError, ValueError):
         return None
-    return figures if "fingerprint" in figures else None
+    return figures if key in figures else None
 
 
 def _keep_snapshot(args: argparse.Namespace, source: Path, rank: int) -> str | None:
@@ -168,3 +178,65 @@ def _class_sentence(ranks: Sequence[int], figures: dict[str, Any], file: str | N
     live, reserved = (bytes_text(figures[name]) for name in ("peak_requested_bytes", "peak_reserved_bytes"))
     where = f", in {file}" if file else ""
     return f"{rank_list(ranks)}: live {live}, reserved {reserved} at most{where}"
+
+
+_OF_A_CARD = ("torch", "platform", "settings", "steps", "world_size", "rank", "host_memory")
+_ALONE = {"memory": "--memory", "outputs": "--outputs", "write_assume": "--write-assume"}
+_VERDICTS = {"yes": "fits", "close": "close", "no": "does not fit", None: "not known"}
+
+
+def predict_cards(args: argparse.Namespace, names: Sequence[str]) -> int:
+    """Predict the script once for each card, whose kernels and limit differ, and print one line for each."""
+    from memviz.predictor.cards import card_named, short_name
+
+    cards = [card_named(name).name for name in names]
+    for name, option in _ALONE.items():
+        if getattr(args, name):
+            raise UsageError(f"{option} goes with one card; --card names {len(cards)}.")
+    if args.rank == "all" or args.gpus > 1:
+        raise UsageError(f"--rank all and --gpus go with one card; --card names {len(cards)}.")
+    files = [_file_of_card(args, short_name(card)) for card in cards]
+    with ThreadPoolExecutor(min(_MOST_AT_ONCE, os.cpu_count() or 1)) as pool:
+        done = list(pool.map(lambda card, file: _predict_card(args, card, file), names, files))
+    sys.stdout.write("".join(f"{line}\n" for line in done[0][1]))
+    width = max(len(short_name(card)) for card in cards)
+    print_line(f"predicted for {len(cards)} cards, each with its own kernels and limit:")
+    for card, (figures, _) in zip(cards, done, strict=True):
+        print_line(f"  {short_name(card):<{width}}  {_card_sentence(figures)}")
+    print_line("--card with one of them alone says what was assumed, and how sure it is")
+    if args.json:
+        by_card = [figures for figures, _ in done]
+        sys.stdout.write(json.dumps({**by_card[0], "by_card": by_card}) + "\n")
+    return max(int(figures["exit_status"]) for figures, _ in done)
+
+
+def _file_of_card(args: argparse.Namespace, card: str) -> Path | None:
+    if args.output is None:
+        return None
+    return free_path(sibling_path(args.output, card.replace(" ", "-")), overwrite=args.overwrite)
+
+
+def _predict_card(args: argparse.Namespace, card: str, file: Path | None) -> tuple[dict[str, Any], list[str]]:
+    """Return the figures for a card and what the script printed."""
+    options = [*_options_of(args, _OF_A_CARD), "--card", card, "--json"]
+    options += ["-o", str(file), *(["--overwrite"] if args.overwrite else [])] if file else []
+    command = [sys.executable, "-m", "memviz", "predict", *options, *_program_of(args)]
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+    lines = done.stdout.splitlines()
+    figures = _figures_in(lines, "card")
+    if figures is None:
+        raise UsageError(f"{card} could not be predicted:\n{done.stderr.strip()}")
+    if figures["exit_status"] and not figures["out_of_memory"]:
+        sys.stderr.write(f"{done.stderr.strip()}\n")
+    return figures, lines[:-1]
+
+
+def _card_sentence(figures: dict[str, Any]) -> str:
+    if figures["not_known"] and not figures["out_of_memory"]:
+        return f"not known: {figures['not_known']}"
+    live, reserved = (bytes_text(figures[f"peak_{kind}_bytes"]) for kind in ("requested", "reserved"))
+    if not figures["out_of_memory"]:
+        return f"live {live}, reserved {reserved} at most: {_VERDICTS[figures['fit']]}"
+    if figures["needs"] is None:
+        return f"does not fit: ran out of memory with {live} live"
+    return f"does not fit: needs {bytes_text(figures['needs']['reserved_bytes'])}"

@@ -220,6 +220,17 @@ def _size_of(memory: str) -> int:
     return size
 
 
+def card_names(text: str) -> tuple[str, ...]:
+    """Split names at commas: 'L4, A100 80GB' are two, and 'RTX 4090, 48GiB' is one with another memory size."""
+    names: list[str] = []
+    for part in map(str.strip, text.split(",")):
+        if names and _is_size(part) and not _is_size(names[-1]):
+            names[-1] += f", {part}"
+        else:
+            names.append(part)
+    return tuple(names)
+
+
 def card_named(name: str) -> KnownCard:
     """Return a card by its name or a part of it, in any case: 'h200', 'RTX 4090', 'a100 40'. Base models come first.
 

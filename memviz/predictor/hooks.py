@@ -30,10 +30,12 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from threading import RLock
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from memviz.predictor.assumptions import Assumptions, data_needed, not_predicted, refusing
@@ -166,6 +168,88 @@ def follow_optimizers(patches: Patches, recorder: AllocationRecorder, phases: Pr
             supported = vars(module).get(name)
             if supported is not None:
                 patches.replace(module, name, lambda supported=supported: [*supported(), "meta"])
+
+
+class EnoughSteps(SystemExit):
+    """Ends the program as `sys.exit(0)` does."""
+
+
+_DEEPSPEED_OPTIMIZERS = {
+    "zero.stage_1_and_2": "DeepSpeedZeroOptimizer",
+    "zero.stage3": "DeepSpeedZeroOptimizer_Stage3",
+    "bf16_optimizer": "BF16_Optimizer",
+    "fp16.fused_optimizer": "FP16_Optimizer",
+    "fp16.unfused_optimizer": "FP16_UnfusedOptimizer",
+}
+"""By their modules. One step of theirs steps the optimizer inside once for each part; so may making its states."""
+
+
+class OptimizerSteps:
+    """Ends a program when all of its optimizers have taken their steps.
+
+    An optimizer that never steps does not prolong it: one step too many of another ends the program too.
+    """
+
+    def __init__(self, most: int | None, tell: Callable[[int], None] = lambda steps: None) -> None:
+        self._most = most
+        self._tell = tell
+        self._taken: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        self._patches = Patches()
+        self._within_parts = False
+        self.taken = 0
+        """Steps of the optimizer that took most."""
+
+    def __enter__(self) -> Self:
+        original_init: Any = Optimizer.__init__
+
+        def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            original_init(optimizer, *args, **kwargs)
+            self._taken.setdefault(optimizer, 0)
+
+        self._patches.replace(Optimizer, "__init__", init)
+        self._patches.callback(register_optimizer_step_pre_hook(self._steps).remove)
+        self._patches.callback(register_optimizer_step_post_hook(self._stepped).remove)
+        for module, name in _DEEPSPEED_OPTIMIZERS.items():
+            self._patches.after_import(f"deepspeed.runtime.{module}", partial(self._count_parts_once, name))
+        return self
+
+    def _count_parts_once(self, name: str, module: Any) -> None:
+        kind = getattr(module, name)
+        step: Callable[..., Any] = kind.step
+
+        def uncounted(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            self._within_parts = True
+            try:
+                return run(*args, **kwargs)
+            finally:
+                self._within_parts = False
+
+        def step_whole(whole: Any, *args: Any, **kwargs: Any) -> Any:
+            self._steps(whole.optimizer)
+            result = uncounted(step, whole, *args, **kwargs)
+            self._stepped(whole.optimizer)
+            return result
+
+        self._patches.put(kind, "step", step_whole)
+        if make := vars(kind).get("initialize_optimizer_states"):
+            self._patches.put(kind, make.__name__, lambda whole: uncounted(make, whole))
+
+    def __exit__(self, *_: object) -> None:
+        self._patches.close()
+
+    def _steps(self, optimizer: Any, *_: Any) -> None:
+        if self._most is not None and not self._within_parts and self._taken.get(optimizer, 0) >= self._most:
+            raise EnoughSteps(0)
+
+    def _stepped(self, optimizer: Any, *_: Any) -> None:
+        if self._within_parts:
+            return
+        count = self._taken[optimizer] = self._taken.get(optimizer, 0) + 1
+        if count > self.taken:
+            self.taken = count
+            self._tell(count)
+        if self._most is not None and min(self._taken.values()) >= self._most:
+            raise EnoughSteps(0)
 
 
 def follow_resizing(patches: Patches, recorder: AllocationRecorder) -> None:
@@ -382,8 +466,49 @@ def follow_bitsandbytes(patches: Patches, assumptions: Assumptions) -> None:
     patches.put(logger, "disabled", True)
 
 
+_DEEPSPEED_KERNELS = {
+    "fused_adam": ("multi_tensor_adam",),
+    "fused_lion": ("multi_tensor_lion",),
+    "cpu_adam": ("create_adam", "adam_update", "adam_rollback", "destroy_adam"),
+    "cpu_adagrad": ("create_adagrad", "adagrad_update", "destroy_adagrad"),
+    "cpu_lion": ("create_lion", "lion_update", "destroy_lion"),
+}
+"""Functions of DeepSpeed's extensions that allocate nothing: they write into weights and states that Python made."""
+DEEPSPEED_NOT_BUILT = (
+    "DeepSpeed's optimizer kernels were neither built nor run: they write into weights and states that are there, so "
+    "their memory is predicted."
+)
+
+
+def follow_deepspeed(patches: Patches, forget_values: Callable[[Any], None], assumptions: Assumptions) -> None:
+    """Answer DeepSpeed's optimizer extensions without building them, and refuse its other ones by name."""
+
+    def written(*args: Any) -> None:
+        with without_functions():
+            forget_values(list(tensors_among((args, {}))))
+
+    def lamb(weight: Any, *rest: Any) -> Any:
+        written(weight, *rest)
+        # Two sums over blocks and the coefficient, in the order of fused_lamb_cuda.cpp.
+        dtype = torch.float32 if weight.dtype is torch.float16 else weight.dtype
+        _, _, coefficient = (torch.empty(count, dtype=dtype, device=weight.device) for count in (512, 512, 1))
+        return coefficient
+
+    def load(builder: Any, verbose: bool = False) -> Any:
+        if builder.name == "fused_lamb":
+            return SimpleNamespace(lamb=lamb)
+        if (names := _DEEPSPEED_KERNELS.get(builder.name)) is None:
+            raise not_predicted(f"DeepSpeed's extension {builder.name}", "its code is C++ and is not built here")
+        assumptions.say(DEEPSPEED_NOT_BUILT)
+        return SimpleNamespace(**dict.fromkeys(names, written))
+
+    patches.after_import("deepspeed.ops.op_builder.builder", lambda module: patches.put(module.OpBuilder, "load", load))
+
+
 Mode = Callable[[], AbstractContextManager[Any]]
 _RUNS_PYTHON = re.compile(r"(python|pypy)[\d.]*(\.exe)?|torchrun|accelerate|deepspeed|.*\.py")
+_LOOKS_AT_FILES = {"file", "ldd", "ls", "stat", "which"}
+"""Programs that may be given the path of Python and do not run it."""
 _LONGEST_COMMAND = 100
 _NEVER_ON_A_CARD = ("torch.utils.data", "multiprocessing.managers")
 """Modules whose processes load or hold data."""
@@ -473,7 +598,8 @@ class ChildProcesses:
             parts = shlex.split(text)
         except ValueError:
             parts = text.split()
-        if any(_RUNS_PYTHON.fullmatch(os.path.basename(part)) for part in parts):
+        names = [os.path.basename(part) for part in parts]
+        if names[:1] and names[0] not in _LOOKS_AT_FILES and any(map(_RUNS_PYTHON.fullmatch, names)):
             self._count(text)
 
     def _count(self, command: str) -> None:

@@ -61,6 +61,7 @@ from memviz.predictor.hooks import (
     ChildProcesses,
     Mode,
     follow_bitsandbytes,
+    follow_deepspeed,
     follow_threads,
     follow_triton,
     follow_workers,
@@ -441,6 +442,7 @@ def follow_cuda(
     follow_profilers(patches)
     follow_triton(patches, tensors.lose, assumptions)
     follow_bitsandbytes(patches, assumptions)
+    follow_deepspeed(patches, tensors.lose, assumptions)
     follow_threads(patches, operators, mode)
     follow_workers(patches, recorder)
     # Between the host and a card a tensor may take over another's memory; torch would not have it with "meta".

@@ -466,6 +466,13 @@ _GRADIENTS = (
     *(aten.multi_margin_loss_backward.default, aten.multilabel_margin_loss_backward.default),
     aten.fractional_max_pool3d_backward.default,
 )
+
+
+def _product_of_int4(func: Any, args: Any, kwargs: Any) -> Tensor:
+    """Multiply by tiles of 8 rows; torch's own rule asks for a device that its fake tensors alone have."""
+    return args[0].new_empty(args[0].shape[0], 8 * args[1].shape[0])  # type: ignore[no-any-return]
+
+
 _FUSED = [getattr(aten, name) for name in ("_fused_sgd_", "_fused_adagrad_") if hasattr(aten, name)]
 SHAPE_RULES: dict[Any, ShapeRule] = {
     **dict.fromkeys(_ONE_TO_ONE, _one_to_one),
@@ -488,6 +495,7 @@ SHAPE_RULES: dict[Any, ShapeRule] = {
     aten._ctc_loss_backward.default: _sequences_backward,
     aten._ctc_loss_backward.Tensor: _sequences_backward,
     **({aten._grouped_mm.default: _grouped_product} if hasattr(aten, "_grouped_mm") else {}),
+    **({aten._weight_int4pack_mm.default: _product_of_int4} if hasattr(aten, "_weight_int4pack_mm") else {}),
     **dict.fromkeys(_FOREACH_IN_PLACE, _in_place),
     **{getattr(packet, overload): _fused_optimizer for packet in _FUSED for overload in packet.overloads()},
     aten.convolution.default: convolution_shape,

@@ -21,7 +21,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, Self
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakSet
 
 import numpy as np
 from torch import nn
@@ -46,7 +46,7 @@ from memviz.predictor.cuda.machine import on_card
 from memviz.predictor.device import PredictedDevice
 from memviz.predictor.estimate import Estimate, estimate_of
 from memviz.predictor.group.ranks import GroupRank, rank_of_environment
-from memviz.predictor.hooks import FOLLOWED_CHILDREN, short_command
+from memviz.predictor.hooks import FOLLOWED_CHILDREN, EnoughSteps, OptimizerSteps, short_command
 from memviz.predictor.ledger import live_changes
 from memviz.predictor.outputs import FOLDERS, OutputFolder, output_folder
 from memviz.predictor.position import is_installed, is_of_python
@@ -59,55 +59,6 @@ from memviz.trace.write import replacing, write_pickle
 from memviz.units import bytes_text
 from optimizations import OPTIMIZATIONS, Optimization, apply_all, check_together
 from optimizations.weight_offload import WeightOffload
-
-
-class EnoughSteps(SystemExit):
-    """Ends the program as `sys.exit(0)` does."""
-
-
-class OptimizerSteps:
-    """Ends a program when all of its optimizers have taken their steps.
-
-    An optimizer that never steps does not prolong it: one step too many of another ends the program too.
-    """
-
-    def __init__(self, most: int | None, tell: Callable[[int], None] = lambda steps: None) -> None:
-        self._most = most
-        self._tell = tell
-        self._taken: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-        self._patches = Patches()
-        self.taken = 0
-        """Steps of the optimizer that took most."""
-
-    def __enter__(self) -> Self:
-        from torch.optim import Optimizer
-        from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-
-        original_init = Optimizer.__init__
-
-        def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
-            original_init(optimizer, *args, **kwargs)
-            self._taken.setdefault(optimizer, 0)
-
-        self._patches.replace(Optimizer, "__init__", init)
-        self._patches.callback(register_optimizer_step_pre_hook(self._steps).remove)
-        self._patches.callback(register_optimizer_step_post_hook(self._stepped).remove)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._patches.close()
-
-    def _steps(self, optimizer: Any, *_: Any) -> None:
-        if self._most is not None and self._taken.get(optimizer, 0) >= self._most:
-            raise EnoughSteps(0)
-
-    def _stepped(self, optimizer: Any, *_: Any) -> None:
-        count = self._taken[optimizer] = self._taken.get(optimizer, 0) + 1
-        if count > self.taken:
-            self.taken = count
-            self._tell(count)
-        if self._most is not None and min(self._taken.values()) >= self._most:
-            raise EnoughSteps(0)
 
 
 class Predicting:
@@ -425,6 +376,10 @@ NOT_KNOWN = 4
 """Exit status of a program that ended well while only other processes used the card."""
 INTERRUPTED = 128 + signal.SIGINT
 _ONLY_OWN = "not predicted: predict the script of the other process, with --world-size N for several"
+_NO_MEMORY = "took no memory of a card"
+_STARTED_OTHERS = (
+    f"the program's own process {_NO_MEMORY} and it started other processes of Python, which are {_ONLY_OWN}"
+)
 
 
 # Processes that the program starts. Each new Python process finds `child_start/sitecustomize.py`, marks that it began,
@@ -481,8 +436,13 @@ class Children:
         """Why what they take is not known; empty where it is, or where none was followed."""
         if self.lost:
             return f"`{self.lost[0]}`, which the program started, left no figures: it was killed, or still runs"
-        reason = next((child for child in self.predicted if child.figures["not_known"]), None)
-        return "" if reason is None else f"of `{reason.command}`: {reason.figures['not_known']}"
+        for child in self.predicted:
+            reason = child.figures["not_known"]
+            if not (reason or self.are_all or child.used_a_card) and child.figures["processes"]:
+                reason = _STARTED_OTHERS
+            if reason:
+                return f"of `{child.command}`: {reason}"
+        return ""
 
 
 class ChildFolder:
@@ -659,17 +619,16 @@ class ScriptPrediction:
         """Why the peaks are not those of the whole program; empty where they are."""
         if self.stopped is not None:
             return f"the program was stopped at {self.stopped.where or 'a line that is not known'}"
-        own = "took no memory of a card"
         if self.children.not_known:
             return self.children.not_known
         if self.estimate.children_used_the_card:
             return f"a fork of the program used the card, which is {_ONLY_OWN}"
         if not self.estimate.peak_reserved and self.estimate.commands:
-            return f"the program's own process {own} and it started other processes of Python, which are {_ONLY_OWN}"
+            return _STARTED_OTHERS
         if self.is_status_ours:
             return ""
         if self.exit_status and not self._used_a_card:
-            return f"the program {own} before it ended with exit status {int(self.exit_status)}"
+            return f"the program {_NO_MEMORY} before it ended with exit status {int(self.exit_status)}"
         if self.exit_status:
             return (
                 f"the program ended with exit status {int(self.exit_status)}, and only what ran until then is counted"
@@ -725,6 +684,10 @@ def _answers_of(device: PredictedDevice) -> tuple[tuple[str, ...], str, tuple[st
     return assumed.unused, assumed.unused_sentence, tuple(assumed.questions.answers())
 
 
+def _without_commands(estimate: Estimate) -> Estimate:
+    return replace(estimate, commands={}, gpus=tuple(replace(one, commands={}) for one in estimate.gpus))
+
+
 def predict_script(
     script: Script, order: ScriptOrder, tell: Callable[[str], None] = lambda text: None
 ) -> ScriptPrediction:
@@ -753,8 +716,7 @@ def predict_script(
         children = folder.collect(estimate.commands)
         files = outputs.close(), order.outputs
     if children.are_all:
-        gpus = tuple(replace(one, commands={}) for one in estimate.gpus)
-        estimate = replace(estimate, commands={}, gpus=gpus)
+        estimate = _without_commands(estimate)
     if order.output is not None:
         with replacing(order.output) as file:
             write_pickle(trace, file)
@@ -790,9 +752,12 @@ def predict_child(mark: Path) -> None:
         estimate = estimate_of(device, trace, steps=steps.taken)
         stack.close()
         error = None if end.error is None else stop_behind(end.error)
-        done = ScriptPrediction(end.status, estimate, error, changes.applied, *_answers_of(device))
+        # The parent of all knows whether those that this process started were followed.
+        alone = _without_commands(estimate)
+        done = ScriptPrediction(end.status, alone, error, changes.applied, *_answers_of(device))
+        figures = {**script_json(done), "processes": dict(estimate.commands)}
         unfinished = mark.with_suffix(".unfinished")
-        unfinished.write_text(json.dumps(script_json(done)), encoding="utf-8")
+        unfinished.write_text(json.dumps(figures), encoding="utf-8")
         unfinished.rename(mark.with_suffix(".json"))
 
     atexit.register(finish)

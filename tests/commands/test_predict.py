@@ -417,6 +417,12 @@ FOLLOWED = {
         "subprocess.run([sys.executable, '-c', inner], check=True)\n",
         [2],
     ),
+    "by a launcher that imports torch": (
+        "import subprocess, sys\n"
+        f"inner = 'import subprocess, sys, torch; subprocess.run([sys.executable, \"-c\", ' + repr({CHILD!r}) + '])'\n"
+        "subprocess.run([sys.executable, '-c', inner], check=True)\n",
+        [2],
+    ),
     "a process": (
         "import torch.multiprocessing as mp\ndef work():\n    import torch\n    torch.ones(9, device='cuda')\n"
         "if __name__ == '__main__':\n    p = mp.get_context('spawn').Process(target=work); p.start(); p.join()\n",
@@ -491,7 +497,8 @@ def test_beside_memory_of_its_own_a_child_is_what_is_not_counted(tmp_path: Path)
     assert figures["expected_error"]["is_lower_bound"] and list(figures["processes"].values()) == [1]
     # Programs that are not Python, and processes that load data, have no card.
     body = (
-        "import subprocess, torch\nsubprocess.run(['echo', 'x'])\nheld = torch.ones(8).cuda()\n"
+        "import subprocess, sys, torch\nsubprocess.run(['echo', 'x'])\nsubprocess.run(['ls', sys.executable])\n"
+        "held = torch.ones(8).cuda()\n"
         "data = torch.utils.data.TensorDataset(torch.zeros(4, 2))\n"
         "list(torch.utils.data.DataLoader(data, num_workers=1))\n"
     )
@@ -627,6 +634,35 @@ def test_all_processes_are_one_of_each_class(
     failed = of_all(body + "raise ValueError('of', dist.get_rank())\n", "--world-size", "4")
     assert failed.returncode == 1 and failed.stderr.count("ValueError: ") == 1
     assert "ended with the error above" in failed.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked_ranks")
+def test_several_cards_have_a_verdict_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    body = "import torch\nprint('begun')\nheld = torch.ones(20 << 30, dtype=torch.uint8, device='cuda')\n"
+    (tmp_path / "train.py").write_text(body)
+
+    def of_cards(*options: str) -> tuple[int, list[str], str]:
+        status = main(["predict", "--json", *options, "train.py"])
+        out, err = capsys.readouterr()
+        return status, out.splitlines(), err
+
+    status, (said_first, result), told = of_cards("--card", "L4,T4, A100 80GB, 16GiB", "-o", "run.pickle", "--continue")
+    by_card = json.loads(result)["by_card"]
+    assert (status, said_first) == (0, "begun")
+    assert [one["fit"] for one in by_card] == ["yes", "no", "no"]
+    assert [one["card"] for one in by_card] == ["NVIDIA L4", "Tesla T4", "NVIDIA A100 80GB with 16 GiB"]
+    sizes = {int(load_trace(tmp_path / one["file"]).devices[0].events.size.max()) for one in by_card}
+    assert sizes == {20 << 30}
+    assert "T4                     does not fit: needs 20.00 GiB" in told
+    # Without --continue the script sees the error and ends with its status.
+    assert of_cards("--card", "L4,T4")[0] == 1
+    for refused in (("--memory", "8GiB"), ("--gpus", "2"), ("--outputs", "kept")):
+        status, _, told = of_cards("--card", "L4,T4", *refused)
+        assert status == 2 and "--card names 2" in told
 
 
 @pytest.mark.slow

@@ -153,6 +153,8 @@ def test_recording_command_in_the_readme_records_or_says_what_it_lacks(line, fol
 
 
 PREDICTING = "python -m memviz predict "
+OF_A_SCRIPT_SHOWN = re.compile(r" (qlora|zero3)\.py\b")
+"""Commands of recipes with packages, which `tests/programs/test_packages.py` runs."""
 TRAIN_ON_A_CARD = """
 import sys, torch
 assert sys.argv[1:] == ["--batch", "8"]
@@ -164,7 +166,10 @@ while True:
 """
 
 
-@pytest.mark.parametrize("line", [each for each in commands_in_readme() if each.startswith(PREDICTING)])
+@pytest.mark.parametrize(
+    "line",
+    [each for each in commands_in_readme() if each.startswith(PREDICTING) and not OF_A_SCRIPT_SHOWN.search(each)],
+)
 def test_predicting_command_in_the_readme_runs_the_script(line, folder):
     (folder / "train.py").write_text(TRAIN_ON_A_CARD)
     done = predict(*shlex.split(line)[4:], folder=folder)

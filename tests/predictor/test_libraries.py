@@ -233,10 +233,34 @@ DRIVER = {
         "print('ended', driver.get_current_device(), many)\n"
     ),
 }
+ZERO = {
+    "deepspeed/ops/op_builder/builder.py": (
+        "import os\nclass OpBuilder:\n    def __init__(self, name): self.name = name\n"
+        "    def load(self, verbose=True): os._exit(1)\n"
+    ),
+    "deepspeed/runtime/zero/stage3.py": (
+        "class DeepSpeedZeroOptimizer_Stage3:\n    def __init__(self, optimizer): self.optimizer = optimizer\n"
+        "    def step(self):\n        for _ in range(3): self.optimizer.step()\n"
+    ),
+    "program.py": (
+        "import torch\nfrom deepspeed.ops.op_builder.builder import OpBuilder\n"
+        "from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3\n"
+        "weight = torch.nn.Parameter(torch.ones(8, device='cuda'))\n"
+        "OpBuilder('fused_adam').load().multi_tensor_adam(2048, weight, [[weight]])\n"
+        "sharded = DeepSpeedZeroOptimizer_Stage3(torch.optim.SGD([weight]))\n"
+        "for _ in range(2): sharded.step()\n"
+        "try: OpBuilder('transformer').load()\nexcept Exception as error: print('ended', error)\n"
+    ),
+}
 
 
 @pytest.mark.parametrize(
-    ("files", "said", "noted"), [(PAGED, "ended True cpu", "are not counted"), (DRIVER, "ended 0 58", "")]
+    ("files", "said", "noted"),
+    [
+        (PAGED, "ended True cpu", "are not counted"),
+        (DRIVER, "ended 0 58", ""),
+        (ZERO, "DeepSpeed's extension transformer cannot be predicted", ", 2 steps:"),
+    ],
 )
 def test_libraries_that_ask_the_card_by_their_own_code_are_answered(
     files: dict[str, str], said: str, noted: str, tmp_path: Path
