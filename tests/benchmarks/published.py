@@ -25,7 +25,7 @@ from tests.truth.held_against import write, write_readme
 ROOT = Path(__file__).parent.parent.parent
 _FIGURES = Path(__file__).with_suffix(".tsv")
 _ENVIRONMENTS = Path.home() / ".cache" / "memviz-published"
-_UNITS = {"bytes": 1, "MB": 10**6, "MiB": 1 << 20, "GB": 10**9}
+_UNITS = {"bytes": 1, "MB": 10**6, "MiB": 1 << 20, "GB": 10**9, "GiB": 1 << 30}
 PUBLISHED = "published"
 _HEAD = ("| source | points | with the original's libraries | as shipped |", "|---|---|---|---|")
 
@@ -89,6 +89,13 @@ SOURCES = {
         "2.13",
         ("peft==0.20.0", *_OF_513, *_FOR_PEFT),
         figure="reserved",
+    ),
+    "checkpoints": Source(
+        "3.4 billion parameters, training with blocks checkpointed",
+        "github.com/LINYUNLinYun/CS336-assignment2-systems/blob/d7b9b89/cs336_systems/experiments.md",
+        "checkpoints",
+        "RTX PRO 6000 Blackwell",
+        "2.11",
     ),
     "lit-gpt-2023": Source(
         "lit-gpt of October 2023, LoRA, QLoRA, adapters and generation",
@@ -202,7 +209,9 @@ def _errors(outcomes: Sequence[Outcome]) -> str:
     unknown = sum("error" in outcome.answer for outcome in outcomes)
     failed = f"; {unknown} not predicted" if unknown else ""
     if not known:
-        return str(outcomes[0].answer["error"]).replace("|", "/")
+        error = str(outcomes[0].answer["error"])
+        missing = error.removeprefix("ModuleNotFoundError: No module named ").split(".")[0].strip("'")
+        return error.replace("|", "/") if missing == error else f"needs {missing}, which is not among the libraries"
     if any(outcome.point.measured is None for outcome in outcomes):
         failed = f"; OOM or not right in {sum(one.is_fit_right for one in outcomes)} of {len(outcomes)}{failed}"
     if SOURCES[known[0].point.source].figure == "device":
@@ -217,6 +226,20 @@ def _errors(outcomes: Sequence[Outcome]) -> str:
 
 def _beside(outcomes: Sequence[Outcome]) -> list[tuple[Outcome, int]]:
     return [(one, ((one.point.measured or 0) - (one.predicted or 0)) >> 20) for one in outcomes]
+
+
+def each_model(outcomes: Sequence[Outcome]) -> str:
+    """Return a table with a line for each model and method: published and predicted GB of its settings."""
+    lines: dict[str, list[str]] = {}
+    for one in outcomes:
+        settings = one.point.settings
+        measured = "OOM" if one.point.measured is None else f"{one.point.measured / 10**9:.2f}"
+        predicted = "OOM" if one.predicted is None else f"{one.predicted / 10**9:.2f}"
+        batch = f", batch {settings['batch']}" if settings.get("batch", "1") != "1" else ""
+        line = lines.setdefault(f"{settings['model']}, {settings['method']}", [])
+        line.append(f"{settings.get('quantize', 'bf16')}{batch}: {measured} / {predicted}")
+    rows = [f"| {name} | {'; '.join(cells)} |" for name, cells in lines.items()]
+    return "\n".join(["| model, method | published / predicted, GB |", "|---|---|", *rows])
 
 
 def held(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
@@ -251,6 +274,8 @@ def main() -> None:
         print(line, flush=True)
         if args.write:
             _keep(name, line, held(theirs))
+            if source.program == "litgpt":
+                write_table(name, each_model(theirs))
 
 
 def _keep(name: str, line: str, rows: list[dict[str, Any]]) -> None:

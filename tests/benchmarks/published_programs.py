@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from memviz.predictor.cards import card_named
 from memviz.predictor.device import PredictedDevice
@@ -355,11 +356,51 @@ def _keep_inputs_of_quantized_layers() -> None:
         MatMul4Bit.forward = staticmethod(keeps)
 
 
+def _checkpoints(settings: Settings) -> None:
+    """Train a model of 3.4 billion parameters twice, its blocks checkpointed in groups, or nested by halves."""
+    from tests.truth.language_model import Sizes
+    from tests.truth.turned_halves_model import TurnedHalvesModel
+
+    sizes = Sizes(batch=4, context=2048, width=2560, inner=10240, layers=32, heads=32)
+    model = TurnedHalvesModel(sizes).to("cuda")
+    words, targets = (torch.randint(0, sizes.vocabulary, (4, sizes.context), device="cuda") for _ in range(2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    blocks, group = list(model.blocks), settings["group"]
+
+    def nested(x: Any, blocks: Sequence[nn.Module]) -> Any:
+        if len(blocks) == 1:
+            return blocks[0](x)
+        half = len(blocks) // 2
+        for part in (blocks[:half], blocks[half:]):
+            x = checkpoint(nested, x, part, use_reentrant=False)
+        return x
+
+    def run_forward() -> Any:
+        x = model.words(words)
+        if group == "nested":
+            x = nested(x, blocks)
+        else:
+            for first in range(0, len(blocks), int(group)):
+                x = checkpoint(nn.Sequential(*blocks[first : first + int(group)]), x, use_reentrant=False)
+        x = model.norm(x)
+        return model.head(x)
+
+    for _ in range(2):
+        optimizer.zero_grad()
+        torch.cuda.reset_peak_memory_stats()
+        scores = run_forward()
+        loss = nn.functional.cross_entropy(scores.float().reshape(-1, sizes.vocabulary), targets.reshape(-1))
+        loss.backward()
+        optimizer.step()
+        del scores, loss
+
+
 PROGRAMS: dict[str, Callable[[Settings], None]] = {
     "opt-350m": lambda settings: _language_model(_opt, settings),
     "pythia-410m": lambda settings: _language_model(_pythia, settings),
     "mlp": _mlp,
     "litgpt": _litgpt,
+    "checkpoints": _checkpoints,
     "flux2-klein": _flux2_klein,
     "llama-3.2-3b": _llama_3b,
 }
