@@ -51,7 +51,7 @@ _FOR_LITGPT = (
     *("lightning==2.5.5", "lightning_utilities==0.15.2", "torchmetrics==1.9.0", "bitsandbytes==0.49.0"),
     *("jsonargparse==4.53.0", "packaging==26.4"),
 )
-_LIT_GPT = "lit-gpt @ git+https://github.com/Lightning-AI/litgpt@0cc02afa"
+_LIT_GPT = "git+https://github.com/Lightning-AI/litgpt@0cc02afa"
 _LITGPT = "github.com/Lightning-AI/litgpt/blob/26857050"
 _FOR_PEFT = ("diffusers==0.38.0", "accelerate==1.15.0", "psutil==7.2.2", "pyyaml==6.0.4")
 _COMPARISON = "github.com/huggingface/peft/tree/5d602fd/method_comparison"
