@@ -113,6 +113,7 @@ CARD_KINDS = {
         KnownCard("NVIDIA L40", 44.39, (8, 9), 142),
         KnownCard("NVIDIA L20", 44.39, (8, 9), 92),
         KnownCard("NVIDIA A40", 44.42, (8, 6), 84),
+        KnownCard("NVIDIA A10G", 22.19, (8, 6), 80),
         KnownCard("NVIDIA A10", 22.07, (8, 6), 72),
         KnownCard("NVIDIA L4", 22.03, (8, 9), 58),
         KnownCard("Tesla V100 32GB", 31.73, (7, 0), 80),

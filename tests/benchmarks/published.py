@@ -25,7 +25,7 @@ from tests.truth.held_against import write, write_readme
 ROOT = Path(__file__).parent.parent.parent
 _FIGURES = Path(__file__).with_suffix(".tsv")
 _ENVIRONMENTS = Path.home() / ".cache" / "memviz-published"
-_UNITS = {"bytes": 1, "MB": 10**6, "MiB": 1 << 20}
+_UNITS = {"bytes": 1, "MB": 10**6, "MiB": 1 << 20, "GB": 10**9, "GiB": 1 << 30}
 PUBLISHED = "published"
 _HEAD = ("| source | points | with the original's libraries | as shipped |", "|---|---|---|---|")
 
@@ -47,6 +47,12 @@ _OF_446 = ("transformers==4.46.3", "tokenizers==0.20.3", "huggingface_hub==0.26.
 _OF_443 = ("transformers==4.43.4", "tokenizers==0.19.1", "huggingface_hub==0.23.5")
 _OF_440 = ("transformers==4.40.2", "tokenizers==0.19.1", "huggingface_hub==0.23.5")
 _OF_513 = ("transformers==5.13.1", "tokenizers==0.22.2", "huggingface_hub==1.33.0")
+_FOR_LITGPT = (
+    *("lightning==2.5.5", "lightning_utilities==0.15.2", "torchmetrics==1.9.0", "bitsandbytes==0.49.0"),
+    *("jsonargparse==4.53.0", "packaging==26.4"),
+)
+_LIT_GPT = "git+https://github.com/Lightning-AI/litgpt@0cc02afa"
+_LITGPT = "github.com/Lightning-AI/litgpt/blob/26857050"
 _FOR_PEFT = ("diffusers==0.38.0", "accelerate==1.15.0", "psutil==7.2.2", "pyyaml==6.0.4")
 _COMPARISON = "github.com/huggingface/peft/tree/5d602fd/method_comparison"
 _PULLS = "github.com/huggingface/transformers/pull"
@@ -84,6 +90,37 @@ SOURCES = {
         ("peft==0.20.0", *_OF_513, *_FOR_PEFT),
         figure="reserved",
     ),
+    "checkpoints": Source(
+        "3.4 billion parameters, training with blocks checkpointed",
+        "github.com/LINYUNLinYun/CS336-assignment2-systems/blob/d7b9b89/cs336_systems/experiments.md",
+        "checkpoints",
+        "RTX PRO 6000 Blackwell",
+        "2.11",
+    ),
+    "lit-gpt-2023": Source(
+        "lit-gpt of October 2023, LoRA, QLoRA, adapters and generation",
+        f"{_LITGPT}/tutorials/resource-tables.md",
+        "litgpt",
+        "A100 40GB",
+        "2.1",
+        (*_FOR_LITGPT, _LIT_GPT),
+    ),
+    "litgpt-april-2024": Source(
+        "litgpt of April 2024, LoRA, QLoRA and full finetuning",
+        f"{_LITGPT}/config_hub/finetune/README.md",
+        "litgpt",
+        "A10G",
+        "2.3",
+        ("litgpt==0.3.1", *_FOR_LITGPT),
+    ),
+    "litgpt-summer-2024": Source(
+        "litgpt of July to September 2024, LoRA, QLoRA and full finetuning",
+        f"{_LITGPT}/config_hub/finetune/README.md",
+        "litgpt",
+        "A10G",
+        "2.4",
+        ("litgpt==0.4.13", *_FOR_LITGPT),
+    ),
 }
 
 
@@ -91,8 +128,8 @@ SOURCES = {
 class Point:
     source: str
     settings: dict[str, str]
-    measured: int
-    """Bytes."""
+    measured: int | None
+    """Bytes; None if it ran out of memory."""
 
 
 @dataclass(frozen=True)
@@ -108,8 +145,13 @@ class Outcome:
         return value
 
     @property
+    def is_fit_right(self) -> bool:
+        """True if it ran out of memory in both or in neither."""
+        return "error" not in self.answer and ("runs_out" in self.answer) == (self.point.measured is None)
+
+    @property
     def percent(self) -> float:
-        assert self.predicted is not None
+        assert self.predicted is not None and self.point.measured is not None
         return 100 * (self.predicted - self.point.measured) / self.point.measured
 
 
@@ -119,7 +161,7 @@ def points() -> list[Point]:
             Point(
                 row["source"],
                 dict(pair.split("=") for pair in row["settings"].split()),
-                round(float(row["measured"]) * _UNITS[row["unit"]]),
+                None if row["unit"] == "OOM" else round(float(row["measured"]) * _UNITS[row["unit"]]),
             )
             for row in csv.DictReader(file, delimiter="\t")
         ]
@@ -147,6 +189,7 @@ def environment(libraries: Sequence[str], folder: Path) -> Path | None:
     """Install the libraries without torch; the prediction is given the torch release to follow."""
     if not libraries:
         return None
+    # lit-gpt has no release, so its folder has the name of the first beside it.
     made = folder / "-".join(libraries[0].split("=="))
     if not made.exists():
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(made), *libraries]
@@ -162,14 +205,19 @@ def row(name: str, ours: Sequence[Outcome] | None, theirs: Sequence[Outcome]) ->
 
 
 def _errors(outcomes: Sequence[Outcome]) -> str:
-    known = [outcome for outcome in outcomes if outcome.predicted is not None]
-    failed = f"; {len(outcomes) - len(known)} not predicted" if len(known) < len(outcomes) else ""
+    known = [outcome for outcome in outcomes if outcome.predicted is not None and outcome.point.measured is not None]
+    unknown = sum("error" in outcome.answer for outcome in outcomes)
+    failed = f"; {unknown} not predicted" if unknown else ""
     if not known:
-        return str(outcomes[0].answer["error"]).replace("|", "/")
+        error = str(outcomes[0].answer["error"])
+        missing = error.removeprefix("ModuleNotFoundError: No module named ").split(".")[0].strip("'")
+        return error.replace("|", "/") if missing == error else f"needs {missing}, which is not among the libraries"
+    if any(outcome.point.measured is None for outcome in outcomes):
+        failed = f"; OOM or not right in {sum(one.is_fit_right for one in outcomes)} of {len(outcomes)}{failed}"
     if SOURCES[known[0].point.source].figure == "device":
-        beside = sorted((one.point.measured - (one.predicted or 0)) >> 20 for one in known)
+        beside = sorted(value for _, value in _beside(known))
         constant = median(beside)
-        off = [abs(100 * (value - constant) * (1 << 20) / one.point.measured) for one, value in _beside(known)]
+        off = [abs(100 * (value - constant) * (1 << 20) / (one.point.measured or 1)) for one, value in _beside(known)]
         words = f"{beside[0]:,} to {beside[-1]:,} MiB beside it, a spread of {beside[-1] - beside[0]}"
         return f"{words}; with a constant of {constant:,.0f} median {median(off):.2f} %, worst {max(off):.1f} %{failed}"
     sizes = [abs(one.percent) for one in known]
@@ -177,7 +225,21 @@ def _errors(outcomes: Sequence[Outcome]) -> str:
 
 
 def _beside(outcomes: Sequence[Outcome]) -> list[tuple[Outcome, int]]:
-    return [(one, (one.point.measured - (one.predicted or 0)) >> 20) for one in outcomes]
+    return [(one, ((one.point.measured or 0) - (one.predicted or 0)) >> 20) for one in outcomes]
+
+
+def each_model(outcomes: Sequence[Outcome]) -> str:
+    """Return a table with a line for each model and method: published and predicted GB of its settings."""
+    lines: dict[str, list[str]] = {}
+    for one in outcomes:
+        settings = one.point.settings
+        measured = "OOM" if one.point.measured is None else f"{one.point.measured / 10**9:.2f}"
+        predicted = "OOM" if one.predicted is None else f"{one.predicted / 10**9:.2f}"
+        batch = f", batch {settings['batch']}" if settings.get("batch", "1") != "1" else ""
+        line = lines.setdefault(f"{settings['model']}, {settings['method']}", [])
+        line.append(f"{settings.get('quantize', 'bf16')}{batch}: {measured} / {predicted}")
+    rows = [f"| {name} | {'; '.join(cells)} |" for name, cells in lines.items()]
+    return "\n".join(["| model, method | published / predicted, GB |", "|---|---|", *rows])
 
 
 def held(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
@@ -194,7 +256,7 @@ def held(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
             "reserved": None,
         }
         for one in outcomes
-        if one.predicted is not None and SOURCES[one.point.source].figure == "allocated"
+        if one.predicted is not None and one.point.measured and SOURCES[one.point.source].figure == "allocated"
     ]
 
 
@@ -212,6 +274,8 @@ def main() -> None:
         print(line, flush=True)
         if args.write:
             _keep(name, line, held(theirs))
+            if source.program == "litgpt":
+                write_table(name, each_model(theirs))
 
 
 def _keep(name: str, line: str, rows: list[dict[str, Any]]) -> None:

@@ -8,10 +8,13 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from memviz.predictor.cards import card_named
 from memviz.predictor.device import PredictedDevice
@@ -229,19 +232,188 @@ def _flux2_klein(settings: Settings) -> None:
     assert encoder.device.type == "cuda"
 
 
+def _litgpt(settings: Settings) -> None:
+    """Train or ask a model of litgpt, or of lit-gpt as it was called in 2023, by its own classes and Lightning's.
+
+    The longest texts come again when gradients and states are there; among 50,000 texts they come once, at first.
+    On several GPUs FSDP shards it, and every rank has the whole model while weights are loaded.
+    """
+    from lightning import Fabric
+    from lightning.fabric.plugins import BitsandbytesPrecision
+    from lightning.fabric.strategies import FSDPStrategy
+
+    package = "litgpt" if find_spec("litgpt") else "lit_gpt"
+    method, kind = settings["method"], settings.get("quantize")
+    library = import_module(f"{package}.{method if method in ('lora', 'adapter', 'adapter_v2') else 'model'}")
+    plugin = BitsandbytesPrecision(kind, torch.bfloat16) if kind else None
+    if plugin:
+        _keep_inputs_of_quantized_layers()
+    gpus, blocks = int(settings.get("gpus", 1)), {library.Block}
+    more = {"state_dict_type": "full", "limit_all_gathers": True, "cpu_offload": False}
+    sharded = FSDPStrategy(auto_wrap_policy=blocks, activation_checkpointing_policy=blocks, **more)
+    strategy = sharded if gpus > 1 else "auto"
+    precision = None if plugin else "bf16-true"
+    fabric = Fabric(accelerator="cuda", devices=gpus, strategy=strategy, plugins=plugin, precision=precision)
+    fabric.launch()
+    config = library.Config.from_name(settings["model"], **_lora_of_litgpt(package, settings))
+    with fabric.init_module(empty_init=method == "generate" or gpus > 1):
+        model: Any = library.GPT(config)
+    if method == "generate":
+        _generate_by_litgpt(fabric.setup_module(model.eval()))
+        return
+    if method != "full":
+        getattr(library, f"mark_only_{method}_as_trainable")(model)
+    sizes = {name: weight.shape for name, weight in model.named_parameters()}
+    model = fabric.setup_module(model)
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    if plugin:
+        from bitsandbytes.optim import PagedAdamW
+
+        optimizer: Any = PagedAdamW(weights)
+    else:
+        optimizer = torch.optim.AdamW(weights)
+    optimizer = fabric.setup_optimizers(optimizer)
+    if gpus > 1:
+        from lightning.fabric.strategies.model_parallel import _load_raw_module_state
+
+        loaded = {name: torch.zeros((), dtype=torch.bfloat16).expand(size) for name, size in sizes.items()}
+        _load_raw_module_state(loaded, module=model._forward_module, world_size=gpus, strict=False)
+    _train_by_litgpt(fabric, package, model, optimizer, settings)
+
+
+def _lora_of_litgpt(package: str, settings: Settings) -> dict[str, Any]:
+    if "rank" not in settings:
+        return {}
+    before, chosen = ("lora_", "lora_") if package == "litgpt" else ("", "to_")
+    targets = ("query", "key", "value", "projection", "mlp", "head")
+    wanted = targets if settings["targets"] == "all" else settings["targets"].split(",")
+    return {
+        f"{before}r": int(settings["rank"]),
+        f"{before}alpha": 16,
+        f"{before}dropout": 0.05,
+        **{f"{chosen}{target}": target in wanted for target in targets},
+    }
+
+
+def _train_by_litgpt(fabric: Any, package: str, model: Any, optimizer: Any, settings: Settings) -> None:
+    cross_entropy: Any = import_module(f"{package}.utils").chunked_cross_entropy
+    batch, length = int(settings["batch"]), int(settings["length"])
+    model.max_seq_length = length
+    model.eval()
+    with torch.no_grad():
+        # Adapters of 2023 keep their first keys and values, which learn nothing where these are of a validation.
+        words = torch.zeros(batch, length // 4, dtype=torch.int64).to("cuda")
+        logits = model(words)
+        cross_entropy(logits[..., :-1, :], words[..., 1:], chunk_size=0)
+        del logits
+    model.train()
+    rest = [length // 4] * 3 if settings.get("longest") == "once" else [length] * 4
+    for number, longest in enumerate([length, *rest]):
+        words = torch.zeros(batch, longest, dtype=torch.int64).to("cuda")
+        with fabric.no_backward_sync(model, enabled=not number % 2):
+            if settings["method"] == "full":
+                logits = model(words)
+                loss = cross_entropy(logits[..., :-1, :], words[..., 1:])
+            else:
+                logits = model(words, lm_head_chunk_size=128)
+                logits[-1] = logits[-1][..., :-1, :]
+                loss = cross_entropy(logits, words[..., 1:])
+            fabric.backward(loss / 2)
+        if number % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def _generate_by_litgpt(model: Any) -> None:
+    """Generate a few words of 50 with a cache of keys and values for all of them."""
+    model.max_seq_length = 56
+    with torch.device("cuda"), torch.inference_mode():
+        torch.set_default_dtype(torch.bfloat16)
+        model.set_kv_cache(batch_size=1)
+        torch.set_default_dtype(torch.float32)
+        words, places = torch.zeros(6, dtype=torch.int64), torch.arange(6)
+        for _ in range(3):
+            logits = model(words.view(1, -1), places)[0, -1] / 0.8
+            most, _ = torch.topk(logits, 200)
+            chances = torch.where(logits < most[[-1]], -float("inf"), logits).softmax(dim=-1)
+            words, places = torch.multinomial(chances, num_samples=1), places[-1:] + 1
+
+
+def _keep_inputs_of_quantized_layers() -> None:
+    """Let 4-bit layers keep their inputs for backward, as bitsandbytes did up to 0.42."""
+    from bitsandbytes.autograd._functions import MatMul4Bit
+
+    forward = MatMul4Bit.forward
+
+    def keeps(context: Any, inputs: Any, weights: Any, *others: Any) -> Any:
+        outputs = forward(context, inputs, weights, *others)
+        if any(context.needs_input_grad[:2]):
+            context.tensors = (inputs, weights)
+        return outputs
+
+    if not hasattr(forward, "keeps_inputs"):
+        keeps.keeps_inputs = True
+        MatMul4Bit.forward = staticmethod(keeps)
+
+
+def _checkpoints(settings: Settings) -> None:
+    """Train a model of 3.4 billion parameters twice, its blocks checkpointed in groups, or nested by halves."""
+    from tests.truth.language_model import Sizes
+    from tests.truth.turned_halves_model import TurnedHalvesModel
+
+    sizes = Sizes(batch=4, context=2048, width=2560, inner=10240, layers=32, heads=32)
+    model = TurnedHalvesModel(sizes).to("cuda")
+    words, targets = (torch.randint(0, sizes.vocabulary, (4, sizes.context), device="cuda") for _ in range(2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    blocks, group = list(model.blocks), settings["group"]
+
+    def nested(x: Any, blocks: Sequence[nn.Module]) -> Any:
+        if len(blocks) == 1:
+            return blocks[0](x)
+        half = len(blocks) // 2
+        for part in (blocks[:half], blocks[half:]):
+            x = checkpoint(nested, x, part, use_reentrant=False)
+        return x
+
+    def run_forward() -> Any:
+        x = model.words(words)
+        if group == "nested":
+            x = nested(x, blocks)
+        else:
+            for first in range(0, len(blocks), int(group)):
+                x = checkpoint(nn.Sequential(*blocks[first : first + int(group)]), x, use_reentrant=False)
+        x = model.norm(x)
+        return model.head(x)
+
+    for _ in range(2):
+        optimizer.zero_grad()
+        torch.cuda.reset_peak_memory_stats()
+        scores = run_forward()
+        loss = nn.functional.cross_entropy(scores.float().reshape(-1, sizes.vocabulary), targets.reshape(-1))
+        loss.backward()
+        optimizer.step()
+        del scores, loss
+
+
 PROGRAMS: dict[str, Callable[[Settings], None]] = {
     "opt-350m": lambda settings: _language_model(_opt, settings),
     "pythia-410m": lambda settings: _language_model(_pythia, settings),
     "mlp": _mlp,
+    "litgpt": _litgpt,
+    "checkpoints": _checkpoints,
     "flux2-klein": _flux2_klein,
     "llama-3.2-3b": _llama_3b,
 }
 
 
 def predicted(program: str, card: str, release: str, settings: Settings) -> dict[str, Any]:
+    """Programs whose source says which settings run out of memory are given the memory of the card."""
     major, minor = map(int, release.split("."))
-    with PredictedDevice(card_named(card), release=(major, minor)) as device:
-        PROGRAMS[program](settings)
+    with PredictedDevice(card_named(card), release=(major, minor), limited=program == "litgpt") as device:
+        try:
+            PROGRAMS[program](settings)
+        except torch.OutOfMemoryError:
+            return {"runs_out": True}
         return {
             "allocated": device.peak_allocated_bytes,
             "reserved": torch.cuda.max_memory_reserved(),

@@ -162,8 +162,8 @@ def _forward_later(*, halves: bool) -> Program:
 _LARGEST = replace(_MEDIUM, width=2560, inner=10240, layers=32, heads=32)
 
 
-def _library_step(context: int, *, halves: bool, trains: bool) -> Program:
-    """Run torch's own loss and AdamW five times, or the forward without gradients, and record the sixth."""
+def _library_step(context: int, *, halves: bool, trains: bool, keeps_graph: bool = False) -> Program:
+    """Run torch's own loss and AdamW five times, or the forward alone, and record the sixth."""
 
     def run() -> None:
         model = TurnedHalvesModel(replace(_LARGEST, context=context)).to("cuda")
@@ -173,7 +173,7 @@ def _library_step(context: int, *, halves: bool, trains: bool) -> Program:
         def step() -> None:
             optimizer.zero_grad()
             precision = torch.autocast("cuda", dtype=torch.bfloat16) if halves else nullcontext()
-            with torch.set_grad_enabled(trains), precision:
+            with torch.set_grad_enabled(trains or keeps_graph), precision:
                 scores = model(words)
             if trains:
                 loss = functional.cross_entropy(scores.float().flatten(0, 1), targets.flatten())
@@ -302,6 +302,8 @@ PROGRAMS: dict[str, Program] = {
         for trains in (False, True)
         if not trains or context <= 512
     },
+    "largest-graph-128": _library_step(128, halves=False, trains=False, keeps_graph=True),
+    "largest-graph-128-bf16": _library_step(128, halves=True, trains=False, keeps_graph=True),
     "default-device-train-128": _default_device_step(128, halves=False, trains=True),
     **{
         f"default-device-forward-{context}": _default_device_step(context, halves=False, trains=False)

@@ -652,7 +652,8 @@ def follow_group(
     patches.put(torch._C, "_nccl_version_suffix", lambda: b"")
     patches.replace(functions, "_NCCL_AVAILABLE", True)
     patches.put(functions, "default_pg_nccl_timeout", timedelta(minutes=10))
-    for name in ("_set_sequence_number_for_group", "eager_connect_single_device", "abort", "shutdown"):
+    silent = ("_set_sequence_number_for_group", "_set_default_timeout", "eager_connect_single_device")
+    for name in (*silent, "abort", "shutdown"):
         patches.put(c10d.FakeProcessGroup, name, lambda *args, **kwargs: None)
     # The overrides would leave our mode before they pass "cuda".
     patches.replace(functions, "has_torch_function", lambda tensors: False)

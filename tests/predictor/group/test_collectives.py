@@ -2,6 +2,7 @@
 
 import os
 from collections import Counter
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -96,6 +97,7 @@ def test_values_of_the_host_go_the_same_way() -> None:
         rows = torch.tensor([3])
         dist.all_reduce(rows)
         dist.barrier()
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=10))
         assert rows.item() == 24 and dist.get_backend() == "gloo"
         assert len(device.finish().devices[0].events) == 0
 
