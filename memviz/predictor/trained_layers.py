@@ -84,7 +84,7 @@ class _RanLayer:
     arguments: tuple[int | None, ...]
     """Allocations of its arguments."""
     is_checkpointed: bool
-    """Whether its inputs wait on the host until a checkpoint needs them."""
+    """True if its inputs wait on the host until a checkpoint needs them."""
     start: Mapping[str, Any] | None = None
     gradients: dict[int, int | None] | None = None
     """Allocations of the gradients of its outputs."""
@@ -115,7 +115,7 @@ class _RepeatedLayer:
         self.kept: dict[int, LiveAllocation] = {}
         """Its allocations that live on but outputs, by their place in the order of its forward."""
         self.is_pinned = False
-        """Whether memory of the host waits for its backward."""
+        """True while memory of the host waits for its backward."""
         self.frame: Any = None
         """Holds what a checkpoint keeps of a layer whose inputs wait on the host."""
         self.arguments: list[torch.UntypedStorage | None] = []

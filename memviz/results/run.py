@@ -10,8 +10,7 @@ from memviz.predictor.expected_error import Fit
 from memviz.results.device_bill import DeviceBill, estimated_bill
 from memviz.results.headline import Headline, consecutive_spans
 from memviz.runner.jobs.service import Variant
-from memviz.runner.plan import MOST_NAMED
-from memviz.runner.request import RankClass, Run, Seconds
+from memviz.runner.request import MOST_NAMED, RankClass, Run, Seconds
 from memviz.units import bytes_text, bytes_texts, count_text, percent_text
 
 

@@ -258,10 +258,6 @@ def label_of(optimizations: tuple[Optimization, ...]) -> str:
     return " + ".join(names) or "baseline"
 
 
-MOST_NAMED = 2
-"""Optimizations in a headline; the table and the command name all."""
-
-
 def title_of(optimizations: tuple[Optimization, ...]) -> str:
     """Return titles as on the page: "Gradient checkpointing, every 2nd block + Flat gradients", or "Baseline"."""
     titles = []

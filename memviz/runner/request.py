@@ -126,6 +126,10 @@ def as_text(of: Any, *, everything: bool = False) -> dict[str, str]:
     }
 
 
+MOST_NAMED = 2
+"""Optimizations in a headline; the table and the command name all."""
+
+
 def label_of_value(name: str, text: str, says: str = "") -> str:
     """`every 2nd block`, where `says` is "every {nth} block"; else its name and value."""
     if says:

@@ -24,8 +24,8 @@ from memviz.runner.fit.largest import Grid, Largest, grid_json, grid_of, largest
 from memviz.runner.fit.predictions import Predictor
 from memviz.runner.fit.search import OnTrial, Searched, Stop, Trial, cheapest_that_fits, pareto_front, search
 from memviz.runner.fit.space import KEEPS, Keep, space_of
-from memviz.runner.plan import MOST_NAMED, label_of, plan_of, title_of
-from memviz.runner.request import Request, command_of, described, parallel_of
+from memviz.runner.plan import label_of, plan_of, title_of
+from memviz.runner.request import MOST_NAMED, Request, command_of, described, parallel_of
 from memviz.text import nearest
 from optimizations import Optimization
 
