@@ -181,7 +181,7 @@ _DEEPSPEED_OPTIMIZERS = {
     "fp16.fused_optimizer": "FP16_Optimizer",
     "fp16.unfused_optimizer": "FP16_UnfusedOptimizer",
 }
-"""Wrappers by their modules. One step of theirs steps the optimizer inside once for each part; so may making its states."""
+"""Wrappers, by module. A step of theirs steps the optimizer inside once for each part; so may making its states."""
 
 
 class OptimizerSteps:
