@@ -298,6 +298,7 @@ def _lora_of_litgpt(package: str, settings: Settings) -> dict[str, Any]:
 def _train_by_litgpt(fabric: Any, package: str, model: Any, optimizer: Any, settings: Settings) -> None:
     cross_entropy: Any = import_module(f"{package}.utils").chunked_cross_entropy
     batch, length = int(settings["batch"]), int(settings["length"])
+    micro_batches = int(settings.get("micro-batches", 2))
     model.max_seq_length = length
     model.eval()
     with torch.no_grad():
@@ -310,7 +311,8 @@ def _train_by_litgpt(fabric: Any, package: str, model: Any, optimizer: Any, sett
     rest = [length // 4] * 3 if settings.get("longest") == "once" else [length] * 4
     for number, longest in enumerate([length, *rest]):
         words = torch.zeros(batch, longest, dtype=torch.int64).to("cuda")
-        with fabric.no_backward_sync(model, enabled=not number % 2):
+        is_accumulating = (number + 1) % micro_batches != 0
+        with fabric.no_backward_sync(model, enabled=is_accumulating):
             if settings["method"] == "full":
                 logits = model(words)
                 loss = cross_entropy(logits[..., :-1, :], words[..., 1:])
@@ -318,8 +320,8 @@ def _train_by_litgpt(fabric: Any, package: str, model: Any, optimizer: Any, sett
                 logits = model(words, lm_head_chunk_size=128)
                 logits[-1] = logits[-1][..., :-1, :]
                 loss = cross_entropy(logits, words[..., 1:])
-            fabric.backward(loss / 2)
-        if number % 2:
+            fabric.backward(loss / micro_batches)
+        if not is_accumulating:
             optimizer.step()
             optimizer.zero_grad()
 
