@@ -270,7 +270,7 @@ def children_line(children: ChildMemory, basis: Basis) -> tuple[BillLine, ...]:
     size, count = children.bytes, children.count
     if basis == "measured":
         name = f"for {count} child process{'es' * (count > 1)}, data loader workers included"
-        source = "pages that no other process shares, looked at once a second"
+        source = "pages that no other process shares, looked at once a second at most"
         return (BillLine(name, size, size, "unknown" if size is None else "measured", source),)
     name = f"for {count} data loader worker{'s' * (count > 1)}"
     if size is None:

@@ -74,7 +74,7 @@ class HostSampler:
         """Time in µs, resident bytes, pinned bytes."""
         self._seconds = _SECONDS_BETWEEN_SAMPLES
         self.children = ChildMemory()
-        self._children_seen = 0.0
+        self._look_at_children = 0.0
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -102,10 +102,12 @@ class HostSampler:
         with suppress(Exception):
             pinned = self._accelerator.api.host_memory_stats_as_nested_dict()["allocated_bytes"]["current"]
         self._rows.append((time.time_ns() // 1000, resident, int(pinned)))
-        if time.monotonic() - self._children_seen > _SECONDS_BETWEEN_CHILDREN:
-            self._children_seen = time.monotonic()
+        if (begun := time.monotonic()) >= self._look_at_children:
             seen = ChildMemory(*children_memory())
             self.children = max(self.children, seen, key=lambda one: one.bytes or 0)
+            # The system walks their page tables, which takes long for many large ones.
+            took = time.monotonic() - begun
+            self._look_at_children = begun + max(_SECONDS_BETWEEN_CHILDREN, _LOOKS_SHARE * took)
         if len(self._rows) >= _MOST_SAMPLES:
             pairs = zip(self._rows[::2], self._rows[1::2], strict=False)
             self._rows = [max(pair, key=lambda row: row[1]) for pair in pairs]
@@ -124,6 +126,8 @@ class HostSampler:
 _STATM = Path("/proc/self/statm")
 _SECONDS_BETWEEN_SAMPLES = 0.05
 _SECONDS_BETWEEN_CHILDREN = 1.0
+_LOOKS_SHARE = 100
+"""At most one hundredth of the time is spent on them."""
 _MOST_SAMPLES = 1 << 14
 
 
