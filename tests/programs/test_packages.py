@@ -32,7 +32,12 @@ OFFLOADS = ("offload_optimizer", "offload_param")
 ARGUMENTS: dict[str, list[tuple[str, ...]]] = {
     "zero": [("0",), ("1",), ("2",), ("3",), ("1", *OFFLOADS[:1]), ("2", *OFFLOADS[:1]), ("3", *OFFLOADS)],
 }
-OPTIONS = {"quantized": ("--card", "H100"), **dict.fromkeys(("zero", "zero_trainer"), ("--world-size", "4"))}
+OPTIONS = {
+    "quantized": ("--card", "H100"),
+    "zero": ("--world-size", "4"),
+    # Not the first, which others are compared with.
+    "zero_trainer": ("--world-size", "4", "--rank", "2"),
+}
 RUNS = [(name, arguments) for name in NEEDS for arguments in ARGUMENTS.get(name, [()])]
 
 
