@@ -9,6 +9,7 @@ import pytest
 
 import memviz
 from memviz import figures
+from memviz.results.open_trace import OpenTrace
 from tests.house.repository import ROOT, python_files, text_of
 
 SECTION = text_of("memviz/results/README.md")
@@ -28,7 +29,7 @@ def test_the_readme_names_every_figure_and_answer_there_is() -> None:
     defined = [name for name in re.findall(r"^def ([a-z]\w+)", "\n".join(texts), re.M)]
     assert sorted(CALLS) == sorted(figures.__all__) == sorted(defined)
     asked = {call.partition("(")[0] for call in ANSWERS}
-    given = {name for name in vars(memviz.results.open_trace.OpenTrace) if not name.startswith("_")}
+    given = {name for name in vars(OpenTrace) if not name.startswith("_")}
     assert given - asked == {"device", "devices", "on", "headline", "as_json", "columns", "table"}
     with pytest.raises(AttributeError, match="plot_nothing"):
         _ = figures.plot_nothing

@@ -80,8 +80,13 @@ def counting_functions(totals: OperatorTotals, layout: Layout) -> dict[Operator,
             totals.link_bytes += times * _tensor_bytes(args[0]) * (ranks - 1) // ranks
         return NotImplemented
 
+    def share(func: Any, args: Any, kwargs: Any) -> Any:
+        # The wrapper of a result has no memory of its own, though its registered shapes are those of a new tensor.
+        return args[0].detach()
+
     there: Any = torch.ops._c10d_functional
-    return {getattr(there, name).default: count for name in _FUNCTIONAL_COLLECTIVES if hasattr(there, name)}
+    answers = dict.fromkeys(_FUNCTIONAL_COLLECTIVES, count) | {"_wrap_tensor_autograd": share}
+    return {getattr(there, name).default: answer for name, answer in answers.items() if hasattr(there, name)}
 
 
 def _tensor_bytes(value: Any) -> int:
