@@ -678,7 +678,7 @@ def test_what_decides_it_by_a_little_is_close_and_says_so(tmp_path: Path) -> Non
     done = predict(tmp_path, body, "--card", "RTX 4090", arguments=("23860",))
     limited = said(done)
     assert (limited["fits"], limited["fit"], limited["peak_reserved_without_limit_bytes"]) == (False, "no", None)
-    assert "23.14 GiB to 23.45 GiB usable" in done.stderr and "192 MiB to 512 MiB CUDA context" in done.stderr
+    assert "23.14 GiB to 23.45 GiB usable" in done.stderr and "on card    192 MiB to 512 MiB" in done.stderr
 
 
 def test_workspaces_that_are_not_counted_make_it_close(tmp_path: Path) -> None:
