@@ -115,7 +115,8 @@ class WeightOffload:
             undo.callback(_move(model, {weight for unit in units for weight in unit.weights}, self.onload_device))
         for unit in units:
             undo.callback(unit.restore)
-        for weight in {weight for unit in units for weight in unit.weights}:
+        # In the model's order, so that the peak of host memory is the same each time.
+        for weight in dict.fromkeys(weight for unit in units for weight in unit.weights):
             weight.rest()
         if self.granularity == "part":
             for unit in units:
