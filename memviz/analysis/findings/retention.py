@@ -33,7 +33,8 @@ def growing(facts: Facts) -> Iterator[Finding]:
         return
     rows = facts.rows
     first, past = np.searchsorted(moments, rows.start), np.searchsorted(moments, rows.end)
-    seen = np.flatnonzero((first < past) & ~facts.has_purpose(Category.KV_CACHE))
+    # Caches grow as they are meant to, and workspaces are taken once.
+    seen = np.flatnonzero((first < past) & ~facts.has_purpose(Category.KV_CACHE, Category.WORKSPACE))
     grown_at = [
         _Growth((site,), grown, part[(rows.start[part] > moments[0]) & (rows.end[part] > moments[-1])])
         for site, part in facts.by_site(seen)

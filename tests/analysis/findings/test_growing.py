@@ -1,8 +1,9 @@
 from memviz.analysis.findings.finding import FindingKind
 from memviz.analysis.lifetimes import lifetimes
+from memviz.trace.reserved import CUBLAS_WORKSPACE_BYTES
 from tests.analysis.findings.steps import Loop, MiB, of_kind
 from tests.analysis.training import CALL, LOSS, MAIN, NATIVE, STEP
-from tests.traces import frame, trace_of
+from tests.traces import alloc, frame, trace_of
 
 KEPT = 60
 
@@ -34,6 +35,16 @@ def test_unequal_steps_are_told_from_the_least_to_the_most():
 def test_optimizer_state_that_comes_with_the_first_step_does_not_grow():
     loop = Loop().forward().backward().make(KEPT, 200, STEP).step().without_gradient()
     loop.whole().whole().whole()
+    assert of_kind(loop.trace(), FindingKind.GROWING) == []
+
+
+def test_a_workspace_beside_a_number_that_is_kept_does_not_grow():
+    loop = Loop()
+    for step in range(4):
+        loop.events.append(alloc(KEPT + step, 4, frames=LOSS))
+        if step == 1:
+            loop.events.append(alloc(KEPT + 9, CUBLAS_WORKSPACE_BYTES, frames=LOSS))
+        loop.whole()
     assert of_kind(loop.trace(), FindingKind.GROWING) == []
 
 
