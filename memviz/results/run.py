@@ -103,9 +103,7 @@ def variants_headline(variants: Sequence[Variant]) -> RunHeadline:
     if not pairs and first is not None:
         return RunHeadline(_with_host(_single_run(first), first), finished[0])
     pressed = [pair for pair in pairs if pair.base.fit is not None and not fits(pair.base)]
-    others_fit = any(
-        variant.run is not None and variant.run.fit is not None and variant.run.fit.fits for variant in variants
-    )
+    others_fit = any(variant.run is not None and fits(variant.run) for variant in variants)
     best = _fitting_variant(pressed, others_fit=others_fit) if pressed else _best_saving(pairs)
     return replace(best, headline=_with_host(best.headline, variants[best.number].run))
 
@@ -220,8 +218,7 @@ def _with_host(headline: Headline, run: Run | None) -> Headline:
     """Add that a run does not fit the host."""
     if run is None or run.fits_host is not False:
         return headline
-    sentence = f"It does not fit the host: {host_sizes(run)}."
-    return Headline(headline.answer, f"{headline.reason} {sentence}".strip())
+    return headline.and_also(f"It does not fit the host: {host_sizes(run)}.")
 
 
 def host_text(run: Run) -> str:

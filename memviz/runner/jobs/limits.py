@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from memviz.errors import UsageError
+from memviz.memory import memory_totals
 from memviz.units import parse_bytes
 
 MEMORY = "MEMVIZ_MAX_RUN_BYTES"
@@ -165,11 +166,7 @@ def _processes_by_ps() -> Iterator[_Process]:
 
 def _unshared_bytes(process: _Process) -> int:
     """Proportional share of anonymous pages; of all pages if the system does not separate them."""
-    shares: dict[bytes, int] = {}
-    with suppress(OSError, ValueError, IndexError):
-        for line in (_PROC / str(process.pid) / "smaps_rollup").read_bytes().splitlines()[1:]:
-            name, _, size = line.partition(b":")
-            shares[name] = int(size.split()[0]) * _KIB
-    if b"Pss_Anon" in shares:
-        return shares[b"Pss_Anon"] + shares.get(b"Pss_Shmem", 0)
-    return shares.get(b"Pss", process.resident)
+    shares = memory_totals(process.pid, _PROC)
+    if "Pss_Anon" in shares:
+        return shares["Pss_Anon"] + shares.get("Pss_Shmem", 0)
+    return shares.get("Pss", process.resident)
