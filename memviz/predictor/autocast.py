@@ -75,6 +75,10 @@ class Autocast:
     def casts_now(self) -> bool:
         return bool(self._regions) and self._regions[-1] and not self._running
 
+    def half_type(self) -> torch.dtype | None:
+        """Return the type that operators of `TO_HALF` run in now; None if they run as they are."""
+        return torch.get_autocast_dtype("cuda") if self.casts_now else None
+
     def begin(self, enabled: bool) -> None:
         self._regions.append(enabled)
         if enabled and self._library is None:

@@ -30,6 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from memviz.predictor.assumptions import no_such_kernel
 from memviz.predictor.cards import KnownCard
 from memviz.predictor.compat import CUDNN_ATTENTION_SINCE, EINSUM_REORDERS_SINCE, FUSED_RMS_NORM_SINCE, Patches
+from memviz.predictor.recurrent import recurrent_kernels
 
 aten = torch.ops.aten
 _HALVES = (torch.float16, torch.bfloat16)
@@ -563,7 +564,9 @@ def registered_kernels(kernels: dict[str, Kernel]) -> Iterator[None]:
         library._destroy()
 
 
-def kernels_for(card: KnownCard, release: tuple[int, int]) -> dict[str, Kernel]:
+def kernels_for(
+    card: KnownCard, release: tuple[int, int], cast_to: Callable[[], torch.dtype | None]
+) -> dict[str, Kernel]:
     """Return the kernels by operator name; inference mode passes these operators whole, and uses the same kernels."""
 
     def attention(query: Tensor, key: Tensor, value: Tensor, *rest: Any, **kwargs: Any) -> Tensor:
@@ -591,7 +594,7 @@ def kernels_for(card: KnownCard, release: tuple[int, int]) -> dict[str, Kernel]:
     kernels["softmax.int"] = _softmax_in_fp32(aten.softmax.int, aten._softmax.default)
     kernels["log_softmax.int"] = _softmax_in_fp32(aten.log_softmax.int, aten._log_softmax.default)
     kernels["bitsandbytes::gemm_4bit"] = _gemm_4bit
-    return kernels
+    return kernels | recurrent_kernels(cast_to)
 
 
 _MOST_ROWS_PACKED = 1536

@@ -102,7 +102,6 @@ def follow_modules(
     call = nn.Module.__call__
 
     def recorded(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        recorder.module_called(self)
         if type(self).__name__ == _COMPILED or self._compiled_call_impl is not None:
             assumptions.say(_NOT_COMPILED)
         assumptions.module_called(self)

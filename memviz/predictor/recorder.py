@@ -34,7 +34,6 @@ from memviz.predictor.rules import (
     MASK_FIRST,
     NCCL_NUMBER,
     NO_RULE,
-    RECURRENT,
     RULES,
     Counted,
     Instead,
@@ -234,11 +233,6 @@ class AllocationRecorder:
         if allocation is None or allocation.requested != storage.nbytes():
             stack = self._label_next(operator, Category.UNKNOWN)
             self.ledger.replace(storage, stack)
-
-    def module_called(self, module: nn.Module) -> None:
-        if isinstance(module, nn.RNNBase) and any(map(on_card, module.parameters())):
-            self.operators.add(RECURRENT)
-            self.missing[rule_of(RECURRENT)] = (None, None)
 
     def model_returned(self, output: Any) -> None:
         """Label the output of an outermost module; an input that it hands through stays an input."""

@@ -23,6 +23,14 @@ from memviz.predictor.cards import KnownCard
 from memviz.predictor.decompositions import WRITES_INTO_ZEROS, add_in_place, seeds_on_host, write_into_zeros
 from memviz.predictor.host import MOVES, may_say_of_unknown
 from memviz.predictor.known_values import may_return_indices
+from memviz.predictor.recurrent import (
+    recurrent_backward_buffers,
+    recurrent_backward_flops,
+    recurrent_backward_shape,
+    recurrent_buffers,
+    recurrent_flops,
+    recurrent_shape,
+)
 from memviz.predictor.shapes import SHAPE_RULES, ResultCache, ShapeKey, tensors_of
 from memviz.predictor.workspaces import OperatorCall, Temporaries
 
@@ -158,7 +166,6 @@ SPARSE_PRODUCTS = "products of sparse tensors"
 COMPILED = "compiled code"
 COLLECTIVES = "several processes that share a model"
 """A family, and in place of the operators of collectives, which have many names."""
-RECURRENT = "recurrent layer"
 """In place of an operator: torch takes these layers apart before any is seen."""
 SPARSE_PRODUCT = "_sparse_addmm"
 _AMPERE_TO_ADA = (80, 89)
@@ -395,6 +402,14 @@ _ESTIMATED = (
         {"embedding_dense_backward": taken.embedding_backward_buffers},
         family=EMBEDDINGS,
     ),
+    PredictorRule(
+        "cuDNN's recurrent layers",
+        Standing.ESTIMATED,
+        "reserves and workspaces follow sizes that cuDNN 7 reported",
+        {"_cudnn_rnn": recurrent_buffers, "_cudnn_rnn_backward": recurrent_backward_buffers},
+        Counted.REST,
+        family="recurrent layers",
+    ),
 )
 _MISSING = (
     PredictorRule(
@@ -419,15 +434,6 @@ _MISSING = (
         family=BATCH_NORM,
         not_counted="cuDNN's reserves of batch norm",
         note="cuDNN's batch norm may keep a reserve for backward; it is not predicted.",
-    ),
-    PredictorRule(
-        "cuDNN's recurrent layers",
-        Standing.MISSING,
-        "they are predicted step by step",
-        _operators(RECURRENT),
-        family="recurrent layers",
-        not_counted="cuDNN workspaces of recurrent layers",
-        note="cuDNN runs whole recurrent layers with a workspace and a reserve; here they are predicted step by step.",
     ),
     PredictorRule(
         "distinct values",
@@ -522,8 +528,8 @@ def families_of(operators: Iterable[str]) -> frozenset[str]:
 @cache
 def _operators_by_name() -> dict[str, str]:
     """Operators of all families by their names in stacks."""
-    operators = {name: name for name in (RECURRENT, COLLECTIVES, COMPILED)}
-    for operator in _FAMILIES.keys() - {RECURRENT}:
+    operators = {name: name for name in (COLLECTIVES, COMPILED)}
+    for operator in _FAMILIES:
         overloads = getattr(torch.ops.aten, operator).overloads()
         operators |= {operator if name == "default" else f"{operator}_{name}": operator for name in overloads}
     return operators
@@ -653,7 +659,7 @@ def treatment_of(func: Operator, kernels: Mapping[str, Callable[..., Any]], rele
         launches=(new or schema.is_mutable) and _launches_kernel(func),
         instead=add_in_place if func is aten.add.Tensor else None,
         sparse=None,
-        shape=write_into_zeros if func in WRITES_INTO_ZEROS else SHAPE_RULES.get(func) or seeds_on_host(func, release),
+        shape=write_into_zeros if func in WRITES_INTO_ZEROS else _SHAPES.get(func) or seeds_on_host(func, release),
         parts_in=kernel or _parts_in(func),
         body=None if is_torchs else _body_of(func),
         temporaries=temporaries_of(product if is_torchs else func.name()),
@@ -689,7 +695,7 @@ def _formula_of(packet: Any) -> Formula | None:
     """torch's own: matrix products, convolutions and attention have one."""
     from torch.utils.flop_counter import flop_registry
 
-    formula: Formula | None = flop_registry.get(packet, _grouped_flops if packet in _GROUPED else None)
+    formula: Formula | None = flop_registry.get(packet, _FORMULAS.get(packet))
     return _with_equal_heads(formula) if formula is not None and packet.__name__.startswith("_scaled_dot") else formula
 
 
@@ -709,6 +715,19 @@ def _grouped_flops(left: torch.Tensor, right: torch.Tensor, *_: Any, **__: Any) 
     """Count FLOPs of grouped products, which torch has no formula for. Groups are in rows, columns or the sum."""
     groups = left.size(0) if left.dim() == right.dim() == 3 else 1
     return 2 * groups * left.size(-2) * left.size(-1) * right.size(-1)
+
+
+_SHAPES = {
+    **SHAPE_RULES,
+    aten._cudnn_rnn.default: recurrent_shape,
+    aten._cudnn_rnn_backward.default: recurrent_backward_shape,
+}
+_FORMULAS: dict[Any, Formula] = {
+    **dict.fromkeys(_GROUPED, _grouped_flops),
+    aten._cudnn_rnn: recurrent_flops,
+    aten._cudnn_rnn_backward: recurrent_backward_flops,
+}
+"""Of operators that torch has no formula for."""
 
 
 def _name(func: Operator) -> str:

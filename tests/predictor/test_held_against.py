@@ -14,7 +14,7 @@ from memviz.predictor.device import PredictedDevice
 from memviz.predictor.estimate import estimate_of
 from memviz.predictor.expected_error import ExpectedError
 from memviz.predictor.ledger import trains
-from memviz.predictor.rules import NCCL, RECURRENT, Standing, Unproven, families_of
+from memviz.predictor.rules import NCCL, Standing, Unproven, families_of
 from memviz.units import bytes_text
 
 GiB = 1 << 30
@@ -123,10 +123,10 @@ def test_an_error_on_both_sides_stands_beside_nothing_that_is_not_counted() -> N
 
 def test_of_several_kinds_that_are_not_counted_the_sentence_says_that_one_has_no_estimate() -> None:
     sorts = Unproven("distinct values", Standing.MISSING, "", 4 << 20, 0, 8 << 20)
-    layers = Unproven("cuDNN's recurrent layers", Standing.MISSING, "", None, 0, None)
+    norms = Unproven("cuDNN's batch norm", Standing.MISSING, "", None, 0, None)
     nccl = Unproven(NCCL, Standing.MISSING, "", None, 0, None)
     one = expected_error(["_unique2"], trains=False, card=CARD, unproven=(sorts, nccl))
-    both = expected_error(["_unique2", RECURRENT], trains=False, card=CARD, unproven=(sorts, layers))
+    both = expected_error(["_unique2", "native_batch_norm"], trains=False, card=CARD, unproven=(sorts, norms))
     assert (one.uncounted_bytes, one.estimates_all) == (8 << 20, True)
     assert (both.uncounted_bytes, both.estimates_all) == (8 << 20, False)
     assert both.sentence != one.sentence and "not all have an estimate" in both.sentence
