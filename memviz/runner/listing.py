@@ -1,4 +1,8 @@
-"""List everything that can be run as plain values: for `--list`, and as a program for the page's form."""
+"""List everything that can be run as plain values: for `--list`, and as a program for the page's form.
+
+The page's first visit shows `listing.json`, since PyTorch takes seconds to import; `python -m memviz.runner.listing --write`
+writes it anew, and a test compares.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -63,5 +68,18 @@ def _row(kind: Any) -> dict[str, Any]:
     return {"name": kind.name, "title": kind.title, "sentence": kind.sentence, "knobs": knobs}
 
 
+def _write() -> None:
+    # One line a row, so that a change of one is seen as one.
+    parts = [f"{json.dumps(name)}: {_lines(rows)}" for name, rows in {**listing(), "device": None}.items()]
+    Path(__file__).with_suffix(".json").write_text("{{\n{}\n}}\n".format(",\n".join(parts)), encoding="utf-8")
+
+
+def _lines(rows: Any) -> str:
+    return "[\n{}\n]".format(",\n".join(map(json.dumps, rows))) if isinstance(rows, list) else json.dumps(rows)
+
+
 if __name__ == "__main__":
-    json.dump(listing(sys.argv[1:]), sys.stdout)
+    if sys.argv[1:] == ["--write"]:
+        _write()
+    else:
+        json.dump(listing(sys.argv[1:]), sys.stdout)

@@ -40,6 +40,7 @@ _DEFAULT_CONF = "expandable_segments:True"
 LEFT_OUT = "MEMVIZ_ALLOC_CONF_LEFT_OUT"
 """Environment variable: allocator settings of the shell that a run's process was started without."""
 _ROOT = Path(__file__).resolve().parents[3]
+_LISTING = Path(__file__).resolve().parents[1] / "listing.json"
 _LAST_WORDS = 2_000
 _NOT_BEGUN = "It was not begun, because the one before it ended the process."
 _LOOK_SECONDS = 0.25
@@ -92,6 +93,12 @@ def environment_of(request: Request) -> dict[str, str]:
 def listing(programs: Sequence[str] = ()) -> dict[str, Any]:
     """List everything that can be run, in a low-priority subprocess, so that this process does not import PyTorch."""
     rows: dict[str, Any] = json.loads("".join(_output_of("memviz.runner.listing", *programs, is_background=True)))
+    return rows
+
+
+def stored_listing() -> dict[str, Any]:
+    """Return what `listing` finds without a GPU and without programs, from the file that `runner/listing.py` writes."""
+    rows: dict[str, Any] = json.loads(_LISTING.read_text(encoding="utf-8"))
     return rows
 
 

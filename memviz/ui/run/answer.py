@@ -22,7 +22,7 @@ from memviz.results.run import base_of
 from memviz.runner.jobs.kept_runs import KeptRuns, default_folder
 from memviz.runner.jobs.limits import TIMEOUT_SECONDS, most_bytes, most_seconds
 from memviz.runner.jobs.service import OrderStatus, Scheduler, Searches, SearchOrder, SearchStatus, Variant
-from memviz.runner.jobs.worker_process import listing
+from memviz.runner.jobs.worker_process import listing, stored_listing
 from memviz.runner.jobs.zero_gpu import LENT_DEVICE, is_zero_gpu
 from memviz.runner.request import Request, Run, file_of_rank, load_run, with_run
 from memviz.trace.load import load_trace
@@ -76,6 +76,10 @@ def run_limits(environment: Mapping[str, str] = os.environ) -> RunLimits:
 
 _MOST_CHOSEN = 512
 """Orders of which a choice is remembered."""
+
+
+def _with_lent_gpu(listed: dict[str, Any]) -> dict[str, Any]:
+    return {**listed, "device": LENT_DEVICE} if is_zero_gpu() else listed
 
 
 _BETWEEN_PICTURES = 0.7
@@ -185,12 +189,14 @@ class RunAnswers:
         self.predictions = Predictions(store, limits.price_seconds, limits.memory_bytes)
         self.tables = PublishedTables()
         self._folder = folder or default_folder()
-        self._listing: dict[str, Any] | None = None
+        self._listing: dict[str, Any] | None = None if self.programs else _with_lent_gpu(stored_listing())
+        self._is_complete = False
+        """PyTorch was asked which GPU it finds."""
         self._looks_ahead: threading.Timer | None = None
         self._closed = threading.Event()
         self._lock = threading.Lock()
         self._lists = threading.Lock()
-        """Held for seconds while the list is fetched; only callers of `listing` wait for it."""
+        """Held for seconds while PyTorch starts; only callers of `complete_listing` wait for it."""
         self._chosen: OrderedDict[str, int] = OrderedDict()
         self._turns: OrderedDict[str, int] = OrderedDict()
         """The latest event of each visitor that asked for an answer: answers to earlier ones are not shown."""
@@ -198,20 +204,21 @@ class RunAnswers:
         """For each search, the title of its best configuration so far, and the order that runs it."""
 
     def look_ahead(self) -> None:
-        """Fetch the listing before a visitor comes to the tab: the first time takes seconds."""
+        """Complete the listing, and warm up a process, before a visitor comes to the tab: each takes seconds."""
         with self._lock:
-            if self._looks_ahead is None and self._listing is None:
-                self._looks_ahead = threading.Timer(_LOOKS_AHEAD_SECONDS, self._list)
+            if self._looks_ahead is None:
+                self._looks_ahead = threading.Timer(_LOOKS_AHEAD_SECONDS, self._look)
                 self._looks_ahead.daemon = True
                 self._looks_ahead.start()
 
-    def _list(self) -> None:
+    def _look(self) -> None:
         while self._is_busy():
             if self._closed.wait(_LOOK_SECONDS):
                 return
-        # The tab's first visit fetches the listing again, and shows the error.
+        # The tab's first visit tries again, and shows the error.
         with suppress(MemvizError, OSError):
-            self.listing()
+            self.complete_listing()
+            self.scheduler.warm_up()
 
     def close(self) -> None:
         self._closed.set()
@@ -223,12 +230,27 @@ class RunAnswers:
         self.predictions.close()
 
     def listing(self) -> dict[str, Any]:
-        """The available workloads and optimizations: the same for every visitor, constant while the page is up."""
+        """The available workloads and optimizations: the same for every visitor, without its GPU until it is complete.
+
+        Programs are read once PyTorch has started.
+        """
+        if self._listing is None:
+            self.complete_listing()
+        assert self._listing is not None
+        return self._listing
+
+    @property
+    def is_listed(self) -> bool:
+        return self._listing is not None
+
+    def complete_listing(self) -> bool:
+        """Ask PyTorch for what it can run here, once; return whether the listing has changed."""
         with self._lists:
-            if self._listing is None:
-                listed = listing(self.programs)
-                self._listing = {**listed, "device": LENT_DEVICE} if is_zero_gpu() else listed
-            return self._listing
+            if self._is_complete:
+                return False
+            before, self._listing = self._listing, _with_lent_gpu(listing(self.programs))
+            self._is_complete = True
+            return before != self._listing
 
     def parse(self, fields: Mapping[str, Any]) -> tuple[FormFields, RunRequests]:
         """Return the form and its requests, with the fault for which a run of the same was refused."""

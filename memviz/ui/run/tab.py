@@ -45,9 +45,7 @@ from memviz.ui.shell.visitors import presence
 
 ID = "run"
 LABEL = "Run"
-_LOOKING = tag(
-    "p", "PyTorch is starting, to say what can be run here. This takes some seconds.", class_="mv-soft", role="status"
-)
+_LOOKING = tag("p", "PyTorch is starting, to read your programs: some seconds.", class_="mv-soft", role="status")
 _PARTS = ("state", "progress", "head", "cards", "form", "A", "B", "legend", "fit", "results", "table", "kept")
 
 
@@ -94,9 +92,9 @@ class RunTab:
 
     @in_parts
     def _looked_at(self, state: RunState, visitor: str) -> Iterator[list[Any]]:
-        """Wait on the first visit for PyTorch's listing; then warm up a process ahead."""
+        """Show what can be run, warm up a process ahead, and ask PyTorch for a GPU."""
         secret = visitor or secrets.token_urlsafe(18)
-        if not state.drawn:
+        if not self.answers.is_listed:
             yield [secret, *_values(head="", results=_LOOKING)]
         finding = state.finding
         try:
@@ -109,7 +107,6 @@ class RunTab:
         except MemvizError as error:
             yield [secret, *_values(results=refused_html(str(error)))]
             return
-        self.answers.scheduler.warm_up()
         status = self.answers.status(state.order)
         is_empty = status is None and not state.search and not begins
         shown = self._answer_values(state, status) if status is not None and not state.search else {"results": ""}
@@ -118,6 +115,14 @@ class RunTab:
         yield [secret, *_values(**values, fit=self._fit_value(state), table=table)]
         # By itself: with the form it would take so long to be sent that a click could change the list meanwhile.
         yield [gr.skip(), *_values(kept=self._kept_value(secret))]
+        try:
+            self.answers.scheduler.warm_up()
+            # An answer does not wait for it: its form is drawn again with the prices.
+            if not begins and self.answers.complete_listing():
+                yield [gr.skip(), *_values(form=self._form(state))]
+        except MemvizError as error:
+            yield [gr.skip(), *_values(results=refused_html(str(error)))]
+            return
         parts: Iterator[list[Any]] = iter(())
         if begins:
             is_published = STORIES.get(state.story, {"": ""}).items() <= state.fields.items()

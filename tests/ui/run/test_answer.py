@@ -1,6 +1,7 @@
 """Orders, saved runs, runs requested by programs, and programs that the page was started with."""
 
 import asyncio
+import json
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,7 +12,8 @@ import pytest
 
 from memviz.errors import MemvizError, UsageError
 from memviz.runner.jobs.service import OrderStatus
-from memviz.runner.jobs.worker_process import RunError, Worker
+from memviz.runner.jobs.worker_process import RunError, Worker, stored_listing
+from memviz.runner.listing import listing
 from memviz.runner.own_source import functions_of
 from memviz.runner.request import Request, run_of
 from memviz.ui.run import answer as run_answers
@@ -118,17 +120,23 @@ def test_on_a_lent_gpu_measuring_is_offered(answers: RunAnswers, monkeypatch: py
     assert made.listing()["device"] == "a GPU of this Space"
 
 
-def test_the_listing_is_fetched_ahead_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_listing_is_there_at_once_and_completed_ahead_with_a_warm_process(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[str] = []
     monkeypatch.setattr(run_answers, "_LOOKS_AHEAD_SECONDS", 0)
     monkeypatch.setattr(run_answers, "listing", lambda programs: looked.append("once") or {"workloads": []})
     answers = RunAnswers(TraceStore(), Path("unused"))
+    monkeypatch.setattr(answers.scheduler, "warm_up", lambda: looked.append("warm"))
+    assert {"flux", "llama"} < {row["name"] for row in answers.listing()["workloads"]}
     answers.look_ahead()
-    wait_until(lambda: looked)
+    wait_until(lambda: len(looked) == 2)
     answers.look_ahead()
-    assert answers.listing() == {"workloads": []}
-    assert looked == ["once"]
+    assert answers.listing() == {"workloads": []} and not answers.complete_listing()
+    assert looked == ["once", "warm"]
     answers.close()
+
+
+def test_the_stored_listing_is_what_pytorch_lists() -> None:
+    assert stored_listing() == {**json.loads(json.dumps(listing())), "device": None}
 
 
 def test_a_page_opens_while_the_listing_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +149,8 @@ def test_a_page_opens_while_the_listing_is_fetched(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(run_answers, "_LOOKS_AHEAD_SECONDS", 0)
     monkeypatch.setattr(run_answers, "listing", slow)
-    answers = RunAnswers(TraceStore(), Path("unused"))
+    answers = RunAnswers(TraceStore(), Path("unused"), programs=["train.py"])
+    monkeypatch.setattr(answers.scheduler, "warm_up", lambda: None)
     answers.look_ahead()
     assert begun.wait(30)
     another = threading.Thread(target=answers.look_ahead)
@@ -166,7 +175,7 @@ def test_a_listing_that_fails_raises_when_asked_for(monkeypatch: pytest.MonkeyPa
     answers.look_ahead()
     assert failed.wait(30)
     with pytest.raises(RunError, match="not installed"):
-        answers.listing()
+        answers.complete_listing()
     answers.close()
 
 
