@@ -64,9 +64,9 @@ from memviz.ui.shell.session import SAMPLE, Context, Session, find_by_link, open
 from memviz.ui.shell.static_cache import SharedPage, StaticCache, without_hidden
 from memviz.ui.shell.store import TraceStore
 from memviz.ui.shell.temporary_files import Exports, SharedFiles, drop_page, file_with, keep_page, link_hours
-from memviz.ui.shell.visitors import OpenPages, Windows, presence, visitor_of
+from memviz.ui.shell.visitors import OpenPages, Windows, visitor_of
 from memviz.ui.upload import routes
-from memviz.ui.upload.opening import on_upload, open_files, open_sample, reopen_traces, session_after, tab_after
+from memviz.ui.upload.opening import on_upload, open_sample, reopen_traces, session_after, tab_after
 from memviz.ui.upload.reading import Readings
 from memviz.ui.upload.samples import OFFERED_SAMPLES, record_html, samples_html, welcome_html
 from memviz.ui.what_if import programs as what_if_programs
@@ -177,7 +177,7 @@ class _Page:
             gr.HTML(brand_html(), apply_default_css=False)
             self.traces = Panel(traces_html(Session(), self.context.of), elem_id="traces")
             self.arrivals = Arrivals(elem_id="arrivals")
-            self.more_files = _drop_target("Drop snapshots here", "files", 92)
+            _drop_target("Drop snapshots here", "files", 92)
             self.foot = Panel(foot_html(), elem_id="foot")
 
     def _tabs(self) -> None:
@@ -189,7 +189,7 @@ class _Page:
                     with gr.Column(elem_id="home") as self.home:
                         gr.HTML(welcome_html(), apply_default_css=False)
                         with gr.Row(elem_id="home-columns"):
-                            self.first_files = _drop_target("Open a snapshot", "first-files", 220)
+                            _drop_target("Open a snapshot", "first-files", 220)
                             Panel(record_html(), elem_id="record")
                         self.samples = Panel(samples_html(), elem_id="samples")
                     # Hidden and not left out: an arriving file is drawn before Gradio knows that one is open.
@@ -211,16 +211,6 @@ class _Page:
         outputs = [*frame, *self.explore.outputs, *self.compare.outputs, *self.ranks.outputs, *self.what_if.outputs]
         self.outputs = outputs
         self.turn.submit(None, None, self.tabs, js=TabTurn.chosen, api_visibility="private", **NO_PROGRESS)
-        for files in (self.more_files, self.first_files):
-            files.upload(
-                self._upload,
-                [files, self.session],
-                [*outputs, files],
-                concurrency_id="parse",
-                concurrency_limit=2,
-                show_progress_on=[files],
-                api_visibility="private",
-            )
         self.arrivals.click(self._arrived, [self.session], outputs, **IN_PARTS)
         for panel in (self.traces, self.band, self.explore.verdict):
             panel.click(self._act, [self.session], outputs, **PRIVATE)
@@ -267,18 +257,6 @@ class _Page:
             *ranks.show(self.context, current),
             *what_if.show(current, tab),
         ]
-
-    def _upload(
-        self,
-        paths: list[str] | None,
-        current: Session,
-        progress: gr.Progress = gr.Progress(),  # noqa: B008 - how Gradio hands a progress over
-    ) -> list[Any]:
-        def say(share: float, words: str) -> None:
-            progress(share, desc=words)
-
-        after = open_files(self.context, current, paths or [], say, presence())
-        return [*self._shown(after, tab=self._tab_of_ranks(current, after, are_many=len(paths or []) > 2)), None]
 
     def _arrived(self, current: Session, event: gr.EventData) -> list[Any]:
         """Open a file that came by `routes`. Its key is a secret of the visitor's browser."""
@@ -414,9 +392,10 @@ class _Page:
         return after if after is not opened else None
 
 
-def _drop_target(label: str, name: str, height: int) -> gr.File:
+def _drop_target(label: str, name: str, height: int) -> None:
+    """A place for files, which `Arrivals` takes from it."""
     # No list of endings: what a file is, is found out by looking into it.
-    return gr.File(label=label, file_count="multiple", type="filepath", elem_id=name, height=height, show_label=True)
+    gr.File(label=label, file_count="multiple", elem_id=name, height=height, show_label=True, interactive=True)
 
 
 _MIDDLEWARE = [Middleware(RequestGuard), Middleware(StaticCache)]

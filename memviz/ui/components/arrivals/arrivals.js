@@ -1,7 +1,6 @@
 // @ts-check
 // Files that a visitor drops or chooses: each with a row of its own beside the open traces, a worker that sends it
-// (worker.js), and its first picture in Explore where nothing else is looked at. Gradio's own upload is left to
-// browsers and servers where this way does not answer.
+// (worker.js), and its first picture in Explore where nothing else is looked at. Gradio's own upload is left to programs.
 import { Component, el, known, mounting, say } from "../base.js";
 import { unpacking } from "../memory_timeline/data.js";
 import { mounted } from "../memory_timeline/timeline.js";
@@ -25,7 +24,7 @@ function takeWorker() {
 }
 
 function keepSpare() {
-  if (globalThis.Worker) spare ||= newWorker();
+  spare ||= newWorker();
 }
 
 unpacking.aside = (piece, header, body) =>
@@ -60,19 +59,8 @@ const NATURAL = new Intl.Collator(undefined, { numeric: true });
 
 /** @returns {{ root?: string } | undefined} */
 const gradioConfig = () => /** @type {any} */ (globalThis).gradio_config;
-const isSupported = () => Boolean(globalThis.Worker && globalThis.DecompressionStream && gradioConfig());
 const address = () => `${(gradioConfig()?.root || location.origin).replace(/\/$/, "")}/gradio_api/memviz/readings`;
 const explored = () => [...mounted].find(({ host }) => host.closest("#timeline"));
-
-/** @param {File} file */
-function leaveToGradio(file) {
-  const input = /** @type {HTMLInputElement | null} */ (document.querySelector("#files input[type=file]"));
-  if (!input) return;
-  const all = new DataTransfer();
-  all.items.add(file);
-  input.files = all.files;
-  input.dispatchEvent(new CustomEvent("change", { bubbles: true, detail: "gradio" }));
-}
 
 // -- one file
 
@@ -176,13 +164,9 @@ class Arrival {
     explored()?.reading.end();
   }
 
-  /** Nobody of ours answered: Gradio's own way is tried. Later on the line has broken. */
+  /** The server said nothing of it, or no more. */
   failed() {
-    if (this.isBegun) return this.refused("The connection broke while it was sent. Open it again.");
-    this.finish();
-    this.leave();
-    explored()?.reading.end();
-    leaveToGradio(this.file);
+    this.refused(this.isBegun ? "The connection broke while it was sent. Open it again." : "This server cannot be reached. Reload the page, then open the file again.");
   }
 
   cancel() {
@@ -243,7 +227,7 @@ class Arrivals extends Component {
     this.root.className = "mv-arrivals";
     window.addEventListener("change", (event) => this.changed(event), true);
     window.addEventListener("drop", (event) => this.take(event, event.dataTransfer?.files), true);
-    setTimeout(() => isSupported() && keepSpare(), SPARE_AFTER_MS);
+    setTimeout(keepSpare, SPARE_AFTER_MS);
   }
 
   /** @param {Event} event */
@@ -251,12 +235,12 @@ class Arrivals extends Component {
     const { target } = event;
     if (!(target instanceof HTMLInputElement) || target.type !== "file" || !target.closest(TARGETS)) return;
     this.take(event, target.files);
-    if (event.defaultPrevented || !isGradios(event)) target.value = "";
+    target.value = "";
   }
 
   /** @param {Event} event @param {FileList | null} [list] */
   take(event, list) {
-    if (isGradios(event) || !isSupported() || !list?.length || !(event.target instanceof Element) || !event.target.closest(TARGETS)) return;
+    if (!list?.length || !(event.target instanceof Element) || !event.target.closest(TARGETS)) return;
     event.preventDefault();
     event.stopImmediatePropagation();
     this.add([...list]);
@@ -341,8 +325,5 @@ class Arrivals extends Component {
     return false;
   }
 }
-
-/** What we left to it ourselves. @param {Event} event */
-const isGradios = (event) => /** @type {CustomEvent} */ (event).detail === "gradio";
 
 export const mount = mounting(Arrivals);

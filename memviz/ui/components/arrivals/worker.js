@@ -3,7 +3,7 @@
 // and unpacked. The page's own thread only draws. Told {file, address}; tells what the server tells, a `piece` made
 // ready to draw. Told "stop", it stops. Told {unpack}, it only unpacks a piece.
 import { bytesOf, ready } from "../memory_timeline/packed.js";
-import { joined, Line, messagesIn, Sending } from "./sending.js";
+import { joined, Line, messagesIn, send } from "./sending.js";
 
 const GZIP = 0x1f8b;
 const stopped = new AbortController();
@@ -29,7 +29,7 @@ async function ask(address, options) {
   const answer = await fetch(address, { ...options, signal: stopped.signal });
   if (answer.ok) return answer;
   const said = await answer.json().catch(() => null);
-  // Without a reason of ours nobody of ours answered: the page can still try the way of old.
+  // Without a reason of ours something between the page and its server answered.
   if (!said || !said.reason || answer.status === 401) throw new Error(`status ${answer.status}`);
   throw new Refused(said.reason, answer.status);
 }
@@ -65,8 +65,7 @@ async function receive(file, address) {
   let isOver = false;
   const heard = listen(own).finally(() => (isOver = true));
   // A file may be refused before it has come as a whole: then nobody takes the rest.
-  const sending = new Sending(file, mayPack, line, () => isOver);
-  const sent = sending.run((part, number) => post(own, part, number)).catch((fault) => isOver || Promise.reject(fault));
+  const sent = send(file, mayPack, line, () => isOver, (part, number) => post(own, part, number)).catch((fault) => isOver || Promise.reject(fault));
   await Promise.all([heard, sent]);
 }
 
