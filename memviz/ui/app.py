@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -116,7 +117,9 @@ def build_app(
     context = Context(TraceStore(), tuple(map(str, programs)), ranks_given)
     given = Session()
     for trace in traces_given:
-        given = given.with_opened(open_trace(context.store, trace, pinned=True))
+        # Its paths are those of the machine that it was made on, mostly this one: whoever opens it here may see all.
+        here = (os.sep, os.getcwd())
+        given = given.with_opened(open_trace(context.store, trace, pinned=True, source_folders=here))
     page = PageBlocks(title=TITLE, analytics_enabled=False, fill_width=True, delete_cache=(300, 3600))
     page.store = context.store
     page.readings = Readings(context, routes.most_bytes())
@@ -321,13 +324,13 @@ class _Page:
     def _share(self, states: dict[Any, Any], event: gr.EventData, request: gr.Request) -> list[Any]:
         """Return the view of a tab as a file, or where it was kept. `states` are by their components."""
         said, current = clicked(event), states[self.session]
-        trace, asked = self.context.named(current.current), states[self.what_if.parts["state"]]
+        trace, asked = self.context.of(current.current), states[self.what_if.parts["state"]]
         files_of: dict[str, Callable[[], SharedFiles]] = {
             "explore": lambda: trace_files(*trace) if trace else {},
             compare.ID: lambda: compare.shared_files(self.context, current, states[self.compare.state]),
             ranks.ID: lambda: ranks.shared_files(self.context, current, states[self.ranks.job]),
             run.ID: lambda: run.shared_files(self.run.answers, states[self.run.state]),
-            what_if.ID: lambda: self.what_if.answers.shared_files(asked),
+            what_if.ID: lambda: self.what_if.answers.shared_files(asked, current),
         }
         kind = said.get("kind", "")
         with with_worded_errors():

@@ -303,7 +303,7 @@ def test_a_new_name_is_kept_by_the_browser_bounded_and_can_be_taken_back() -> No
     assert EVIL not in traces_html(renamed, context.of)
     again = reopen_traces(context.store, [[opened.key, "", renamed.opened[0].name], ["gone", "", "y"]])
     assert again.opened == renamed.opened
-    found = context.named(again.opened[0])
+    found = context.of(again.opened[0])
     assert found is not None and found[0].about.source == renamed.opened[0].name
     assert session_after(context, renamed, {"act": "rename", "key": opened.key, "name": " "}) == session
     assert session_after(context, session, {"act": "rename", "key": "gone", "name": "y"}) == session

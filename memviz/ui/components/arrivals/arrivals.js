@@ -153,7 +153,9 @@ class Arrival {
     const ready = this.isFirst && key ? explored()?.reading.drawnOf(key) : null;
     const [first, ...others] = stored.split(" ");
     const message = { stored, drop: this.drop, beside: this.isBeside ? "1" : undefined, begins: others.length ? "1" : undefined };
-    this.leaveOnceShown(message, `#traces [data-key="${CSS.escape(first)}"]`, ready);
+    // The samples make way a moment after the trace is listed.
+    const page = this.isFirst && key ? "body:not(:has(#home)) " : "";
+    this.leaveOnceShown(message, `${page}#traces [data-key="${CSS.escape(first)}"]`, ready);
   }
 
   /** @param {string} reason */
