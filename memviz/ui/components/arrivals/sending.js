@@ -26,16 +26,17 @@ export class Line {
   /** All that were ever taken. */
   count = 0;
 
-  /** @param {number} answerMs what an answer takes that has nothing to carry */
-  constructor(answerMs) {
+  /** @param {number} answerMs what an answer takes that has nothing to carry @param {number} [known] rate that it had before */
+  constructor(answerMs, known = 0) {
     this.answerMs = answerMs;
+    this.known = known;
   }
 
   /** Bytes a second; 0 is not known. A busy machine makes a line look slow and never fast, so of the first two the
    * better counts. */
   get rate() {
     const [bytes, ms] = [this.last.map((part) => part.bytes), this.last.map((part) => part.ms)];
-    if (this.count <= PROBES) return Math.max(0, ...bytes.map((size, i) => (1000 * size) / ms[i]));
+    if (this.count <= PROBES) return Math.max(this.known, ...bytes.map((size, i) => (1000 * size) / ms[i]));
     return (1000 * bytes.reduce((sum, size) => sum + size, 0)) / ms.reduce((sum, part) => sum + part, 0);
   }
 

@@ -52,13 +52,13 @@ async function place(address, options) {
   }
 }
 
-/** @param {File} file @param {string} address */
-async function receive(file, address) {
+/** @param {File} file @param {string} address @param {number} rate that the line has had before */
+async function receive(file, address, rate) {
   const two = new DataView(await file.slice(0, 2).arrayBuffer());
   const mayPack = !(two.byteLength === 2 && two.getUint16(0) === GZIP);
   const wish = JSON.stringify({ name: file.name, size: file.size, packed: mayPack });
   const { ticket, took } = await place(address, { method: "POST", headers: { "content-type": "application/json" }, body: wish });
-  const line = new Line(took);
+  const line = new Line(took, rate);
   const own = `${address}/${ticket}`;
   stopped.signal.addEventListener("abort", () => fetch(own, { method: "DELETE", keepalive: true }).catch(() => {}));
   tell({ kind: "begun" });
@@ -66,7 +66,7 @@ async function receive(file, address) {
   const heard = listen(own).finally(() => (isOver = true));
   // A file may be refused before it has come as a whole: then nobody takes the rest.
   const sent = send(file, mayPack, line, () => isOver, (part, number) => post(own, part, number)).catch((fault) => isOver || Promise.reject(fault));
-  await Promise.all([heard, sent]);
+  await Promise.all([heard, sent.then(() => tell({ kind: "line", rate: line.rate }))]);
 }
 
 /** @param {string} own @param {import("./sending.js").Part} part @param {number} number */
@@ -110,8 +110,7 @@ globalThis.onmessage = (/** @type {MessageEvent} */ { data }) => {
     const [piece, header, body] = data.unpack;
     return ready(piece, header, bytesOf(body)).then(({ made, owned }) => tell({ made }, owned), (fault) => tell({ fault: String(fault) }));
   }
-  receive(data.file, data.address).then(
-    () => tell({ kind: "ended" }),
-    (fault) => tell(fault instanceof Refused ? { kind: "refused", name: data.file.name, reason: fault.message } : { kind: "failed", words: String(fault) }),
-  );
+  receive(data.file, data.address, data.rate)
+    .catch((fault) => tell(fault instanceof Refused ? { kind: "refused", name: data.file.name, reason: fault.message } : { kind: "failed", words: String(fault) }))
+    .then(() => tell({ kind: "ended" }));
 };
