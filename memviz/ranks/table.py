@@ -333,14 +333,6 @@ def _limit() -> None:
             resource.setrlimit(kind, (most, most))
 
 
-def is_table(path: str | os.PathLike[str]) -> bool:
-    try:
-        with open(path, "rb") as file:
-            return file.read(len(FIRST_BYTES)) == FIRST_BYTES
-    except OSError:
-        return False
-
-
 def ranks_of_table(path: Path, name: str) -> RankSummary:
     """Raises TraceError with the reason where it is none, is damaged, or takes more than a table may."""
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -64,9 +65,9 @@ from memviz.ui.shell.session import SAMPLE, Context, Session, find_by_link, open
 from memviz.ui.shell.static_cache import SharedPage, StaticCache, without_hidden
 from memviz.ui.shell.store import TraceStore
 from memviz.ui.shell.temporary_files import Exports, SharedFiles, drop_page, file_with, keep_page, link_hours
-from memviz.ui.shell.visitors import OpenPages, Windows, presence, visitor_of
+from memviz.ui.shell.visitors import OpenPages, Windows, visitor_of
 from memviz.ui.upload import routes
-from memviz.ui.upload.opening import on_upload, open_files, open_sample, reopen_traces, session_after, tab_after
+from memviz.ui.upload.opening import on_upload, open_sample, reopen_traces, session_after, tab_after
 from memviz.ui.upload.reading import Readings
 from memviz.ui.upload.samples import OFFERED_SAMPLES, record_html, samples_html, welcome_html
 from memviz.ui.what_if import programs as what_if_programs
@@ -116,7 +117,9 @@ def build_app(
     context = Context(TraceStore(), tuple(map(str, programs)), ranks_given)
     given = Session()
     for trace in traces_given:
-        given = given.with_opened(open_trace(context.store, trace, pinned=True))
+        # Its paths are those of the machine that it was made on, mostly this one: whoever opens it here may see all.
+        here = (os.sep, os.getcwd())
+        given = given.with_opened(open_trace(context.store, trace, pinned=True, source_folders=here))
     page = PageBlocks(title=TITLE, analytics_enabled=False, fill_width=True, delete_cache=(300, 3600))
     page.store = context.store
     page.readings = Readings(context, routes.most_bytes())
@@ -177,7 +180,7 @@ class _Page:
             gr.HTML(brand_html(), apply_default_css=False)
             self.traces = Panel(traces_html(Session(), self.context.of), elem_id="traces")
             self.arrivals = Arrivals(elem_id="arrivals")
-            self.more_files = _drop_target("Drop snapshots here", "files", 92)
+            _drop_target("Drop snapshots here", "files", 92)
             self.foot = Panel(foot_html(), elem_id="foot")
 
     def _tabs(self) -> None:
@@ -189,7 +192,7 @@ class _Page:
                     with gr.Column(elem_id="home") as self.home:
                         gr.HTML(welcome_html(), apply_default_css=False)
                         with gr.Row(elem_id="home-columns"):
-                            self.first_files = _drop_target("Open a snapshot", "first-files", 220)
+                            _drop_target("Open a snapshot", "first-files", 220)
                             Panel(record_html(), elem_id="record")
                         self.samples = Panel(samples_html(), elem_id="samples")
                     # Hidden and not left out: an arriving file is drawn before Gradio knows that one is open.
@@ -211,16 +214,6 @@ class _Page:
         outputs = [*frame, *self.explore.outputs, *self.compare.outputs, *self.ranks.outputs, *self.what_if.outputs]
         self.outputs = outputs
         self.turn.submit(None, None, self.tabs, js=TabTurn.chosen, api_visibility="private", **NO_PROGRESS)
-        for files in (self.more_files, self.first_files):
-            files.upload(
-                self._upload,
-                [files, self.session],
-                [*outputs, files],
-                concurrency_id="parse",
-                concurrency_limit=2,
-                show_progress_on=[files],
-                api_visibility="private",
-            )
         self.arrivals.click(self._arrived, [self.session], outputs, **IN_PARTS)
         for panel in (self.traces, self.band, self.explore.verdict):
             panel.click(self._act, [self.session], outputs, **PRIVATE)
@@ -267,18 +260,6 @@ class _Page:
             *ranks.show(self.context, current),
             *what_if.show(current, tab),
         ]
-
-    def _upload(
-        self,
-        paths: list[str] | None,
-        current: Session,
-        progress: gr.Progress = gr.Progress(),  # noqa: B008 - how Gradio hands a progress over
-    ) -> list[Any]:
-        def say(share: float, words: str) -> None:
-            progress(share, desc=words)
-
-        after = open_files(self.context, current, paths or [], say, presence())
-        return [*self._shown(after, tab=self._tab_of_ranks(current, after, are_many=len(paths or []) > 2)), None]
 
     def _arrived(self, current: Session, event: gr.EventData) -> list[Any]:
         """Open a file that came by `routes`. Its key is a secret of the visitor's browser."""
@@ -343,13 +324,13 @@ class _Page:
     def _share(self, states: dict[Any, Any], event: gr.EventData, request: gr.Request) -> list[Any]:
         """Return the view of a tab as a file, or where it was kept. `states` are by their components."""
         said, current = clicked(event), states[self.session]
-        trace, asked = self.context.named(current.current), states[self.what_if.parts["state"]]
+        trace, asked = self.context.of(current.current), states[self.what_if.parts["state"]]
         files_of: dict[str, Callable[[], SharedFiles]] = {
             "explore": lambda: trace_files(*trace) if trace else {},
             compare.ID: lambda: compare.shared_files(self.context, current, states[self.compare.state]),
             ranks.ID: lambda: ranks.shared_files(self.context, current, states[self.ranks.job]),
             run.ID: lambda: run.shared_files(self.run.answers, states[self.run.state]),
-            what_if.ID: lambda: self.what_if.answers.shared_files(asked),
+            what_if.ID: lambda: self.what_if.answers.shared_files(asked, current),
         }
         kind = said.get("kind", "")
         with with_worded_errors():
@@ -414,9 +395,10 @@ class _Page:
         return after if after is not opened else None
 
 
-def _drop_target(label: str, name: str, height: int) -> gr.File:
+def _drop_target(label: str, name: str, height: int) -> None:
+    """A place for files, which `Arrivals` takes from it."""
     # No list of endings: what a file is, is found out by looking into it.
-    return gr.File(label=label, file_count="multiple", type="filepath", elem_id=name, height=height, show_label=True)
+    gr.File(label=label, file_count="multiple", elem_id=name, height=height, show_label=True, interactive=True)
 
 
 _MIDDLEWARE = [Middleware(RequestGuard), Middleware(StaticCache)]

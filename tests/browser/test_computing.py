@@ -4,20 +4,16 @@ import base64
 import bisect
 import itertools
 import json
-import pickle
 import random
 import re
 import threading
-import zlib
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from memviz.ui.upload.arriving import Arriving
-from memviz.units import bytes_text, delta_text, duration_text
 from tests.browser.mounting import load
-from tests.traces import alloc, frame, snapshot
 
 MODULES = (
     "axes.js",
@@ -32,7 +28,6 @@ MODULES = (
     "overlay/overlay.js",
     "reserved_plot/reserved_plot.js",
     "segment_map/canvas.js",
-    "arrivals/deflate.js",
     "arrivals/sending.js",
     "memory_timeline/data.js",
     "rank_map/rank_map.js",
@@ -380,32 +375,6 @@ def test_what_is_at_hand_stays_within_its_bytes(scripts: Any) -> None:
 
 # -- files on their way
 
-DEFLATE = """({ text, step }) => {
-  const raw = Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
-  const parts = [];
-  for (let at = 0; at === 0 || at < raw.length; at += step) {
-    const part = memviz.deflate.deflate(raw.subarray(at, at + step), at + step >= raw.length);
-    parts.push(btoa(Array.from(part, (c) => String.fromCharCode(c)).join("")));
-  }
-  return parts;
-}"""
-
-
-def test_what_the_browser_packs_unpacks_to_the_same_bytes(scripts: Any) -> None:
-    rare = random.Random(3)
-    cases = {
-        "noise": rare.randbytes(70_001),
-        "repeats": bytes(rare.choices(b"abc", k=90_000)),
-        "runs": b"".join(bytes([i % 256]) * (i * 37 % 900) for i in range(300)) + b"end",
-        "pickle": pickle.dumps(snapshot([alloc(i, 512, frames=[frame("f", "m.py", i % 7)]) for i in range(900)])),
-    }
-    for kind, raw in cases.items():
-        sent = scripts.evaluate(DEFLATE, {"text": base64.b64encode(raw).decode(), "step": 40_000})
-        parts = [base64.b64decode(each) for each in sent]
-        assert zlib.decompress(b"".join(parts), -zlib.MAX_WBITS) == raw, kind
-        assert kind == "noise" or sum(map(len, parts)) < len(raw) / 2
-
-
 JUDGED = """(parts) => {
   const line = new memviz.sending.Line(40);
   return parts.map(([bytes, ms]) => {
@@ -413,16 +382,15 @@ JUDGED = """(parts) => {
     return line.isKnown ? (line.isFast ? "as it is" : "packed") : "unknown";
   });
 }"""
-SENT = """async ({ text, kinds, rate }) => {
+SENT = """async ({ text, fast, rate }) => {
   const raw = Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
   let turn = 0;
-  const isFast = () => kinds[turn % kinds.length] === "plain";
-  const line = { isKnown: true, rate, sent: () => turn++, get isFast() { return isFast(); } };
-  const sending = new memviz.sending.Sending(new File([raw], "run.pickle"), true, line, () => false);
+  const line = { isKnown: true, rate, sent: () => turn++, get isFast() { return turn < fast; } };
   const parts = [];
-  await sending.run(async ({ body, isPlain }) => {
+  const file = new File([raw], "run.pickle");
+  await memviz.sending.send(file, true, line, () => false, async ({ body, isPlain, isLast }, number) => {
     const bytes = new Uint8Array(await body.arrayBuffer());
-    parts.push([btoa(Array.from(bytes, (c) => String.fromCharCode(c)).join("")), isPlain]);
+    parts.push([btoa(Array.from(bytes, (c) => String.fromCharCode(c)).join("")), isPlain, isLast, number]);
   });
   return parts;
 }"""
@@ -454,136 +422,19 @@ def test_a_measure_is_a_small_part_of_any_file(scripts: Any) -> None:
     assert scripts.evaluate("(sizes) => sizes.map(memviz.sending.probeOf)", sizes) == [49_152, 49_152, 524_288, 524_288]
 
 
-@pytest.mark.parametrize("kinds", [["plain"], ["plain", "plain", "packed"], ["packed", "plain", "plain", "plain"]])
+@pytest.mark.parametrize("fast", [0, 1, 2, 9])
 @pytest.mark.parametrize("size", [0, 1, 65_536, 2_000_001])
-def test_packed_and_as_they_are_parts_are_one_file(scripts: Any, kinds: list[str], size: int) -> None:
-    """Random bytes do not compress, so that compressed and plain parts alternate."""
-    raw = random.Random(size).randbytes(size)
-    given = {"text": base64.b64encode(raw).decode(), "kinds": kinds, "rate": 300_000}
+def test_parts_as_they_are_and_packed_ones_are_one_file(scripts: Any, fast: int, size: int) -> None:
+    """Half of it is random, and comes in several packed parts."""
+    raw = random.Random(size).randbytes(size // 2) + bytes(size - size // 2)
+    given = {"text": base64.b64encode(raw).decode(), "fast": fast, "rate": 300_000}
     parts = scripts.evaluate(SENT, given)
     arriving = Arriving(size, packed=True, gate=threading.Semaphore(0))
-    for text, is_plain in parts:
+    for text, is_plain, _, _ in parts:
         arriving.add(base64.b64decode(text), plain=is_plain)
     arriving.end()
     assert arriving.read() == raw
-    assert parts[0][1] == (kinds[0] == "plain")
-
-
-# -- words
-
-
-def said_by_browser(scripts: Any, function: str, values: list[int]) -> list[str]:
-    found: list[str] = scripts.evaluate(f"(values) => values.map((each) => memviz.words.{function}(each))", values)
-    return found
-
-
-def numbers(most_bits: int) -> list[int]:
-    """Return numbers of every magnitude, multiples of powers of two (often half-way cases), and values near borders."""
-    chance = random.Random(_SEED_OF_WORDS)
-    found = [chance.getrandbits(chance.randint(1, most_bits)) for _ in range(4000)]
-    found += [chance.randrange(1, 4096) << chance.randint(0, most_bits - 12) for _ in range(4000)]
-    borders = [round(digits * unit) for unit in (1, 1 << 10, 1 << 20, 1 << 30, 1 << 40) for digits in _BORDERS]
-    return found + [border + near for border in borders for near in range(-3, 4) if border + near >= 0]
-
-
-_BORDERS = (1, 9.995, 10, 99.95, 100, 999.5, 1000, 1023, 1023.5, 1023.996, 1024, 10240)
-
-
-def test_bytes_have_the_same_words_in_the_browser(scripts: Any) -> None:
-    values = [sign * number for number in numbers(47) for sign in (1, -1)]
-    assert said_by_browser(scripts, "bytesText", values) == [bytes_text(value) for value in values]
-
-
-def test_changes_have_the_same_words_in_the_browser(scripts: Any) -> None:
-    values = [sign * number for number in numbers(47)[::4] for sign in (1, -1)]
-    assert said_by_browser(scripts, "deltaText", values) == [delta_text(value) for value in values]
-
-
-def test_times_have_the_same_words_in_the_browser(scripts: Any) -> None:
-    values = [*numbers(40), *range(0, 20_000, 7), *(10**k + near for k in range(3, 9) for near in range(-600, 600))]
-    assert said_by_browser(scripts, "durationText", values) == [duration_text(value) for value in values]
-
-
-def test_neighbouring_ticks_of_a_time_axis_never_read_the_same(scripts: Any) -> None:
-    """Zoomed far in, 1.2345 s and 1.2346 s are not both '1.23 s', and a tick at 2.5 µs is not labelled 3."""
-    texts = scripts.evaluate(
-        """(axes) => axes.map(([step, first]) => [0, 1, 2, 3, 4].map((k) => {
-            const place = (first + k) * step;
-            return [place, memviz.words.timeTick(place, step)];
-        }))""",
-        [[2.5, 1], [25, 100], [100, 12345], [500, 1999], [2500, 399], [0.5, 4000], [250000, 3]],
-    )
-    units = {"µs": 1.0, "ms": 1e3, "s": 1e6}
-    for axis in texts:
-        for place, text in axis:
-            figure, unit = text.split()
-            assert abs(float(figure.replace(",", "")) * units[unit] - place) < 1e-6 * place, (place, text)
-        assert len({text for _, text in axis}) == len(axis)
-
-
-def test_an_event_axis_has_no_tick_between_two_events(scripts: Any) -> None:
-    steps = scripts.evaluate("() => Array.from({ length: 2000 }, (_, i) => memviz.words.roundStep(i / 20, 1))")
-    assert all(step == int(step) >= i / 20 for i, step in enumerate(steps))
-
-
-def test_ticks_between_two_heights_stand_where_they_say_and_differ(scripts: Any) -> None:
-    """From a whole GPU down to one block of it; their base is given to the byte."""
-    chance = random.Random(_SEED_OF_WORDS)
-    heights = []
-    for _ in range(2000):
-        span = 2 ** chance.uniform(9, 36)
-        bottom = chance.choice([0, chance.uniform(0, 80 * (1 << 30)), chance.uniform(0, 2) * span])
-        heights.append((bottom, bottom + span))
-    axes = scripts.evaluate("(all) => all.map(([a, b]) => memviz.words.byteTicksBetween(a, b))", heights)
-    units = {"B": 0, "KiB": 1, "MiB": 2, "GiB": 3, "TiB": 4}
-    for (bottom, top), axis in zip(heights, axes, strict=True):
-        ticks = axis["ticks"]
-        assert 1 <= len(ticks) <= 7, (bottom, top)
-        assert axis["from"] == int(axis["from"]) <= bottom
-        unit = 1024 ** units[ticks[-1]["text"].split()[1]]
-        for tick in ticks:
-            assert bottom - 1 <= tick["value"] <= top + 1
-            figure = float(tick["text"].split()[0].replace(",", ""))
-            assert figure * unit + axis["from"] == pytest.approx(tick["value"], abs=1e-6 * unit)
-            assert len(tick["text"]) <= 10
-            assert tick["text"].startswith("+") == (axis["from"] > 0)
-
-
-def test_a_long_name_loses_its_middle_and_keeps_what_tells_it_from_others(scripts: Any) -> None:
-    names = ["short", "exactly-ten", "profile_of_a_long_run_fp32", "profile_of_a_long_run_bf16", "🟦" * 30]
-    cut = scripts.evaluate("(names) => names.map((name) => memviz.words.cutMiddle(name, 11))", names)
-    assert cut == ["short", "exactly-ten", "profi…_fp32", "profi…_bf16", "🟦" * 5 + "…" + "🟦" * 5]
-
-
-# -- messages to Python
-
-GRADIO = """([kind, fails]) => new Promise((done) => {
-  const sent = [];
-  let [first, isUnderWay, isMoreTold, answers] = [null, false, false, 0];
-  const send = () => {
-    isUnderWay = true;
-    sent.push(JSON.parse(JSON.stringify(first)));
-  };
-  const say = memviz.base[kind]((event) => {
-    first ??= event;
-    if (isUnderWay) isMoreTold = true;
-    else send();
-  });
-  const answer = () => {
-    if ((!isUnderWay && sent.at(-1) === "d") || ++answers > 20) return done(sent);
-    const isSentAgain = isMoreTold && !fails;
-    isUnderWay = isMoreTold = false;
-    if (isSentAgain) send();
-  };
-  for (const word of "abcd") say(word);
-  setInterval(answer, 120);
-})"""
-"""While an answer is pending, further messages are merged into one more event; after a failed answer none is sent."""
-
-
-@pytest.mark.parametrize("fails", [False, True])
-@pytest.mark.parametrize(("kind", "sent"), [("inTurn", "abcd"), ("latest", "ad")])
-def test_what_is_told_while_an_answer_is_on_its_way_is_sent_after_it(
-    scripts: Any, kind: str, sent: str, fails: bool
-) -> None:
-    assert scripts.evaluate(GRADIO, [kind, fails]) == list(sent)
+    assert [is_last for *_, is_last, _ in parts] == [False] * (len(parts) - 1) + [True]
+    assert [number for *_, number in parts] == list(range(len(parts)))
+    plain = sum(is_plain for _, is_plain, *_ in parts)
+    assert plain == (min(fast, max(-(-size // 300_000), 1)))

@@ -27,7 +27,6 @@ from memviz.ranks.table import (
     RankTable,
     RowFile,
     checked_rows,
-    is_table,
     ranks_of_table,
     read_table,
     row_values,
@@ -288,7 +287,6 @@ def test_what_is_no_table_is_refused_in_words(
 ) -> None:
     path = tmp_path / "upload-1.parquet"
     path.write_bytes(content(uploaded[0].read_bytes()))
-    assert is_table(path)
     with pytest.raises(TraceError, match=words) as refused:
         ranks_of_table(path, "mine.parquet")
     assert "upload-1" not in str(refused.value)

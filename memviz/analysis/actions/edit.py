@@ -24,6 +24,7 @@ from memviz.trace.model import (
     Columns,
     DeviceTrace,
     Events,
+    HostBytes,
     Ints8,
     Labels,
     Purposes,
@@ -150,9 +151,14 @@ def apply_edit(trace: Trace, device: DeviceTrace, edit: Edit) -> Trace:
         blocks=_blocks(device, rows, sizes, edit),
         taken_over=_edit_purposes(inferred_purposes(trace, device), entries, edit.again_as),
         holders=None,
-        host=None,
+        host=None if device.host is None else _host(device.host, entries.place),
     )
     return replace(trace, devices=(changed,))
+
+
+def _host(recorded: HostBytes, place: Ints8) -> HostBytes:
+    """Return host memory, which no edit changes, over the events of the edited trace."""
+    return replace(recorded, event=np.searchsorted(place, recorded.event))
 
 
 def _labels(recorded: Labels | None, entries: _Entries) -> Labels | None:

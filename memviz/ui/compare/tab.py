@@ -36,7 +36,7 @@ def shared_files(context: Context, session: Session, state: CompareState) -> Sha
     pairs = [side.pair for side in sides]
     if len(pairs) < 2:
         return {}
-    named = [pair for side in sides if (pair := context.named(side.opened)) is not None]
+    named = [pair for side in sides if (pair := context.of(side.opened)) is not None]
     return comparison_files(named, state.by or best_grouping(pairs, state.number_of_other(sides)))
 
 

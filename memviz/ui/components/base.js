@@ -81,15 +81,22 @@ export function actOnKey(event, acts) {
   act();
 }
 
-/** Once it has not been asked for so long, with what was asked for last.
+/** Once it has not been asked for so long, with what was asked for last; if eager, after a rest at once as well.
  * @template {any[]} Asked
  * @param {(...asked: Asked) => void} act @param {number} ms */
-export function onceQuiet(act, ms) {
+export function onceQuiet(act, ms, isEager = false) {
   let waiting = 0;
-  const cancel = () => clearTimeout(waiting);
+  const cancel = () => {
+    clearTimeout(waiting);
+    waiting = 0;
+  };
   const ask = (/** @type {Asked} */ ...asked) => {
+    if (isEager && !waiting) act(...asked);
     cancel();
-    waiting = setTimeout(() => act(...asked), ms);
+    waiting = setTimeout(() => {
+      waiting = 0;
+      act(...asked);
+    }, ms);
   };
   return Object.assign(ask, { cancel });
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from memviz.analysis.allocations import allocation
@@ -204,6 +205,7 @@ def details(
     *,
     selection: Mapping[str, Any],
     parts: frozenset[str],
+    source_folders: tuple[str, ...] = (),
 ) -> Details:
     """`selection` is what the timeline's `select` said last, of this trace or of another one."""
     chosen = chosen_of(selection, key, device)
@@ -211,7 +213,9 @@ def details(
     view = _View(trace, device, state, chosen, during)
     inspector = None
     if "inspector" in parts and chosen.pin >= 0:
-        inspector = allocation_html(trace, allocation(trace, device, chosen.pin), source_lines)
+        inspector = allocation_html(
+            trace, allocation(trace, device, chosen.pin), partial(source_lines, folders=source_folders)
+        )
     elif "inspector" in parts:
         at = event_state(trace, device, view.event)
         inspector = moment_html(at, of_range=during is not None, is_still=view.is_still)

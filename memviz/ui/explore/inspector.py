@@ -1,7 +1,8 @@
 """The column at the side: one pinned allocation with its stack and source lines, or the moment in figures.
 
-Source lines are read only from a Python file inside the folder that MEMVIZ_SOURCE_ROOT names: a trace may name any
-path, and the page may be open to strangers. The lines are the present ones, which may not be what ran.
+Source lines are read only from a Python file inside the folder that MEMVIZ_SOURCE_ROOT names, or inside those of a
+trace that was opened where the page was started or that this server ran: an uploaded trace may name any path, and the
+page may be open to strangers. The lines are the present ones, which may not be what ran.
 """
 
 from __future__ import annotations
@@ -38,9 +39,15 @@ def no_source(path: str, line: int) -> SourceLines:
     return ()
 
 
-def source_lines(filename: str, line: int, environment: Mapping[str, str] = os.environ) -> SourceLines:
-    """Return a line and its neighbours with their numbers; none where there is nothing to show."""
-    path = _inside(filename, environment.get(SOURCES_SETTING, ""))
+def source_lines(
+    filename: str, line: int, folders: tuple[str, ...] = (), environment: Mapping[str, str] = os.environ
+) -> SourceLines:
+    """Return a line and its neighbours with their numbers; none where there is nothing to show.
+
+    The file must be in one of `folders`, or in the one that the setting names.
+    """
+    inside = (_inside(filename, folder) for folder in (*folders, environment.get(SOURCES_SETTING, "")))
+    path = next(filter(None, inside), None)
     if path is None or line < 1:
         return ()
     first = max(line - _NEIGHBOURS, 1)

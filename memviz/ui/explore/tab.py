@@ -221,7 +221,9 @@ def panels(
     current = context.current(session)
     if current is None or session.current is None:
         return [""] * 4
-    shown = answer.details(*current, timeline_key(session.current), state, selection=chosen, parts=parts)
+    folders = context.store.source_folders(session.current.key)
+    key = timeline_key(session.current)
+    shown = answer.details(*current, key, state, selection=chosen, parts=parts, source_folders=folders)
     return [gr.skip() if panel is None else panel for panel in shown.panels]
 
 

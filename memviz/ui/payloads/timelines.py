@@ -38,6 +38,7 @@ from memviz.figures.packed_timeline import (
     pack_spans_and_reserved,
     pack_times,
 )
+from memviz.predictor.cards import common_cards, short_name
 from memviz.results.summary import trace_headline
 from memviz.text import LONGEST_TEXT, cut_middle, plain
 from memviz.trace.model import DeviceTrace, Ints8, Trace
@@ -45,6 +46,8 @@ from memviz.units import bytes_text
 
 _MOST_PHASES = 2000
 _MOST_MARKS = 2000
+_CARDS = {short_name(card.name): card.memory_bytes for card in common_cards()}
+"""Whose memory can be drawn as a line."""
 _CARD_IN_SIGHT = 2
 """Times the reserved peak that a card's line may be high: more would make the picture flat."""
 _MOST_CARD = 16
@@ -73,7 +76,7 @@ def timeline_value(
         ],
         "state": state or {},
         **named_moments(trace, device),
-        **card_line(trace, int(reserved.max())),
+        **(card_line(trace, int(reserved.max())) or {"cards": _CARDS}),
         **host_lane(device),
     }
 

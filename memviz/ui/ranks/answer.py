@@ -19,7 +19,7 @@ from memviz.ranks.summary import NOTHING, JobChanges, RankSummary, aligned, job_
 from memviz.results.headline import differing_names, distinct_names, trace_name
 from memviz.trace.memviz_labels import RANK_FACT
 from memviz.trace.model import DeviceTrace, Trace
-from memviz.ui.shell.session import Context, Opened, Session
+from memviz.ui.shell.session import Context, Opened, Session, timeline_key
 from memviz.units import whole_number
 
 LEAST = 2
@@ -113,7 +113,7 @@ def shown_ranks(context: Context, session: Session, job: int = 0) -> ShownRanks 
     if (brought := context.tables.get(session.table)) is not None:
         # Its rows name files of another machine, which are not opened; what is open here is.
         return ShownRanks(brought.job, keys)
-    pairs = [(number, context.of(opened)) for number, opened in sorted(numbers.items())]
+    pairs = [(number, context.find(timeline_key(opened))) for number, opened in sorted(numbers.items())]
     ranks = tuple(Rank(number, _row(*pair)) for number, pair in pairs if pair is not None)
     if len(ranks) < LEAST:
         return None

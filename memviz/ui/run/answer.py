@@ -172,6 +172,8 @@ class RunAnswers:
         self.store = store
         self._is_busy = is_busy
         self.programs = tuple(programs)
+        self.source_folders = (*{str(Path(program).parent) for program in programs}, str(Path(__file__).parents[2]))
+        """Of what runs here: the given programs, and our workloads."""
         self.limits = limits = limits or run_limits()
         self.scheduler = Scheduler(
             timeout=limits.seconds,
@@ -485,7 +487,8 @@ class RunAnswers:
         """`run` has the output check that was made since. Files of runs go after some hours; what was kept stays."""
         try:
             trace = load_trace(path)
-            return open_once(self.store, session, _with_name(with_run(trace, run) if run else trace, name)), True
+            named = _with_name(with_run(trace, run) if run else trace, name)
+            return open_once(self.store, session, named, source_folders=self.source_folders), True
         except (OSError, TraceError):
             return session.with_refused(Refused(name, "The file of this run is gone. Run it again.")), False
 
@@ -493,7 +496,8 @@ class RunAnswers:
         """UsageError where it is gone."""
         stored = self.kept(visitor).get(id)
         trace = with_run(load_run(stored.path)[0], stored.run)
-        return open_once(self.store, session.without_refused(), _with_name(trace, stored.name))
+        session, named = session.without_refused(), _with_name(trace, stored.name)
+        return open_once(self.store, session, named, source_folders=self.source_folders)
 
 
 def _request_of(search: SearchStatus, point: Mapping[str, Any]) -> Request:

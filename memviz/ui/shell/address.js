@@ -5,7 +5,7 @@ import { all, onceQuiet, onSaid } from "../components/base.js";
 import { followTab } from "./focus.js";
 import { noteAddress, notePlace } from "./steps.js";
 
-const OF_THE_TIMELINE = ["at", "from", "to", "low", "high", "pin", "order", "colour", "axis"];
+const OF_THE_TIMELINE = ["at", "from", "to", "low", "high", "pin", "order", "colour", "axis", "card"];
 const OURS = [
   ...["trace", ...OF_THE_TIMELINE, "tab"],
   ...["traces", "other", "by", "sort", "align", "step", "name", "overlay"],

@@ -12,9 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from memviz.analysis.cache import cached_on
 from memviz.analysis.devices import choose_device
 from memviz.fair_lock import FairLock
 from memviz.figures.colouring import MEANINGS
+from memviz.predictor.cards import common_cards, short_name
 from memviz.ranks.summary import RankSummary
 from memviz.results.headline import trace_name
 from memviz.trace.model import DeviceTrace, Trace
@@ -152,48 +154,52 @@ class Context:
         return (trace, matching[0]) if trace is not None and matching else None
 
     def of(self, opened: Opened | None) -> tuple[Trace, DeviceTrace] | None:
-        return self.find(timeline_key(opened)) if opened is not None else None
+        """Return the trace, under its visitor's own name for it, and the device."""
+        pair = self.find(timeline_key(opened)) if opened is not None else None
+        if pair is None or opened is None or not opened.is_renamed:
+            return pair
+        (trace, device), name = pair, opened.name
+        renamed = cached_on(trace, ("renamed", name), lambda: replace(trace, about=replace(trace.about, source=name)))
+        return renamed, device
 
     def current(self, session: Session) -> tuple[Trace, DeviceTrace] | None:
         return self.of(session.current)
 
-    def named(self, opened: Opened | None) -> tuple[Trace, DeviceTrace] | None:
-        """Return the trace with a visitor's own name for it, for files."""
-        pair = self.of(opened)
-        if pair is None or opened is None or not opened.is_renamed:
-            return pair
-        return replace(pair[0], about=replace(pair[0].about, source=opened.name)), pair[1]
 
-
-def open_trace(store: TraceStore, trace: Trace, *, pinned: bool = False) -> Opened:
-    return Opened.of(store.add(trace, pinned=pinned), trace)
+def open_trace(
+    store: TraceStore, trace: Trace, *, pinned: bool = False, source_folders: tuple[str, ...] = ()
+) -> Opened:
+    return Opened.of(store.add(trace, pinned=pinned, source_folders=source_folders), trace)
 
 
 def timeline_key(opened: Opened) -> str:
     return f"{opened.key}/{opened.device}"
 
 
-def open_once(store: TraceStore, session: Session, trace: Trace, sample: str = "") -> Session:
+def open_once(
+    store: TraceStore, session: Session, trace: Trace, sample: str = "", source_folders: tuple[str, ...] = ()
+) -> Session:
     """Choose the trace, and open it unless it is open already. `sample` is its name in links."""
     for opened in session.opened:
         stored = store.get(opened.key)
         if stored is not None and stored.about == trace.about:
             return session.choosing(opened.key)
-    return session.with_opened(replace(open_trace(store, trace), sample=sample))
+    return session.with_opened(replace(open_trace(store, trace, source_folders=source_folders), sample=sample))
 
 
 def open_derived_trace(
     store: TraceStore, session: Session, recording: str, derived: Trace, *, compared: bool, sample: str = ""
 ) -> Session:
     """Choose a derived trace, or compare it with its recording. `sample` is its name in links."""
-    session = open_once(store, session.without_refused(), derived, sample)
+    session = open_once(store, session.without_refused(), derived, sample, store.source_folders(recording))
     if compared and session.of(recording) is not None:
         return replace(session, compared=(recording, session.chosen))
     return session
 
 
 _NUMBERS = ("at", "from", "to", "low", "high", "pin")
-_CHOICES = {"order": ("category", "age"), "colour": MEANINGS, "axis": ("event", "time")}
+_CARDS = tuple(short_name(card.name) for card in common_cards())
+_CHOICES = {"order": ("category", "age"), "colour": MEANINGS, "axis": ("event", "time"), "card": _CARDS}
 SAMPLE = "sample:"
 _WITH_ACTION = "+"
 

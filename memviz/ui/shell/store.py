@@ -28,6 +28,7 @@ class _StoredTrace:
     trace: Trace
     bytes: int
     pinned: bool = False
+    source_folders: tuple[str, ...] = ()
     used: float = field(default_factory=time.monotonic)
     idle_since: float = -1.0
     """Its `used` when its cached values were last dropped."""
@@ -60,11 +61,14 @@ class TraceStore:
         """Call `listener` with the key of each trace that was not used for a while."""
         self._idle_listeners.append(listener)
 
-    def add(self, trace: Trace, *, pinned: bool = False) -> str:
-        """A `pinned` trace is given at startup, for all visitors, and cannot be closed."""
+    def add(self, trace: Trace, *, pinned: bool = False, source_folders: tuple[str, ...] = ()) -> str:
+        """A `pinned` trace is given at startup, for all visitors, and cannot be closed.
+
+        Sources in `source_folders` may be shown beside its stacks. An uploaded trace has none: it may name any path.
+        """
         key = secrets.token_urlsafe(18)
         with self._lock:
-            self._kept[key] = _StoredTrace(trace, size_in_bytes(trace), pinned)
+            self._kept[key] = _StoredTrace(trace, size_in_bytes(trace), pinned, source_folders)
             gone = self._make_room()
         self._tell(gone)
         return key
@@ -77,6 +81,11 @@ class TraceStore:
             entry.used = time.monotonic()
             self._kept.move_to_end(key)
             return entry.trace
+
+    def source_folders(self, key: str) -> tuple[str, ...]:
+        with self._lock:
+            entry = self._kept.get(key)
+            return entry.source_folders if entry is not None else ()
 
     def drop(self, key: str) -> None:
         with self._lock:

@@ -27,8 +27,8 @@ _PACKED_MORE = 1 << 16
 _MOST_STRETCHES = 1 << 14
 """A page changes its mind about its line a few times."""
 
-_TIGHTEST = 200
-"""The page packs nothing tighter. What a file may take of the machine goes by the size that was announced for it, so
+_TIGHTEST = 1032
+"""Deflate packs nothing tighter. What a file may take of the machine goes by the size that was announced for it, so
 that much of it has to be there before it is read."""
 
 

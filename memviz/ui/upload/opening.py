@@ -2,42 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
-from memviz.errors import TraceError
-from memviz.ranks.table import is_table, ranks_of_table
 from memviz.results.headline import trace_name
 from memviz.trace.load import load_trace
 from memviz.ui.shell.session import MOST_OPEN, Context, Opened, Refused, Session, open_trace
 from memviz.ui.shell.store import TraceStore
 from memviz.ui.upload.samples import OFFERED_SAMPLES, SAMPLES, OfferedSample, find_sample
 
-Say = Callable[[float, str], None]
 _MOST_NAME, _MOST_REASON, _MOST_TURN, _MOST_REFUSED = 300, 1000, 9, 5
-
-
-def open_files(
-    context: Context, session: Session, paths: Sequence[str], say: Say, is_wanted: Callable[[], bool] = lambda: True
-) -> Session:
-    session = session.without_refused()
-    for number, path in enumerate(paths):
-        name = Path(path).name
-
-        def progress(done: int, total: int, name: str = name, number: int = number) -> None:
-            share = (number + 0.9 * done / max(total, 1)) / len(paths)
-            say(share, f"Reading {name}, {100 * done // max(total, 1)} %")
-
-        try:
-            if is_table(path):
-                session = _with_table(session, context.tables.add(name, ranks_of_table(Path(path), name)))
-                continue
-            trace = load_trace(path, progress=progress, is_wanted=is_wanted)
-            session = session.with_opened(open_trace(context.store, trace))
-        except TraceError as error:
-            session = session.with_refused(Refused(name, f"{error.reason} {error.remedy}".strip()))
-    return session
 
 
 def on_upload(context: Context, session: Session, message: Mapping[str, str]) -> Session:

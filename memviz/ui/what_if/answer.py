@@ -128,14 +128,14 @@ class WhatIfAnswers:
         except TooLong:
             return None
 
-    def shared_files(self, state: WhatIfState) -> SharedFiles:
+    def shared_files(self, state: WhatIfState, session: Session) -> SharedFiles:
         """Return the displayed answer as files."""
         displayed = self.displayed_answer(state)
         if displayed is None:
             return {}
         trace, device, outcome = displayed
         searched = self.replays.known_search(state.key, terms_of(parse_question(state.question)))
-        name = f"{file_stem(trace_name(outcome.replayed.trace.about.source))}-replayed"
+        name = f"{file_stem(_name(state, session, trace))}-replayed"
         result = replay_of(trace, device, outcome, searched)
         return {
             "page": ("what-if.html", text_writer(lambda: what_if_page(trace, device, outcome, searched))),
@@ -151,8 +151,8 @@ class WhatIfAnswers:
             return session
         replayed = displayed[2].replayed
         limit = "" if replayed.memory is None else f" in {bytes_text(replayed.memory)}"
-        about = replayed.trace.about
-        renamed = replace(replayed.trace, about=replace(about, source=f"replay of {trace_name(about.source)}{limit}"))
+        about, name = replayed.trace.about, _name(state, session, displayed[0])
+        renamed = replace(replayed.trace, about=replace(about, source=f"replay of {name}{limit}"))
         recording = state.key.partition("/")[0]
         return open_derived_trace(self.context.store, session, recording, renamed, compared=compared)
 
@@ -183,6 +183,11 @@ class WhatIfAnswers:
         key = self.replays.key_of(outcome.replayed)
         after = LinkedTrace("B", key, trace.about.label, trace, trace.devices[0])
         return dict(zip(("recorded", "replayed"), linked_values((before, after)), strict=True))
+
+
+def _name(state: WhatIfState, session: Session, trace: Trace) -> str:
+    opened = session.of(state.key.partition("/")[0])
+    return opened.name if opened is not None else trace_name(trace.about.source)
 
 
 def first_question(trace: Trace, device: DeviceTrace, known_memory: KnownMemory) -> Question:

@@ -247,7 +247,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def line(root: Path | str, filename: str, number: int = 1) -> str:
-    return dict(source_lines(filename, number, {SOURCES_SETTING: str(root)})).get(number, "").strip()
+    return dict(source_lines(filename, number, (), {SOURCES_SETTING: str(root)})).get(number, "").strip()
 
 
 def test_a_line_is_of_a_file_in_the_folder_though_that_is_a_link(root):
@@ -260,14 +260,14 @@ def test_a_line_is_of_a_file_in_the_folder_though_that_is_a_link(root):
 def test_its_neighbours_come_with_it_without_what_they_are_indented_by(root):
     text = "".join(f"        line_{number}()\n" for number in range(1, 9))
     (root / "train.py").write_text(text.replace("    line_4", "        line_4"), encoding="utf-8")
-    shown = source_lines("train.py", 5, {SOURCES_SETTING: str(root)})
+    shown = source_lines("train.py", 5, (str(root),), {})
     assert shown == ((3, "line_3()"), (4, "    line_4()"), (5, "line_5()"), (6, "line_6()"), (7, "line_7()"))
-    assert [number for number, _ in source_lines("train.py", 1, {SOURCES_SETTING: str(root)})] == [1, 2, 3]
-    assert source_lines("train.py", 9, {SOURCES_SETTING: str(root)}) == ()
+    assert [number for number, _ in source_lines("train.py", 1, (str(root),), {})] == [1, 2, 3]
+    assert source_lines("train.py", 9, (str(root),), {}) == ()
 
 
 def test_off_by_default(root):
-    assert source_lines(str(root / "train.py"), 1, {}) == ()
+    assert source_lines(str(root / "train.py"), 1, (), {}) == ()
     assert line("", str(root / "train.py")) == ""
 
 

@@ -12,13 +12,14 @@ import pytest
 
 from memviz.ranks.gather import Gathering, gather_ranks
 from memviz.ranks.summary import RankSummary
+from memviz.ranks.table import ranks_of_table
 from memviz.trace.load import load_trace
 from memviz.ui.ranks.answer import has_ranks, open_ranks
 from memviz.ui.ranks.tab import draw, one_rank, pressed, shared_files, show
 from memviz.ui.shell.page_frame import traces_html
 from memviz.ui.shell.session import Context, Session, open_trace
 from memviz.ui.shell.store import TraceStore
-from memviz.ui.upload.opening import on_upload, open_files, session_after
+from memviz.ui.upload.opening import on_upload, session_after
 from tests.ranks.files import read, write_ranks, written
 from tests.traces import MiB
 from tests.ui.opened import opened
@@ -156,7 +157,8 @@ def test_a_table_that_was_brought_is_drawn_and_opens_nothing_of_its_places(
     pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     table = tmp_path / "ranks.parquet"
     gather_ranks(Gathering((str(folder),), output=table, processes=1))
-    session = open_files(context, Session(), [str(table)], lambda share, words: None)
+    key = context.tables.add(table.name, ranks_of_table(table, table.name))
+    session = on_upload(context, Session(), {"stored": key})
     assert is_there(context, session) and not session.refused and not session.opened
     values = draw(context, session, None)
     assert values[1]["chosen"] == 3 and "Of 5 ranks" in words(values[0])
@@ -167,14 +169,6 @@ def test_a_table_that_was_brought_is_drawn_and_opens_nothing_of_its_places(
     assert "ranks.parquet" in words(row) and "5 ranks" in words(row)
     closed = session_after(context, session, {"act": "close", "key": session.table})
     assert not is_there(context, closed)
-
-
-def test_a_file_that_only_begins_like_a_table_is_refused(context: Context, tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
-    table = tmp_path / "<b>.parquet"
-    table.write_bytes(b"PAR1 and nothing more")
-    session = open_files(context, Session(), [str(table)], lambda share, words: None)
-    assert not session.table and "damaged" in session.refused[0].reason
 
 
 def test_all_are_closed_at_once(context: Context, folder: Path) -> None:

@@ -24,7 +24,7 @@ from memviz.ui.shell.session import (
     view_state,
 )
 from memviz.ui.shell.store import TraceStore
-from memviz.ui.upload.opening import on_upload, open_files, open_sample, reopen_traces, session_after
+from memviz.ui.upload.opening import on_upload, open_sample, reopen_traces, session_after
 from memviz.ui.upload.samples import OFFERED_SAMPLES, find_sample
 from tests.traces import alloc, block, event, frame, read, segment, trace_of
 from tests.ui.page import elements, words
@@ -35,10 +35,6 @@ EVIL = "<img src=x onerror=alert(1)>${1}{{x}}</script>"
 @pytest.fixture
 def store() -> TraceStore:
     return TraceStore()
-
-
-def silent(share: float, words: str) -> None:
-    pass
 
 
 def small(source: str = "run.pickle") -> Trace:
@@ -96,11 +92,9 @@ def test_the_first_two_are_compared_the_last_is_looked_at_and_on_a_device_that_i
 # -- opening
 
 
-def test_a_refused_file_leaves_what_is_open(store: TraceStore, tmp_path) -> None:
-    bad = tmp_path / "bad.pickle"
-    bad.write_bytes(b"hello")
+def test_a_refused_file_leaves_what_is_open(store: TraceStore) -> None:
     session = open_sample(store, Session(), OFFERED_SAMPLES[0])
-    after = open_files(Context(store), session, [str(bad)], silent)
+    after = on_upload(Context(store), session, {"refused": "bad.pickle", "reason": "It is text.", "turn": "1"})
     assert after.opened == session.opened
     assert [each.name for each in after.refused] == ["bad.pickle"]
     html = refused_html(after)
@@ -309,7 +303,7 @@ def test_a_new_name_is_kept_by_the_browser_bounded_and_can_be_taken_back() -> No
     assert EVIL not in traces_html(renamed, context.of)
     again = reopen_traces(context.store, [[opened.key, "", renamed.opened[0].name], ["gone", "", "y"]])
     assert again.opened == renamed.opened
-    found = context.named(again.opened[0])
+    found = context.of(again.opened[0])
     assert found is not None and found[0].about.source == renamed.opened[0].name
     assert session_after(context, renamed, {"act": "rename", "key": opened.key, "name": " "}) == session
     assert session_after(context, session, {"act": "rename", "key": "gone", "name": "y"}) == session

@@ -31,20 +31,22 @@ def test_the_replay_is_opened_once_as_a_trace_of_its_own(context: Context, repla
     again = answers.with_replay(shown, kept.choosing(name), compared=True)
     assert len(again.opened) == 2
     assert again.compared == (name, kept.chosen)
+    mine = answers.with_replay(shown, session.renaming(name, "mine", "hand-made"), compared=False)
+    assert mine.current is not None and "replay of mine" in mine.current.name
 
 
 def test_without_an_answer_nothing_is_opened_or_saved(context: Context, replays: Replays, key: str) -> None:
     answers, shown = answers_and_shown(context, replays, key)
     refused = replace(shown, question=Question(max_split="2"))
     assert answers.with_replay(refused, Session(), compared=True) == Session()
-    assert answers.shared_files(refused) == answers.shared_files(WhatIfState("gone/0")) == {}
+    assert answers.shared_files(refused, Session()) == answers.shared_files(WhatIfState("gone/0"), Session()) == {}
 
 
 def test_the_saved_replay_is_a_snapshot_that_says_what_it_is(
     context: Context, replays: Replays, key: str, tmp_path: Path
 ) -> None:
     answers, shown = answers_and_shown(context, replays, key)
-    name, write = answers.shared_files(shown)["snapshot"]
+    name, write = answers.shared_files(shown, Session())["snapshot"]
     assert name == "hand-made-replayed.pickle"
     write(path := tmp_path / name)
     again = load_trace(path)

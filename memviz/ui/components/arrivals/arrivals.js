@@ -1,38 +1,25 @@
 // @ts-check
 // Files that a visitor drops or chooses: each with a row of its own beside the open traces, a worker that sends it
-// (worker.js), and its first picture in Explore where nothing else is looked at. Gradio's own upload is left to
-// browsers and servers where this way does not answer.
+// (worker.js), and its first picture in Explore where nothing else is looked at. Gradio's own upload is left to programs.
 import { Component, el, known, mounting, say } from "../base.js";
 import { unpacking } from "../memory_timeline/data.js";
 import { mounted } from "../memory_timeline/timeline.js";
 
 /** @import { Total } from "../memory_timeline/total.js" */
 
-// -- threads that run worker.js: the next one is started ahead of its use
+// -- threads that run worker.js: the first one is started ahead of its use, and each is used again
 
-const KEPT_AFTER_MS = 2000;
-
-/** @type {Worker | null} */ let spare = null;
+/** @type {Worker[]} */ const idle = [];
 
 /** What they run stands in the page as text, and needs no address. */
 const newWorker = () => new Worker(URL.createObjectURL(new Blob([document.getElementById("memviz-worker")?.textContent || ""], { type: "text/javascript" })));
-
-function takeWorker() {
-  const worker = spare || newWorker();
-  spare = null;
-  setTimeout(keepSpare, KEPT_AFTER_MS);
-  return worker;
-}
-
-function keepSpare() {
-  if (globalThis.Worker) spare ||= newWorker();
-}
+const takeWorker = () => idle.pop() || newWorker();
 
 unpacking.aside = (piece, header, body) =>
   new Promise((done, fail) => {
     const worker = takeWorker();
     worker.onmessage = ({ data }) => {
-      worker.terminate();
+      idle.push(worker);
       if (data.made) done(data.made);
       else fail(new Error(data.fault));
     };
@@ -48,6 +35,9 @@ const MANY = 3;
 const LANES = 3;
 /** So many new rows the page can show before anybody's patience ends. */
 const TOGETHER = 8;
+/** Until so many have come, but no longer. */
+const GATHER_MS = 700;
+const TURN_MS = 30;
 const SPARE_AFTER_MS = 500;
 const STOP_MS = 1000;
 /** rank2 before rank10. */
@@ -56,23 +46,15 @@ const NATURAL = new Intl.Collator(undefined, { numeric: true });
 /** What Gradio is told: a file that is open now, or one that is refused.
  * @typedef {{ drop: number } & ({ stored: string, beside?: string, begins?: string } | { refused: string, reason: string, turn: string })} Told */
 
-/** @typedef {{ keys: string[], drop: number, where: string, done: Promise<boolean> }} Gathered */
+/** `where` it is shown then.
+ * @typedef {{ message: Told, where: string, ready: Promise<void> | null, done: (isShown: boolean) => void }} Telling */
+
+const pause = (/** @type {number} */ ms) => new Promise((next) => setTimeout(next, ms));
 
 /** @returns {{ root?: string } | undefined} */
 const gradioConfig = () => /** @type {any} */ (globalThis).gradio_config;
-const isSupported = () => Boolean(globalThis.Worker && globalThis.DecompressionStream && gradioConfig());
 const address = () => `${(gradioConfig()?.root || location.origin).replace(/\/$/, "")}/gradio_api/memviz/readings`;
 const explored = () => [...mounted].find(({ host }) => host.closest("#timeline"));
-
-/** @param {File} file */
-function leaveToGradio(file) {
-  const input = /** @type {HTMLInputElement | null} */ (document.querySelector("#files input[type=file]"));
-  if (!input) return;
-  const all = new DataTransfer();
-  all.items.add(file);
-  input.files = all.files;
-  input.dispatchEvent(new CustomEvent("change", { bubbles: true, detail: "gradio" }));
-}
 
 // -- one file
 
@@ -109,9 +91,12 @@ class Arrival {
     const worker = (this.worker = takeWorker());
     return new Promise((done) => {
       this.done = done;
-      worker.onmessage = ({ data }) => this.hear(data);
+      worker.onmessage = ({ data }) => {
+        this.hear(data);
+        if (data.kind === "ended" && this.worker) idle.push(worker);
+      };
       worker.onerror = (fault) => this.hear({ kind: "failed", words: fault.message });
-      worker.postMessage({ file: this.file, address: address() });
+      worker.postMessage({ file: this.file, address: address(), rate: this.arrivals.rate });
     });
   }
 
@@ -124,6 +109,7 @@ class Arrival {
         this.draw({ live: [0], share: 0, words: `${this.file.name} waits for a place: many files are being read here.` });
       },
       begun: () => (this.isBegun = true),
+      line: () => (this.arrivals.rate = Math.max(this.arrivals.rate, message.rate)),
       reading: () => {
         this.say(`reading, ${Math.round(100 * message.share)} %`, message.share);
         this.draw(message);
@@ -165,7 +151,9 @@ class Arrival {
     const ready = this.isFirst && key ? explored()?.reading.drawnOf(key) : null;
     const [first, ...others] = stored.split(" ");
     const message = { stored, drop: this.drop, beside: this.isBeside ? "1" : undefined, begins: others.length ? "1" : undefined };
-    this.leaveOnceShown(message, `#traces [data-key="${CSS.escape(first)}"]`, ready);
+    // The samples make way a moment after the trace is listed.
+    const page = this.isFirst && key ? "body:not(:has(#home)) " : "";
+    this.leaveOnceShown(message, `${page}#traces [data-key="${CSS.escape(first)}"]`, ready);
   }
 
   /** @param {string} reason */
@@ -176,13 +164,9 @@ class Arrival {
     explored()?.reading.end();
   }
 
-  /** Nobody of ours answered: Gradio's own way is tried. Later on the line has broken. */
+  /** The server said nothing of it, or no more. */
   failed() {
-    if (this.isBegun) return this.refused("The connection broke while it was sent. Open it again.");
-    this.finish();
-    this.leave();
-    explored()?.reading.end();
-    leaveToGradio(this.file);
+    this.refused(this.isBegun ? "The connection broke while it was sent. Open it again." : "This server cannot be reached. Reload the page, then open the file again.");
   }
 
   cancel() {
@@ -199,7 +183,6 @@ class Arrival {
 
   finish() {
     this.isOver = true;
-    this.worker?.terminate();
     this.done();
   }
 
@@ -232,10 +215,12 @@ class Arrivals extends Component {
   refusals = 0;
   /** How often files came, each time one or several. */
   drops = 0;
+  /** Bytes a second that the line to the server has had once: it is never slower than a busy machine makes it look. */
+  rate = 0;
   /** How many files of the newest drop are open. */
   opened = { drop: 0, count: 0 };
-  /** @type {Gathered | null} */ gathered = null;
-  /** @type {Promise<any>} */ telling = known;
+  /** @type {Telling[]} */ queue = [];
+  isTelling = false;
 
   /** @param {HTMLElement} host @param {import("../base.js").Gradio} gradio */
   constructor(host, gradio) {
@@ -243,7 +228,7 @@ class Arrivals extends Component {
     this.root.className = "mv-arrivals";
     window.addEventListener("change", (event) => this.changed(event), true);
     window.addEventListener("drop", (event) => this.take(event, event.dataTransfer?.files), true);
-    setTimeout(() => isSupported() && keepSpare(), SPARE_AFTER_MS);
+    setTimeout(() => idle.push(newWorker()), SPARE_AFTER_MS);
   }
 
   /** @param {Event} event */
@@ -251,12 +236,12 @@ class Arrivals extends Component {
     const { target } = event;
     if (!(target instanceof HTMLInputElement) || target.type !== "file" || !target.closest(TARGETS)) return;
     this.take(event, target.files);
-    if (event.defaultPrevented || !isGradios(event)) target.value = "";
+    target.value = "";
   }
 
   /** @param {Event} event @param {FileList | null} [list] */
   take(event, list) {
-    if (isGradios(event) || !isSupported() || !list?.length || !(event.target instanceof Element) || !event.target.closest(TARGETS)) return;
+    if (!list?.length || !(event.target instanceof Element) || !event.target.closest(TARGETS)) return;
     event.preventDefault();
     event.stopImmediatePropagation();
     this.add([...list]);
@@ -293,39 +278,46 @@ class Arrivals extends Component {
   /** One after the other: every answer is the whole page anew, and of two at once one would be lost.
    * @param {Told} message @param {string} where @param {Promise<void> | null} ready @returns {Promise<boolean>} */
   told(message, where, ready) {
-    if ("beside" in message && message.beside) return this.toldTogether(message.stored, message.drop, where);
-    this.gathered = null;
-    if ("stored" in message) this.countOpened(message.drop, 1);
-    return (this.telling = this.telling.then(() => ready).then(() => this.tellUntilShown(message, where)));
-  }
-
-  /** All of one drop that come while Gradio is being told of others are one message: of many files each would be the page anew.
-   * @param {string} stored @param {number} drop @param {string} where @returns {Promise<boolean>} */
-  toldTogether(stored, drop, where) {
-    if (this.gathered && (this.gathered.keys.length >= TOGETHER || this.gathered.drop !== drop)) this.gathered = null;
-    const gathered = (this.gathered ??= this.gather(drop));
-    gathered.keys.push(stored);
-    gathered.where = where;
-    return gathered.done;
-  }
-
-  /** How many were open before these. @param {number} drop @param {number} count */
-  countOpened(drop, count) {
-    if (this.opened.drop !== drop) this.opened = { drop, count: 0 };
-    this.opened.count += count;
-    return this.opened.count - count;
-  }
-
-  /** @param {number} drop @returns {Gathered} */
-  gather(drop) {
-    const gathered = { keys: /** @type {string[]} */ ([]), drop, where: "", done: Promise.resolve(false) };
-    gathered.done = this.telling = this.telling.then(() => {
-      if (this.gathered === gathered) this.gathered = null;
-      // One rank has none to compare with: the tab is turned to once there are two.
-      const begins = this.countOpened(drop, gathered.keys.length) < 2 ? "1" : undefined;
-      return this.tellUntilShown({ stored: gathered.keys.join(" "), drop, beside: "1", begins }, gathered.where);
+    return new Promise((done) => {
+      this.queue.push({ message, where, ready, done });
+      this.tellAll();
     });
-    return gathered;
+  }
+
+  async tellAll() {
+    if (this.isTelling) return;
+    this.isTelling = true;
+    await known;
+    for (let next = this.queue.shift(); next; next = this.queue.shift()) {
+      await next.ready;
+      const told = "stored" in next.message ? await this.gathered(next) : [next];
+      const stored = told.flatMap(({ message }) => ("stored" in message ? [message.stored] : [])).join(" ");
+      const { message } = next;
+      const shown = await this.tellUntilShown("stored" in message ? { ...message, stored, begins: this.begins(message, told.length) } : message, told[told.length - 1].where);
+      for (const { done } of told) done(shown);
+    }
+    this.isTelling = false;
+  }
+
+  /** With those of the same drop that come meanwhile, or soon: of many files each would be the page anew.
+   * @param {Telling} first */
+  async gathered(first) {
+    const until = performance.now() + GATHER_MS;
+    const { drop } = first.message;
+    const isAlso = (/** @type {Telling | undefined} */ { message } = first) => message !== first.message && "stored" in message && message.beside && message.drop === drop;
+    if (!("beside" in first.message && first.message.beside)) return [first];
+    while (this.lanes && this.opened.count > 1 && this.queue.length < TOGETHER && performance.now() < until) await pause(TURN_MS);
+    const told = [first];
+    while (told.length < TOGETHER && isAlso(this.queue[0])) told.push(.../** @type {Telling[]} */ (this.queue.splice(0, 1)));
+    return told;
+  }
+
+  /** One rank has none to compare with: their tab is turned to once there are two.
+   * @param {Extract<Told, { stored: string }>} message @param {number} count */
+  begins({ drop, beside, begins }, count) {
+    const before = this.opened.drop === drop ? this.opened.count : 0;
+    this.opened = { drop, count: before + count };
+    return beside ? (before < 2 ? "1" : undefined) : begins;
   }
 
   /** @param {Told} message @param {string} where */
@@ -335,14 +327,11 @@ class Arrivals extends Component {
       const begun = performance.now();
       while (performance.now() - begun < PATIENCE_MS) {
         if (document.querySelector(where)) return true;
-        await new Promise((next) => setTimeout(next, 30));
+        await pause(TURN_MS);
       }
     }
     return false;
   }
 }
-
-/** What we left to it ourselves. @param {Event} event */
-const isGradios = (event) => /** @type {CustomEvent} */ (event).detail === "gradio";
 
 export const mount = mounting(Arrivals);

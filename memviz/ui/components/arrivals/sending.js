@@ -1,7 +1,6 @@
 // @ts-check
 // A file's bytes on their way: part by part, one request at a time. The first are sent as they are: how long that takes
-// decides whether the others are packed, and so on with each that follows. No DOM in this file.
-import { deflate } from "./deflate.js";
+// decides whether the others are packed. No DOM in this file.
 
 // -- how fast the line to the server is, by what was sent, and whether packing pays on it
 
@@ -12,8 +11,7 @@ const LEAST_MS = 1;
 /** Of the whole time: an answer may have been slow for once, and does not explain all. */
 const LEAST_SHARE = 0.25;
 const PROBES = 2;
-/** So many last measures count, all together: a busy machine is now and then slow on any line, and a small part may
- * slip through a slow one. */
+/** So many last measures count, all together: a busy machine is now and then slow on any line. */
 const REMEMBERED = 3;
 const LEAST_PROBE = 48 << 10;
 const MOST_PROBE = 512 << 10;
@@ -28,16 +26,17 @@ export class Line {
   /** All that were ever taken. */
   count = 0;
 
-  /** @param {number} answerMs what an answer takes that has nothing to carry */
-  constructor(answerMs) {
+  /** @param {number} answerMs what an answer takes that has nothing to carry @param {number} [known] rate that it had before */
+  constructor(answerMs, known = 0) {
     this.answerMs = answerMs;
+    this.known = known;
   }
 
   /** Bytes a second; 0 is not known. A busy machine makes a line look slow and never fast, so of the first two the
    * better counts. */
   get rate() {
     const [bytes, ms] = [this.last.map((part) => part.bytes), this.last.map((part) => part.ms)];
-    if (this.count <= PROBES) return Math.max(0, ...bytes.map((size, i) => (1000 * size) / ms[i]));
+    if (this.count <= PROBES) return Math.max(this.known, ...bytes.map((size, i) => (1000 * size) / ms[i]));
     return (1000 * bytes.reduce((sum, size) => sum + size, 0)) / ms.reduce((sum, part) => sum + part, 0);
   }
 
@@ -54,8 +53,6 @@ export class Line {
   /** @param {number} bytes @param {number} ms until it was answered */
   sent(bytes, ms) {
     this.count++;
-    // A small part says more of the answer's way than of the line.
-    if (bytes < LEAST_PROBE / 2 && this.isKnown) return;
     this.answerMs = Math.min(this.answerMs, ms);
     const own = Math.max(ms - this.answerMs, LEAST_SHARE * ms, LEAST_MS);
     this.last = [...this.last, { bytes, ms: own }].slice(-REMEMBERED);
@@ -64,121 +61,51 @@ export class Line {
 
 // -- sending
 
-const MOST_READY = 16 << 20;
 const LEAST_SENT = 384 << 10;
-/** Of the file, packed at a time. */
-const PIECE = 512 << 10;
 const MOST_PLAIN = 64 << 20;
-
-/** Lets the worker's other tasks go first: answers are heard, and the next request sets out, while a file is packed. */
-const turn = new MessageChannel();
-/** @type {(() => void)[]} */ const turns = [];
-turn.port1.onmessage = () => turns.shift()?.();
-const othersFirst = () =>
-  /** @type {Promise<void>} */ (
-    new Promise((done) => {
-      turns.push(done);
-      turn.port2.postMessage(0);
-    })
-  );
 
 /** @typedef {{ body: Blob, isPlain: boolean, isLast: boolean }} Part */
 
-/** Packed parts, made ready while a request is on its way. */
-class Packing {
-  /** @type {Uint8Array<ArrayBuffer>[]} */ parts = [];
-  size = 0;
-  isOver = false;
-  wake = () => {};
-
-  /** @param {File} file @param {number} at where it begins @param {() => boolean} isWanted */
-  constructor(file, at, isWanted) {
-    this.file = file;
-    this.at = at;
-    this.isWanted = isWanted;
-    this.making = this.make();
-  }
-
-  get isWhole() {
-    return this.at === this.file.size;
-  }
-
-  async make() {
-    while (!this.isWhole && this.isWanted()) {
-      const end = Math.min(this.file.size, this.at + PIECE);
-      const part = deflate(new Uint8Array(await this.file.slice(this.at, end).arrayBuffer()), end === this.file.size);
-      this.at = end;
-      this.parts.push(part);
-      this.size += part.length;
-      this.wake();
-      await othersFirst();
-      while (this.size > MOST_READY && this.isWanted()) await new Promise((next) => setTimeout(next, 5));
-    }
-    this.isOver = true;
-  }
-
-  /** What is ready, once that is worth a request; all, once no more is wanted. @returns {Promise<Part>} */
-  async take() {
-    const enough = () => this.size >= LEAST_SENT && this.isWanted();
-    while (!enough() && !this.isOver) await Promise.race([new Promise((done) => (this.wake = () => done(null))), this.making]);
-    const body = new Blob(this.parts);
-    [this.parts, this.size] = [[], 0];
-    return { body, isPlain: false, isLast: this.isWhole };
+/** The file from there on, packed: one stream, whose pieces are joined until they are worth a request.
+ * @param {File} file @param {number} at @returns {AsyncGenerator<Part, void>} */
+async function* packed(file, at) {
+  const reader = file.slice(at).stream().pipeThrough(new CompressionStream("deflate-raw")).getReader();
+  /** @type {Uint8Array<ArrayBuffer>[]} */ let pieces = [];
+  let size = 0;
+  for (let isLast = false; !isLast; ) {
+    const { done, value } = await reader.read();
+    isLast = done;
+    if (value) size += pieces.push(value) && value.length;
+    if (!isLast && size < LEAST_SENT) continue;
+    yield { body: new Blob(pieces), isPlain: false, isLast };
+    [pieces, size] = [[], 0];
   }
 }
 
-export class Sending {
-  /** How much of the file is sent as it is, or packed. */
-  at = 0;
-  /** @type {Packing | null} */ packing = null;
-
-  /** @param {File} file @param {boolean} mayPack @param {Line} line @param {() => boolean} isOver */
-  constructor(file, mayPack, line, isOver) {
-    this.file = file;
-    this.mayPack = mayPack;
-    this.line = line;
-    this.isOver = isOver;
-  }
-
-  /** @returns {Promise<Part>} */
-  next() {
-    if (!this.mayPack) return this.plain(this.file.size);
-    if (this.packing) return this.packed(this.packing);
-    if (!this.line.isKnown) return this.plain(probeOf(this.file.size));
+/** As it is while the line is fast or not known, and packed from the moment on that it proves slow. `post` resolves when
+ * a part is answered.
+ * @param {File} file @param {boolean} mayPack @param {Line} line @param {() => boolean} isOver
+ * @param {(part: Part, number: number) => Promise<any>} post */
+export async function send(file, mayPack, line, isOver, post) {
+  let [number, at] = [0, 0];
+  while (!mayPack || !line.isKnown || line.isFast) {
     // No more than a second's worth: a line may be slower than it seemed.
-    if (this.line.isFast) return this.plain(Math.min(MOST_PLAIN, this.line.rate));
-    this.packing = new Packing(this.file, this.at, () => !this.line.isFast && !this.isOver());
-    return this.packed(this.packing);
+    const size = !mayPack ? file.size : line.isFast ? Math.min(MOST_PLAIN, line.rate) : probeOf(file.size);
+    const end = Math.min(file.size, at + Math.ceil(size));
+    const begun = performance.now();
+    // A stretch of the file itself: the browser sends it without ever showing it to us.
+    await post({ body: file.slice(at, end), isPlain: true, isLast: end === file.size }, number++);
+    line.sent(end - at, performance.now() - begun);
+    at = end;
+    if (at === file.size || isOver()) return;
   }
-
-  /** A stretch of the file itself: the browser sends it without ever showing it to us.
-   * @param {number} size @returns {Promise<Part>} */
-  async plain(size) {
-    const begin = this.at;
-    this.at = Math.min(this.file.size, begin + Math.ceil(size));
-    return { body: this.file.slice(begin, this.at), isPlain: true, isLast: this.at === this.file.size };
-  }
-
-  /** @param {Packing} packing @returns {Promise<Part>} */
-  async packed(packing) {
-    const part = await packing.take();
-    if (packing.isOver && !part.isLast) {
-      // The line is fast now.
-      [this.at, this.packing] = [packing.at, null];
-    }
-    return part;
-  }
-
-  /** @param {(part: Part, number: number) => Promise<any>} post resolves when it is answered */
-  async run(post) {
-    for (let number = 0; ; number++) {
-      const part = await this.next();
-      if (this.isOver()) return;
-      const begun = performance.now();
-      await post(part, number);
-      this.line.sent(part.body.size, performance.now() - begun);
-      if (part.isLast) return;
-    }
+  const parts = packed(file, at);
+  for (let next = parts.next(); ; ) {
+    const { value: part } = await next;
+    if (!part || isOver()) return;
+    // The next one is packed while this one is on its way.
+    next = parts.next();
+    await post(part, number++);
   }
 }
 

@@ -3,7 +3,7 @@
 // and unpacked. The page's own thread only draws. Told {file, address}; tells what the server tells, a `piece` made
 // ready to draw. Told "stop", it stops. Told {unpack}, it only unpacks a piece.
 import { bytesOf, ready } from "../memory_timeline/packed.js";
-import { joined, Line, messagesIn, Sending } from "./sending.js";
+import { joined, Line, messagesIn, send } from "./sending.js";
 
 const GZIP = 0x1f8b;
 const stopped = new AbortController();
@@ -29,7 +29,7 @@ async function ask(address, options) {
   const answer = await fetch(address, { ...options, signal: stopped.signal });
   if (answer.ok) return answer;
   const said = await answer.json().catch(() => null);
-  // Without a reason of ours nobody of ours answered: the page can still try the way of old.
+  // Without a reason of ours something between the page and its server answered.
   if (!said || !said.reason || answer.status === 401) throw new Error(`status ${answer.status}`);
   throw new Refused(said.reason, answer.status);
 }
@@ -52,22 +52,21 @@ async function place(address, options) {
   }
 }
 
-/** @param {File} file @param {string} address */
-async function receive(file, address) {
+/** @param {File} file @param {string} address @param {number} rate that the line has had before */
+async function receive(file, address, rate) {
   const two = new DataView(await file.slice(0, 2).arrayBuffer());
   const mayPack = !(two.byteLength === 2 && two.getUint16(0) === GZIP);
   const wish = JSON.stringify({ name: file.name, size: file.size, packed: mayPack });
   const { ticket, took } = await place(address, { method: "POST", headers: { "content-type": "application/json" }, body: wish });
-  const line = new Line(took);
+  const line = new Line(took, rate);
   const own = `${address}/${ticket}`;
   stopped.signal.addEventListener("abort", () => fetch(own, { method: "DELETE", keepalive: true }).catch(() => {}));
   tell({ kind: "begun" });
   let isOver = false;
   const heard = listen(own).finally(() => (isOver = true));
   // A file may be refused before it has come as a whole: then nobody takes the rest.
-  const sending = new Sending(file, mayPack, line, () => isOver);
-  const sent = sending.run((part, number) => post(own, part, number)).catch((fault) => isOver || Promise.reject(fault));
-  await Promise.all([heard, sent]);
+  const sent = send(file, mayPack, line, () => isOver, (part, number) => post(own, part, number)).catch((fault) => isOver || Promise.reject(fault));
+  await Promise.all([heard, sent.then(() => tell({ kind: "line", rate: line.rate }))]);
 }
 
 /** @param {string} own @param {import("./sending.js").Part} part @param {number} number */
@@ -111,8 +110,7 @@ globalThis.onmessage = (/** @type {MessageEvent} */ { data }) => {
     const [piece, header, body] = data.unpack;
     return ready(piece, header, bytesOf(body)).then(({ made, owned }) => tell({ made }, owned), (fault) => tell({ fault: String(fault) }));
   }
-  receive(data.file, data.address).then(
-    () => tell({ kind: "ended" }),
-    (fault) => tell(fault instanceof Refused ? { kind: "refused", name: data.file.name, reason: fault.message } : { kind: "failed", words: String(fault) }),
-  );
+  receive(data.file, data.address, data.rate)
+    .catch((fault) => tell(fault instanceof Refused ? { kind: "refused", name: data.file.name, reason: fault.message } : { kind: "failed", words: String(fault) }))
+    .then(() => tell({ kind: "ended" }));
 };

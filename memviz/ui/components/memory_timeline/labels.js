@@ -103,11 +103,9 @@ export class Labels extends Part {
     const y = this.viewport.yOf(ruler.bytes);
     // In the baseline itself its own peak says the same.
     if (ruler.bytes !== live) labels.push([y, ruler.is_limit ? bytesText(ruler.bytes) : "", ruler.text]);
-    const looks = ruler.is_limit ? "mvt-ruler mvt-limit" : "mvt-ruler";
-    return [
-      shape("line", { x1: 0, x2: width, y1: y, y2: y, class: looks }),
-      shape("line", { x1: width, x2: width + 20, y1: y, y2: y, class: `${looks} mvt-ruler-on` }),
-    ];
+    const line = (/** @type {number} */ x, /** @type {string} */ look) => shape("line", { x1: x, x2: x ? x + 20 : width, y1: y, y2: y, class: `mvt-ruler ${look}` });
+    // On to the next plot, where there is one: a limit would be drawn through its own words.
+    return ruler.is_limit ? [line(0, "mvt-limit")] : [line(0, ""), line(width, "mvt-ruler-on")];
   }
 
   failures() {

@@ -92,7 +92,7 @@ const isNumber = (value) => Number.isFinite(value);
 const TELL_MS = 90;
 
 /** Where to start, in events: -1 is before the first. `low` and `high` are bytes, where not all of the height is seen.
- * @typedef {{ at?: number, pin?: number, from?: number, to?: number, low?: number | null, high?: number | null, order?: string, colour?: string, axis?: Axis, lit?: Light | null }} State */
+ * @typedef {{ at?: number, pin?: number, from?: number, to?: number, low?: number | null, high?: number | null, order?: string, card?: string, colour?: string, axis?: Axis, lit?: Light | null }} State */
 
 /** @typedef {ReturnType<Telling["state"]>} Said */
 
@@ -101,7 +101,7 @@ export class Telling extends Part {
   isHeldBack = false;
   /** What Python was told last. */
   told = "";
-  later = onceQuiet(() => this.now(), TELL_MS);
+  later = onceQuiet(() => this.now(), TELL_MS, true);
   tell = latest((state) => this.timeline.tell.select(state));
 
   now() {
@@ -138,6 +138,7 @@ export class Telling extends Part {
       order,
       colour,
       axis: viewport.axis,
+      card: this.timeline.card || null,
       sight: viewport.sight(),
     };
   }
@@ -155,7 +156,7 @@ export class Telling extends Part {
     const { timeline } = this;
     if (said.key !== timeline.value?.key) return;
     Object.assign(timeline, { pin: -1, range: said.range && [said.range[0] + 1, said.range[1] + 1] });
-    this.take({ at: said.at, pin: said.pin, order: said.order });
+    this.take({ at: said.at, pin: said.pin, order: said.order, card: said.card || "" });
     if (said.colour !== timeline.data?.meaning) await timeline.setMeaning(said.colour);
     if (said.axis !== timeline.viewport.axis) await timeline.setAxis(said.axis);
     timeline.moves.to(said.sight);
@@ -173,6 +174,7 @@ export class Telling extends Part {
     if (isNumber(state.pin)) timeline.pin = clamp(state.pin, -1, count - 1);
     if (state.order) timeline.order = state.order;
     timeline.controls.order.select.value = timeline.order;
+    if (state.card !== undefined) timeline.showCard(state.card);
     if (state.lit !== undefined) timeline.filters.lightUp(state.lit);
     if (state.axis === "time" && timeline.value?.has_times && viewport.axis !== "time") timeline.setAxis("time");
     else timeline.redraw();

@@ -32,7 +32,7 @@ const ROOM = { left: 60, right: 110, upper: 12, lower: 30 };
  *   key: string, label?: string, has_times?: boolean, phases?: [name: string, first: number, last: number][], marks?: [name: string, instant: number][],
  *   ooms?: { event: number, reserved: number, text: string }[], state?: State,
  *   isAhead?: boolean, linked?: string, plain?: boolean, badge?: string, name?: string, top?: number, band?: boolean, axis?: Axis,
- *   of?: string, follows?: string, ruler?: { bytes: number, text: string, is_limit?: boolean }, colour?: string, host?: import("./host.js").Host, among?: string[], align?: Record<Axis, Alignment>,
+ *   of?: string, follows?: string, ruler?: { bytes: number, text: string, is_limit?: boolean } | null, cards?: Record<string, number>, colour?: string, host?: import("./host.js").Host, among?: string[], align?: Record<Axis, Alignment>,
  * }} Value */
 
 export class MemoryTimeline extends Component {
@@ -45,6 +45,8 @@ export class MemoryTimeline extends Component {
   pin = -1;
   /** @type {[number, number] | null} */ range = null;
   order = "category";
+  /** Whose memory is drawn as a line, where the trace itself says of none. */
+  card = "";
   /** Which allocations keep their colour while the others are dimmed. @type {Uint8Array | null} */
   lit = null;
 
@@ -56,6 +58,8 @@ export class MemoryTimeline extends Component {
   /** Nothing of it is on the screen. */
   isAway = true;
   isSharp = false;
+  /** Something has changed that is not drawn. */
+  isStale = true;
   frame = 0;
   settle = onceQuiet(() => {
     this.isSharp = true;
@@ -172,11 +176,12 @@ export class MemoryTimeline extends Component {
     this.take(value);
     Object.assign(viewport, { axis: "event", instants: spans.instants, times: null, first: 0, last: spans.instants, most: 0, bottom: 0, top: 0 });
     viewport.setMost(value.top || Math.max(spans.reservedPeak().bytes, spans.live[spans.peak], 1) * HEADROOM);
-    Object.assign(this, { pin: -1, range: null, lit: null, placed: "", moment: spans.peak });
+    Object.assign(this, { pin: -1, range: null, lit: null, placed: "", moment: spans.peak, card: "", isStale: true });
     this.keys.start();
     this.tools.end();
     this.filters.start();
     this.controls.meaning.select.value = data.meaning;
+    this.controls.card.select.value = "";
     this.telling.take(value.state || {});
     this.controls.axes.show(viewport.axis);
     this.root.dataset.key = value.key;
@@ -212,6 +217,7 @@ export class MemoryTimeline extends Component {
   /** @param {Value} value */
   take(value) {
     this.value = value;
+    this.controls.offerCards(value);
     this.viewport.align = (value.linked && value.align) || null;
     const { time } = this.controls.axes.buttons;
     Object.assign(time, { disabled: !value.has_times, title: value.has_times ? "" : "This trace has no times" });
@@ -274,6 +280,17 @@ export class MemoryTimeline extends Component {
     this.say();
   }
 
+  /** @param {string} card one that is offered, or none */
+  showCard(card) {
+    const { value, data, viewport } = this;
+    const bytes = value?.cards?.[card] || 0;
+    if (!value?.cards || !data) return;
+    this.card = this.controls.card.select.value = bytes ? card : "";
+    value.ruler = bytes ? { bytes, text: card, is_limit: true } : null;
+    viewport.setMost(Math.max(data.spans.reservedPeak().bytes, data.spans.live[data.spans.peak], bytes, 1) * HEADROOM);
+    this.redraw(true);
+  }
+
   /** @param {Uint8Array | null} mask */
   showLit(mask) {
     this.lit = mask;
@@ -290,7 +307,7 @@ export class MemoryTimeline extends Component {
     const [width, height] = [Math.floor(this.plot.clientWidth), Math.floor(this.plot.clientHeight)];
     this.isAway = !width || !height;
     if (this.reading.total) this.schedule();
-    if (this.isAway || !this.data || !value) return;
+    if (this.isAway || !this.data || !value || (!this.isStale && viewport.width === width && viewport.height === height)) return;
     Object.assign(viewport, { width, height });
     this.labels.resize();
     // Of linked ones, with what tells it from the others: names mostly differ at their ends.
@@ -306,6 +323,7 @@ export class MemoryTimeline extends Component {
 
   /** @param {boolean} isSharp in the screen's own pixels, as it is anyway once the view rests */
   redraw(isSharp = false) {
+    this.isStale = true;
     if (!this.viewport.width || !this.data || !this.value || this.isAway) return;
     this.isSharp = this.isSharp || isSharp;
     this.settle();
@@ -325,7 +343,7 @@ export class MemoryTimeline extends Component {
   draw(value, data) {
     const started = performance.now();
     this.canvas.draw(this.isSharp, data);
-    this.isSharp = false;
+    this.isSharp = this.isStale = false;
     this.labels.draw(data);
     this.ruler.draw();
     this.tools.draw();

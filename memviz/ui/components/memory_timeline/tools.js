@@ -169,6 +169,10 @@ export class Controls {
     });
     this.meaning = choice("Colour", [["category", "category"], ["site", "site"], ["module", "module"], ["size", "size"]], (meaning) => timeline.setMeaning(meaning));
     this.axes = switchOf("Axis", { event: "Event", time: "Time" }, (axis) => timeline.setAxis(axis));
+    this.card = choice("Card", [], (card) => {
+      timeline.showCard(card);
+      timeline.say();
+    });
     this.all = button("All", "Show all (0)", () => timeline.moves.showAll(true));
     const zooms = el("div", { class: "mvt-zooms" },
       button("−", "Zoom out (−)", () => timeline.moves.zoom(timeline.moves.middle(), ZOOM, true)),
@@ -176,8 +180,14 @@ export class Controls {
       this.all);
     // What few people change, each with the key that does the same.
     const rows = [["Axis", "T", this.axes.node], ["Drag", "B M", timeline.tools.choice.node]].map(([name, keys, node]) => el("div", { class: "mvt-tool" }, el("span", {}, `${name} `, el("kbd", {}, keys)), node));
-    const menu = el("details", { class: "mv-menu mvt-tools" }, el("summary", {}, "Tools"), el("div", {}, this.order.label, ...rows));
+    const menu = el("details", { class: "mv-menu mvt-tools" }, el("summary", {}, "Tools"), el("div", {}, this.order.label, this.card.label, ...rows));
     this.node = el("div", { class: "mvt-controls" }, this.meaning.label, zooms, menu);
+  }
+
+  /** @param {import("./timeline.js").Value} value */
+  offerCards({ cards }) {
+    this.card.label.hidden = !cards;
+    if (cards && !this.card.select.length) this.card.select.append(...["", ...Object.keys(cards)].map((name) => el("option", { value: name }, name || "no line")));
   }
 
   draw() {
