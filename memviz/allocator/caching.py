@@ -476,7 +476,7 @@ class CachingAllocator:
         self._expandable = settings.expandable_segments
         fraction, total = settings.per_process_memory_fraction, self.device.total
         if fraction < 1 and total is None:
-            raise UsageError("per_process_memory_fraction is a share of the card's memory: say how large the card is.")
+            raise UsageError("per_process_memory_fraction is a share of the card's memory: give the size of the card.")
         self.limit = None if fraction >= 1 or total is None else int(fraction * total)
         self.counts_age = self.limit is not None and settings.garbage_collection_threshold > 0
 

@@ -161,8 +161,8 @@ def nccl_bytes(communicators: Counter[Communicator], card: str) -> tuple[int, in
     return least, most
 
 
-_WHAT = "The CUDA context and loaded kernels lie beside PyTorch's allocator and are in no peak here"
-_MORE = "Several processes on one card, NCCL and libraries with memory of their own take more"
+_WHAT = "The CUDA context and loaded kernels are outside PyTorch's allocator and in no peak here"
+_MORE = "Several processes on one card, NCCL and libraries that allocate on their own use more"
 
 
 LIBRARIES_FACT = "other GPU libraries"
@@ -222,6 +222,6 @@ def overhead_on(card: str) -> int:
 def context_sentence(card: str) -> str:
     """For whoever predicts a run on a card."""
     context = context_on(card)
-    known = f": {context.text}" if context.is_known else f". Nothing public says how much on this card; {context.text}"
+    known = f": {context.text}" if context.is_known else f". Its size on this card is not published; {context.text}"
     aside = bytes_text(context.most_bytes)
-    return f"{_WHAT}{known}. {_MORE}. Whether it fits is judged with {aside} set aside for them."
+    return f"{_WHAT}{known}. {_MORE}. The verdict on fitting sets {aside} aside for them."

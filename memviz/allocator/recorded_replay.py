@@ -49,8 +49,8 @@ class RecordedDevice(DeviceMemory):
         return super().reserve(size)
 
 
-_ALREADY_THERE = "The file makes a segment or maps pages where, by what it shows before, there are some already."
-_IMPOSSIBLE = "PyTorch refuses a request as large as this one, by the address space or the memory that there can be."
+_ALREADY_THERE = "The file allocates a segment or maps pages where earlier events have some already."
+_IMPOSSIBLE = "PyTorch refuses a request this large: it exceeds the address space or any real memory."
 
 
 class HiddenRest(Exception):
@@ -105,8 +105,8 @@ class RecordedReplay(RequestReplay):
         self.missing_completions = ""
         streams = len(np.unique(source.device.events.stream))
         if streams > 1 and (source.steps.step == ReplayStep.LET_GO).any():
-            which = f"of its {streams} streams it does not say which one waited"
-            self.missing_completions = f" It leaves out when frees were complete: {which}."
+            which = f"it does not say which of its {streams} streams waited"
+            self.missing_completions = f" The completion of frees was not recorded: {which}."
         self.mismatches = 0
         self.first: Mismatch | None = None
 
@@ -118,7 +118,7 @@ class RecordedReplay(RequestReplay):
         self.run()
         reserved, ours = int(self.source.device.segments.size.sum()), self.allocator.statistics.reserved
         if reserved != ours and self.first is None:
-            why = "The final segments are not those that the file's own events leave."
+            why = "The final segments contradict the file's own events."
             count = len(self.source.device.events)
             self.first = Mismatch(count, f"{reserved} bytes reserved", f"{ours} bytes reserved", why)
         self.settings = self.source.recorded
@@ -223,7 +223,7 @@ class RecordedReplay(RequestReplay):
             free_block = free.find(address, size) if free else None
             if free_block and not free_block.is_split and free_block.expandable is None:
                 return release_segment(self.allocator, free_block)
-        why = "The file gives memory back that is in use, or not there, by what the file shows before."
+        why = "The file releases memory that is in use or missing in earlier events."
         return self._note(event, self._recorded(event, event + 1), [], why)
 
     def grow(self, event: int, address: int, size: int, stream: int, pool: PoolId) -> None:
@@ -275,12 +275,12 @@ class RecordedReplay(RequestReplay):
 def _why(recorded: list[Entry], ours: list[Entry]) -> str:
     theirs_new, our_new = recorded[:-1], ours[:-1]
     if theirs_new and not our_new:
-        return "The file makes a new segment here, although a block that is free by what it shows would have served."
+        return "The file allocates a new segment here although a free block would have fitted."
     if our_new and not theirs_new:
-        return "No free block is large enough by what the file shows, and yet it makes no new segment here."
+        return "No free block is large enough, yet the file allocates no new segment here."
     if [size for _, _, size in theirs_new] != [size for _, _, size in our_new]:
-        return "The file makes a new segment of another size than the recorded settings ask for."
-    return "The file takes another block than the best fit among those that are free by what it shows."
+        return "The file allocates a new segment of another size than the recorded settings imply."
+    return "The file uses another block than the best fit among the free ones."
 
 
 def _entries_text(entries: list[Entry]) -> str:

@@ -364,12 +364,12 @@ class Source:
     def __init__(self, trace: Trace, device: DeviceTrace | None = None) -> None:
         device = trace.devices[0] if device is None else device
         if device.kind != "gpu":
-            raise UsageError("Pinned memory has another allocator; only a GPU's history can be replayed.")
+            raise UsageError("Pinned memory uses another allocator; only a GPU's history can be replayed.")
         # The upper half of addresses is kept as negative numbers.
         if any(
             ((rows.address < 0) & (rows.address + rows.size > 0)).any() for rows in (device.segments, device.blocks)
         ):
-            raise UsageError("Its segments reach past the last address that there is: no allocator could lay them out.")
+            raise UsageError("The segments exceed the address space: no allocator could place them.")
         self.trace = trace
         self.device = device
         self.recorded, self.settings_are_inferred = settings_of(trace, device)

@@ -111,9 +111,7 @@ def allocation_count(recorded: Replayed) -> int:
     return int((recorded.trace.devices[0].events.action == Action.ALLOC).sum())
 
 
-_INFERRED = (
-    "The file does not say that segments expand, but its own do, so expandable_segments:True is taken as recorded."
-)
+_INFERRED = "The settings in the file do not say so, but its segments expand, so expandable_segments:True is assumed."
 _REUSE = (
     "graph_capture_record_stream_reuse lets a capture hand out memory again before it ends; the replay waits for the "
     "end, so a graph may need less than this."
@@ -134,14 +132,14 @@ def replay_notes(source: Source, settings: Settings, agreement: Agreement | None
     if agreement is None and source.steps.waited:
         frees = counted(source.steps.waited, "free")
         text = (
-            f"When another stream would have been done is not in the file: {frees} that waited for one complete where "
-            "they did in the recording, or earlier where memory runs out."
+            f"The file does not say when other streams finished: {frees} that waited for one complete as recorded, or "
+            "earlier where memory runs out."
         )
         notes.append(Note("streams_as_recorded", text))
     elif agreement is not None and agreement.first_mismatch is not None:
         first, count = agreement.first_mismatch, agreement.address_mismatches
         differ = f"{count_text(count)} {'address' if count == 1 else 'addresses'}"
-        text = f"The replay is exact up to event {first.event:,}; off by then or later: {differ}. {first.why}"
+        text = f"The replay is exact up to event {first.event:,}; {differ} differ after that. {first.why}"
         notes.append(Note("replay_differs", text, level="warning"))
     return notes
 
@@ -150,23 +148,22 @@ def _start_notes(layout: StartLayout, *, afresh: bool) -> list[Note]:
     notes = []
     if layout.segments:
         how = (
-            "was put into empty memory in order of address, as these settings would have placed it, "
-            "which is kinder than the truth."
+            "was placed into empty memory in order of address, which gives less fragmentation than in reality."
             if afresh
             else "was rebuilt from the final state and the frees, with the cache around it."
         )
         live = counted(len(layout.blocks), "block")
-        notes.append(Note("start_rebuilt", f"The history starts late. What was live before it ({live}) {how}"))
+        notes.append(Note("start_rebuilt", f"Memory from before recording started ({live}) {how}"))
     waiting = sum(block.is_waiting for block in layout.blocks)
     if waiting:
         blocks = counted(waiting, "block")
         text = (
-            f"{bytes_text(layout.waiting_bytes)} of what was live before the first event ({blocks}) were freed already "
-            "and waited for another stream: they are live, and no longer counted as allocated."
+            f"{bytes_text(layout.waiting_bytes)} from before recording started ({blocks}) were already freed and "
+            "waited for another stream: they are live, but not counted as allocated."
         )
         notes.append(Note("start_waits", text))
     if layout.unplaced:
         left_out = counted(layout.unplaced, "block")
-        text = f"What was live before the first event and lies in no segment ({left_out}) was left out."
+        text = f"Memory from before recording started that is in no segment ({left_out}) was left out."
         notes.append(Note("start_unplaced", text, level="warning"))
     return notes

@@ -206,7 +206,7 @@ def why_diverged(source: Source, recorded: Replayed, base: Replayed, total: int 
     """In words that go on after a colon; empty where the replay does what is recorded."""
     first = recorded.agreement.first_mismatch if recorded.agreement else None
     if first is not None:
-        return f"the model follows it only up to event {count_text(first.event)}"
+        return f"the allocator model matches it only up to event {count_text(first.event)}"
     if base.is_placed_anew:
         return PLACED_ANEW
     at = divergence(source, base, total)
@@ -214,15 +214,15 @@ def why_diverged(source: Source, recorded: Replayed, base: Replayed, total: int 
         return ""
     where, event = "without a limit" if base.memory is None else f"in {bytes_text(base.memory)}", count_text(at.event)
     if at.event in source.steps.out_of_memory:
-        return f"it ran out of memory at event {event}, which {where} it does not"
+        return f"it ran out of memory at event {event}, and {where} it does not"
     if at.gives_back:
-        return f"for want of memory, by all that shows, what was cached went back at event {event}; {where} it need not"
+        return f"it released its cache for lack of memory at event {event}; {where} that is not needed"
     if base.oom is not None and base.oom.event <= at.event:
-        return f"it went on at event {event}, where {where} nothing is left"
-    return f"it took more at event {event} than there is {where}"
+        return f"it went on at event {event}, and {where} no memory is left"
+    return f"it allocated more at event {event} than there is {where}"
 
 
-PLACED_ANEW = "what was cached before its first event is left out of the comparison"
+PLACED_ANEW = "memory cached before recording started is left out of the comparison"
 
 
 class _Diverged(Exception):
@@ -484,7 +484,7 @@ class Replayer(Source):
         """
         wanted = self.recorded if settings is None else settings
         if wanted != self.recorded and card is None and wanted.per_process_memory_fraction < 1:
-            raise UsageError("per_process_memory_fraction is a share of the card's memory: say how large the card is.")
+            raise UsageError("per_process_memory_fraction is a share of the card's memory: give the size of the card.")
         recorded, rest = self.as_recorded(part_of(progress, 0, 5)), rest_of(progress, 1, 5)
         starts_late = bool(self.layout.segments)
         does_the_same = card is None and recorded.exact and not self.releases.was_short
@@ -570,6 +570,6 @@ def check_room(card: CardMemory) -> None:
     if card.usable_bytes == 0:
         total, overhead = bytes_text(card.total_bytes), bytes_text(card.overhead_bytes)
         raise UsageError(
-            f"A card of {total} has nothing left once {overhead} is set aside for the CUDA context; "
-            "name a larger card, or a smaller overhead."
+            f"A card of {total} has no memory left after {overhead} for the CUDA context; choose a larger card or a "
+            "smaller overhead."
         )

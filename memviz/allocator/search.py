@@ -351,9 +351,9 @@ def _advice(ranked: list[SettingsTrial], advised: SettingsTrial, card: CardMemor
     name = advised.text or "PyTorch's default settings"
     if card and advised.peak_requested_bytes > card.usable_bytes:
         left = bytes_text(card.usable_bytes)
-        return f"No settings can make it fit: what the program holds at its peak is more than the {left} there are."
+        return f"No settings can make it fit: the program has more live at its peak than the {left} available."
     if not advised.fits:
-        return "None of the settings tried makes it fit: it needs less live memory, or a larger card."
+        return "None of the settings tried makes it fit: reduce live memory, or use a larger card."
     if not recorded.fits:
         return f"Set {name}: with it this run fits, and with the recorded settings it runs out of memory."
     # Under a limit the cache fills what there is, so what settings need shows without one.

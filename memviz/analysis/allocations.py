@@ -92,7 +92,7 @@ def allocation(trace: Trace, device: DeviceTrace, row: int) -> Allocation:
     """`row` is one of `lifetimes`."""
     rows = lifetimes(device)
     if not 0 <= row < len(rows):
-        raise UsageError(f"Device {device.name} has no allocation {row}: there are {len(rows)}.")
+        raise UsageError(f"Device {device.name} has no allocation {row}; it has {len(rows)}.")
     kinds, events, start = categories(trace, device), device.events, int(rows.start[row])
     block_bytes, rounded, block_source = _block(trace, device, row)
     begun = start > BEFORE

@@ -110,7 +110,7 @@ def event_of_mark(trace: Trace, device: DeviceTrace, name: str) -> int:
     texts = [trace.strings[code] for code in intervals.name.tolist()]
     if name not in texts:
         known = ", ".join(repr(text[:40]) for text in list(dict.fromkeys(texts))[:_MOST_NAMED])
-        raise UsageError(f"No annotation has the name {name[:40]!r}{f'; there are {known}' if known else ''}.")
+        raise UsageError(f"No annotation has the name {name[:40]!r}{f'; annotations are {known}' if known else ''}.")
     return int(intervals.end_event[[row for row, text in enumerate(texts) if text == name]].max())
 
 

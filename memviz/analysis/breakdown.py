@@ -123,7 +123,7 @@ def parse_path(trace: Trace, text: str) -> Path:
     except ValueError:
         path = (len(trace.stacks.frames),)
     if path != (NO_FRAMES,) and not all(0 <= frame < len(trace.stacks.frames) for frame in path):
-        raise UsageError("This trace has no such path of frames.")
+        raise UsageError("This trace has no such stack.")
     return path
 
 

@@ -97,7 +97,7 @@ def _limit(sign: str, amount: str, part: str) -> Limit:
     try:
         return Limit("bytes", sign, parse_bytes(amount))
     except ValueError:
-        message = f"{part[:40]!r} is neither a size nor a lifetime. Write for example >10MiB, <1s or >1000ev."
+        message = f"{part[:40]!r} is not a size or a lifetime. Write for example >10MiB, <1s or >1000ev."
         raise UsageError(message) from None
 
 

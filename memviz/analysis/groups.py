@@ -98,7 +98,7 @@ def _heaviest_stacks(codes: Ints8, stack: npt.NDArray[Any], size: Ints8) -> Ints
 
 def group_codes(trace: Trace, device: DeviceTrace, rows: Ints8, by: str = "site") -> GroupCodes:
     if by not in GROUPINGS:
-        raise UsageError(f"{by!r} is no grouping; there are {', '.join(GROUPINGS)}.")
+        raise UsageError(f"Unknown grouping {by!r}. Choose one of {', '.join(GROUPINGS)}.")
     return GROUPINGS[by](trace, device, rows)
 
 

@@ -60,14 +60,14 @@ def health(trace: Trace) -> tuple[Note, ...]:
 
 
 _PROFILED = (
-    "It is a trace of torch's profiler: sizes are those of blocks (rounded up to 512 bytes on a GPU), and streams, "
-    "segments and what tensors are for are not in it. How much is reserved stands in profiles of a GPU alone, where it "
-    "lies in none: segments are placeholders, maps of them say nothing, and no replay can be held against them."
+    "A torch profiler trace: sizes are those of blocks (rounded up to 512 bytes on a GPU). It has no streams, segments "
+    "or purposes of tensors. Only GPU profiles have reserved memory. The segments shown are placeholders, so a replay "
+    "cannot be checked against them."
 )
 _PROFILE_REPLAYED = (
-    "It is the replay of a trace of torch's profiler: sizes are those of blocks (rounded up to 512 bytes on a GPU), "
-    "and streams and what tensors are for are not in it. Segments and where blocks lie in them are the model's, and "
-    "nothing in the recording can be held against them."
+    "The replay of a torch profiler trace: sizes are those of blocks (rounded up to 512 bytes on a GPU). It has no "
+    "streams or purposes of tensors. Segments and addresses come from the allocator model and cannot be checked "
+    "against the recording."
 )
 
 
@@ -79,20 +79,20 @@ def _on_trace(trace: Trace) -> Iterator[Note]:
     profile_path = trace.about.facts.get("profile", "")
     if profile_path:
         text = f"A profile of the same run was written beside it: {profile_path[:_LONGEST_NAME]}."
-        yield Note("profile_beside", text, "Open both: Compare lays them side by side, on one clock.")
+        yield Note("profile_beside", text, "Open both: Compare shows them side by side, on one clock.")
     cut = trace.about.facts.get(HOLDERS_CUT_FACT, "")
     if cut.isascii() and cut.isdecimal():
         moments = counted(int(cut[:9]), "moment")
-        text = f"The search for holders reached its time limit at {moments}: what has no holder then may have one."
+        text = f"The search for holders timed out at {moments}: some holders may be missing there."
         yield Note("holders_cut", text, "Mark fewer moments, or keep fewer objects alive.", "warning")
     if trace.event_count and not len(trace.stacks):
-        text = "No stacks were recorded, so nothing says where memory was allocated."
+        text = "No stacks were recorded, so call sites are unknown."
         yield Note("no_stacks", text, f'Record with context="all" and stacks="all". {_RECORD}', "warning")
     text = (
-        "A snapshot holds what PyTorch's allocator manages. The CUDA context, NCCL, libraries that allocate on their "
-        "own and other programs use the device too and are not in it."
+        "A snapshot covers PyTorch's allocator only. The CUDA context, NCCL, libraries that allocate on their own and "
+        "other programs use the device too."
     )
-    yield Note("unseen_memory", text, "Compare with nvidia-smi to see how much that is.")
+    yield Note("unseen_memory", text, "Compare with nvidia-smi to see their share.")
 
 
 def _no_history(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
@@ -100,9 +100,9 @@ def _no_history(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
         return
     state = f"{bytes_text(timeline(device).end_bytes)} live in {counted(len(device.segments), 'segment')}"
     if trace.event_count:
-        yield Note("no_events", f"Nothing happened here while the history was recorded; its state is {state}.")
+        yield Note("no_events", f"No events were recorded here; the final state is {state}.")
     else:
-        text = f"It has no history: only the state at the end is known, {state}."
+        text = f"The file has no history: only the final state is known, {state}."
         yield Note("no_history", text, _RECORD, "warning")
 
 
@@ -113,13 +113,13 @@ def _late_history(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
     if before:
         count = int((lifetimes(device).start == BEFORE).sum())
         text = (
-            f"The history starts late: {bytes_text(before)} in {counted(count, 'allocation')} were there before its "
-            "first event. They are counted, but when they were made is not known."
+            f"{bytes_text(before)} ({counted(count, 'allocation')}) were allocated before recording started. They are "
+            "counted, without time or stack."
         )
     else:
         text = (
-            f"Nothing was live before the first event, but {bytes_text(reserved)} were reserved: cached from earlier "
-            "work, or the events of segments were left out (skip_actions)."
+            f"{bytes_text(reserved)} were reserved but not live before recording started: cached from earlier work, or "
+            "the events of segments were skipped (skip_actions)."
         )
     cause, remedy = _why_late(trace, device)
     yield Note("late_history", f"{text} {cause}", remedy, "warning" if before else "info")
@@ -128,17 +128,17 @@ def _late_history(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
 def _why_late(trace: Trace, device: DeviceTrace) -> tuple[str, str]:
     """Return the cause as far as the file shows it, and the matching remedy."""
     if is_profiled(trace):
-        return "The profile began later than the program.", "Profile from the first step on, or record a snapshot."
+        return "The profile began after the program.", "Profile from the first step on, or record a snapshot."
     count, action = len(device.events), device.events.action
     larger = "Record with a larger max_entries, or record fewer steps."
     if count == 1:
-        return "It keeps a single event, as enabled='state' or max_entries=1 do.", _RECORD
+        return "The history is a single event, as with enabled='state' or max_entries=1.", _RECORD
     if trace.settings.get("trace_alloc_overflowed") is True:
-        return "The ring buffer overflowed, and older events were overwritten.", larger
+        return "The ring buffer overflowed and older events were overwritten.", larger
     if count == trace.settings.get("trace_alloc_max_entries") or (count >= 1000 and count % 1000 == 0):
-        return f"It holds exactly {count_text(count)} events: most likely a full ring buffer (max_entries).", larger
+        return f"It has exactly {count_text(count)} events: most likely a full ring buffer (max_entries).", larger
     if action[0] == Action.FREE_COMPLETED and (action == Action.FREE_REQUESTED).any():
-        return "It begins in the middle of a free, as a ring buffer that has overflowed does.", larger
+        return "It begins in the middle of a free, as after an overflow of the ring buffer.", larger
     return "Either recording began late, or a ring buffer (max_entries) overflowed; the file does not say.", _RECORD
 
 
@@ -151,14 +151,14 @@ def _bytes_without_stack(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
     earlier = int(lives.size[bare & (lives.start == BEFORE)].sum())
     least = peak.peak_bytes * _NOTICEABLE
     if recorded > least:
-        text = f"{_share_text(recorded, peak.peak_bytes)} live at the peak have no stack, though they were recorded."
+        text = f"{_share_text(recorded, peak.peak_bytes)} live at the peak were recorded without a stack."
         remedy = (
-            'Record with context="all" and stacks="all". With stacks="python" a backward pass has none: it runs on a '
-            "thread that holds no Python frames."
+            'Record with context="all" and stacks="all". With stacks="python" the backward pass has none: it runs on a '
+            "thread without Python frames."
         )
         yield Note("bytes_without_stack", text, remedy, "warning")
     if earlier > least:
-        when = " at the peak were there before the first event and" if len(device.events) else ""
+        when = " at the peak were allocated before recording started and" if len(device.events) else ""
         text = f"{_share_text(earlier, peak.peak_bytes)} live{when} have no stack."
         yield Note("earlier_bytes_without_stack", text, "Start recording earlier, before the model is built.")
 
@@ -174,7 +174,7 @@ def _share_text(part: int, total: int) -> str:
 
 def _expandable(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
     if _maps_pages(device):
-        text = "Expandable segments are in use: they grow and shrink by pages, so their number says little."
+        text = "Expandable segments are in use: they grow and shrink by pages, so the number of segments says little."
         yield Note("expandable_segments", text)
 
 
@@ -208,12 +208,14 @@ def _pending_frees(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
     at_peak = int(lives.size[delayed].sum())
     if len(device.events):
         text = (
-            f"{counted(count, 'free')} ({bytes_text(total)}) had to wait for another stream (record_stream): "
+            f"{counted(count, 'free')} ({bytes_text(total)}) waited for another stream (record_stream): "
             f"{bytes_text(at_peak)} were waiting at the peak, {bytes_text(at_end)} at the end."
         )
     else:
-        text = f"{counted(count, 'free')} ({bytes_text(total)}) had still to wait for another stream (record_stream)."
-    remedy = "Let the streams wait for each other before the tensors are dropped, so that their memory is free at once."
+        text = f"{counted(count, 'free')} ({bytes_text(total)}) still waited for another stream (record_stream)."
+    remedy = (
+        "Make the streams wait for each other before the tensors are deleted, so that their memory is freed at once."
+    )
     yield Note("pending_frees", text, remedy, "warning" if at_peak > peak.peak_bytes * _NOTICEABLE else "info")
 
 
@@ -227,25 +229,25 @@ def _out_of_memory(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
     figures = fragmentation_of(moment, int(timeline(device).reserved[first + 1]))
     unused = figures.reserved - figures.live - figures.waiting
     times = "once" if len(ooms) == 1 else f"{count_text(len(ooms))} times; the first time"
-    had = "what was free on the device is not known" if free is None else f"{bytes_text(free)} were free on the device"
-    text = f"It ran out of memory {times}: {bytes_text(requested)} were asked, {had}"
+    had = "free device memory is not known" if free is None else f"{bytes_text(free)} were free on the device"
+    text = f"It ran out of memory {times}: {bytes_text(requested)} requested, {had}"
     if figures.outside or figures.unknown or not figures.reserved:
-        yield Note("out_of_memory", f"{text}; what was reserved cannot be told.", level="warning")
+        yield Note("out_of_memory", f"{text}; reserved memory is not known.", level="warning")
         return
     text += f", and of {bytes_text(figures.reserved)} reserved {bytes_text(unused)} held no live tensor."
     if free is None:
         remedy = ""
     elif free >= requested + LARGE_SEGMENT:
-        remedy = "The device had room: most likely a limit was set (torch.cuda.set_per_process_memory_fraction)."
+        remedy = "The device had free memory: most likely a limit was set (torch.cuda.set_per_process_memory_fraction)."
     elif unused + free < requested:
-        remedy = "No setting of the allocator would have made room: less must be live at that moment."
+        remedy = "No allocator setting would have helped: less memory must be live at that moment."
     elif _maps_pages(device) or trace.settings.get("expandable_segments") is True:
-        remedy = "There were enough bytes, but not where it could use them: in other streams, pools or half-used pages."
+        remedy = "Enough memory was free, but in other streams, pools or half-used pages."
     elif int(moment.tiles.size[moment.tiles.kind == TileKind.FREE].max(initial=0)) >= requested:
-        remedy = "A free piece was large enough, but in another stream or pool, where the request could not use it."
+        remedy = "A free block was large enough, but in another stream or pool, where the request could not use it."
     else:
         remedy = (
-            "There were enough bytes, but not in one piece: try PYTORCH_ALLOC_CONF=expandable_segments:True "
+            "Enough memory was free, but not in one piece: try PYTORCH_ALLOC_CONF=expandable_segments:True "
             "(PYTORCH_CUDA_ALLOC_CONF before torch 2.9)."
         )
     yield Note("out_of_memory", text, remedy, "warning")
@@ -277,25 +279,23 @@ def _released_memory(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
     following = action[ends[ends + 1 < len(action)] + 1]
     forced = int(is_among(following, (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP, Action.OOM)).sum())
     text = (
-        f"{bytes_text(int(size[index].sum()))} went back to the device on {counted(len(ends), 'occasion')}, by "
-        f"empty_cache() or by the allocator itself; {count_text(forced)} of these just before it asked for new memory."
+        f"{bytes_text(int(size[index].sum()))} were released to the device, {counted(len(ends), 'time')}, by "
+        f"empty_cache() or by the allocator itself; {count_text(forced)} of these just before it requested new memory."
     )
-    remedy = (
-        "Those were most likely close to running out (or garbage_collection_threshold); each one waits for the device."
-    )
+    remedy = "Those were most likely close to OOM (or garbage_collection_threshold); each one synchronizes the device."
     yield Note("memory_given_back", text, remedy if forced else "", "warning" if forced else "info")
 
 
 def _contradictions(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
     faults = matched(device).faults
     contradictions = [
-        (faults.stray_frees, "free", "of what was free already"),
+        (faults.stray_frees, "free", "of blocks that were free already"),
         (faults.implied_frees, "allocation", "of an address that was not free"),
-        (faults.lost_blocks, "allocation", f"({bytes_text(faults.lost_bytes)}) never freed, but not there at the end"),
+        (faults.lost_blocks, "allocation", f"({bytes_text(faults.lost_bytes)}) never freed, but missing at the end"),
     ]
     if faults:
         listed = ", ".join(f"{counted(count, noun)} {what}" for count, noun, what in contradictions if count)
-        text = f"Its events and its final state do not fit together: {listed}."
+        text = f"The events and the final state contradict each other: {listed}."
         yield Note("contradictions", text, _LEFT_OUT, "warning")
 
 
@@ -304,8 +304,8 @@ def _unplaced(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
     if is_profiled(trace):
         return
     if not len(device.segments) and (bytes_over_time.end_bytes or not has_reserved(device)):
-        reserved = "what was reserved before its first event" if has_reserved(device) else "reserved bytes"
-        text = f"It has no segments, so {reserved} and fragmentation are not known."
+        reserved = "memory reserved before recording started" if has_reserved(device) else "reserved bytes"
+        text = f"The file has no segments, so {reserved} and fragmentation are not known."
         yield Note("no_segments", text, _RECORD, "warning")
         return
     figures = fragmentation_at(trace, device, bytes_over_time.peak_event)
@@ -313,20 +313,20 @@ def _unplaced(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
         placed = f"{bytes_text(figures.unknown)} reserved cannot be placed"
         if figures.unknown < 0:
             placed = f"its segments come to {bytes_text(-figures.unknown)} more than its events reserve"
-        text = f"at the peak {bytes_text(figures.outside)} live lie in no known segment, and {placed}."
-        yield Note("segments_do_not_fit", f"Its segments do not fit its events: {text}", _LEFT_OUT, "warning")
+        text = f"at the peak {bytes_text(figures.outside)} live are in no known segment, and {placed}."
+        yield Note("segments_do_not_fit", f"The segments contradict the events: {text}", _LEFT_OUT, "warning")
 
 
 def _times(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
     times = device.events.time_us
     times = times if times.all() else times[times != 0]
     if not device.is_timed:
-        yield Note("no_times", "No clock runs on a predicted device: only the order of its events is known.")
+        yield Note("no_times", "A predicted device has no clock: only the order of events is known.")
     elif len(device.events) and not len(times):
-        yield Note("no_times", "Its events have no times (torch before 2.2): only their order is known.")
+        yield Note("no_times", "The events have no times (torch before 2.2): only their order is known.")
     back = int(np.count_nonzero(times[1:] < times[:-1]))
     if back:
-        text = f"The clock went back {counted(back, 'time')}; events are shown in the order they were recorded."
+        text = f"The clock went backwards {counted(back, 'time')}; events are shown in recorded order."
         yield Note("times_out_of_order", text)
 
 

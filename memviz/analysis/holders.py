@@ -57,7 +57,7 @@ def container_growth(trace: Trace, device: DeviceTrace, owner: int) -> str:
     steps = forwards_between(trace, device, min(lengths), max(lengths))
     if steps:
         each, rest = divmod(grown, steps)
-        return f"+{count_text(grown)} in {counted(steps, 'step')}" if rest else f"+{count_text(each)} a step"
+        return f"+{count_text(grown)} in {counted(steps, 'step')}" if rest else f"+{count_text(each)} per step"
     return f"+{count_text(grown)} since event {count_text(min(lengths))}"
 
 

@@ -264,7 +264,7 @@ def check_event(device: DeviceTrace, event: int) -> None:
     if not BEFORE <= event <= last:
         reach = f"from 0 to {last}" if last >= 0 else "none"
         raise UsageError(
-            f"Device {device.name} has no event {event}. Its events: {reach}; {BEFORE} stands for before the first."
+            f"Device {device.name} has no event {event}. Its events: {reach}; {BEFORE} is the moment before the first."
         )
 
 
@@ -290,14 +290,14 @@ def clock(device: DeviceTrace) -> Ints8:
 def event_at_time(device: DeviceTrace, time_us: int) -> int:
     """The last event not later than this time; BEFORE (-1) where all are later."""
     if not has_times(device):
-        raise UsageError(f"The events of device {device.name} have no times. Ask by event instead.")
+        raise UsageError(f"The events of device {device.name} have no times. Give an event instead.")
     return int(np.searchsorted(clock(device), time_us, side="right")) - 1
 
 
 def event_at_epoch_or_offset(device: DeviceTrace, seconds: float) -> int:
     """Return the event at a time in seconds since the first event, or since 1970."""
     if not isfinite(seconds):
-        raise UsageError(f"{seconds} is no time.")
+        raise UsageError(f"{seconds} is not a time.")
     microseconds = round(seconds * 1e6)
     if seconds < _EARLIEST_EPOCH_SECONDS and len(device.events):
         microseconds += int(clock(device)[0])

@@ -66,7 +66,7 @@ class Overview:
     peak_event: int
     """-1 where the peak was there before the first event."""
     reserved_peak_bytes: int
-    step: str
+    moment: str
     """Step and phase of the peak; empty where unknown."""
     most_of_it: MostOfIt | None
     """Largest category of the peak, if known and large enough."""
@@ -91,7 +91,7 @@ def overview(trace: Trace, device: DeviceTrace) -> Overview:
         peak_bytes=line.peak_bytes,
         peak_event=line.peak_event,
         reserved_peak_bytes=line.reserved_peak_bytes,
-        step=_step(trace, device, line.peak_event),
+        moment=_moment(trace, device, line.peak_event),
         most_of_it=_most_of_it(trace, device),
         ran_out=next(iter(failed_requests(trace, device, slice(-1, None))), None),
         failed_count=int((device.events.action == Action.OOM).sum()),
@@ -111,26 +111,26 @@ def _largest_site(trace: Trace, device: DeviceTrace) -> tuple[str, int]:
     return ("", 0) if largest is None or largest.label == NO_SITE.label else (largest.label, largest.bytes)
 
 
-def _step(trace: Trace, device: DeviceTrace, event: int) -> str:
+def _moment(trace: Trace, device: DeviceTrace, event: int) -> str:
     phases = phase_spans(trace, device)
     place = phases.around(event)
     if event < 0:
         return ""
     if place < 0:
         if noted := noted_step(trace, device, event):
-            return noted
+            return f"in {noted}"
         # The step between two annotated optimizer steps, where no stack shows a phase.
         around = [step.name for step in steps(trace, device) if step.start_event <= event <= step.end_event]
-        return f"{'recorded ' if history(device) == 'late' else ''}{around[0]}" if around else ""
+        return f"in {'recorded ' if history(device) == 'late' else ''}{around[0]}" if around else ""
     span = phases.spans[place]
     step = step_name(trace, device, span)
     if not phases.is_training:
-        return step
+        return f"in {step}"
     behind = phases.spans[place - 1] if place else span
     has_just_begun = _JUST_BEGUN * (event - span.first) <= span.last - span.first
     if span.doing == Activity.BACKWARD and behind.doing == Activity.FORWARD and has_just_begun:
-        return f"{step}, right after its forward"
-    return f"the {span.kind} of {step}"
+        return f"at the end of forward in {step}"
+    return f"in the {span.kind} of {step}"
 
 
 def _most_of_it(trace: Trace, device: DeviceTrace) -> MostOfIt | None:

@@ -359,7 +359,7 @@ def _use(history: RangeHistory, pieces: _Pieces, device: DeviceTrace) -> tuple[n
 
 def _repeated(times: Ints8) -> Ints8:
     if int(times.sum()) > _MOST_PIECES:
-        raise UsageError("Its segments overlap so much that they cannot be drawn over time.")
+        raise UsageError("The segments overlap too much to be drawn over time.")
     return np.repeat(np.arange(len(times)), times)
 
 

@@ -60,7 +60,7 @@ def gather_ranks(wanted: Gathering, *, progress: Progress | None = None) -> Rank
         return summarize_ranks(table.rows, sizes_of(mesh) if mesh else None)
     table_beside = next((place for place in wanted.places if place.endswith(ENDING)), None)
     if table_beside is not None:
-        raise UsageError(f"{table_beside} is a table of ranks. Name it alone, or after -o to go on with it.")
+        raise UsageError(f"{table_beside} is a table of ranks. Name it alone, or after -o to continue it.")
     sizes = sizes_of(wanted.mesh) if wanted.mesh else mesh_sizes_in_folders(wanted.places)
     row_file = None if wanted.output is None else RowFile(wanted.output, wanted.device, sizes_text(sizes))
     places = places_of(wanted.places)
@@ -74,7 +74,7 @@ def _read_table_file(wanted: Gathering) -> RankTable:
     if wanted.device not in (None, table.device):
         raise UsageError(f"{wanted.places[0]} holds rows of another device. Read the snapshots again for this one.")
     if wanted.output is not None:
-        raise UsageError(f"{wanted.places[0]} is such a table already. Name the snapshots to write another one.")
+        raise UsageError(f"{wanted.places[0]} is already a table of ranks. Name the snapshots to write another one.")
     return table
 
 
@@ -153,7 +153,7 @@ def _until_killed(
 Reduce = Callable[[Place, str | None], Reduced]
 _AHEAD = 2
 """Files handed out for each process. Few, so that few are suspected where one of them ends its process."""
-_KILLED_PROCESS = "Reading it ended its process, as the system does with one that takes too much memory."
+_KILLED_PROCESS = "The process that read it was killed, probably for lack of memory."
 
 
 def reduce_here(
@@ -217,7 +217,7 @@ Task = Callable[[str, str, int, str | None], Reduced]
 _PARTS = ("__init__.py", "memory.py", "errors.py", "units.py", "trace", "analysis", "ranks")
 _AHEAD_PER_THREAD = 4
 """Files handed out for each thread of a worker: none waits for the next, and a scheduler never holds them all."""
-_KILLED_WORKERS = "Reading it ended the workers that tried, one after the other."
+_KILLED_WORKERS = "Every worker that read it was killed."
 
 
 def read_rank(address: str, etag: str, size: int, device: str | None) -> Reduced:
@@ -246,7 +246,7 @@ def reduce_on_dask(
         try:
             yield from _reduce(open_workers, places, at_once=at_once, killed=KilledWorker, reason=_KILLED_WORKERS)
         except CancelledError:
-            raise UsageError("The scheduler has gone, or has cancelled the request.") from None
+            raise UsageError("The scheduler is gone or cancelled the request.") from None
         except ImportError as error:
             raise UsageError(f"The workers cannot read snapshots ({first_line(error)}); they need numpy.") from None
 
@@ -269,7 +269,7 @@ def _memviz_on_workers(client: Any) -> Iterator[None]:
             client.register_plugin(UploadFile(str(path)), name=name)
         except Exception as error:
             # Whatever a worker raises comes back as it is.
-            raise UsageError(f"The workers cannot take what they need to read ({first_line(error)}).") from None
+            raise UsageError(f"The workers cannot load the reader ({first_line(error)}).") from None
     try:
         yield
     finally:

@@ -25,7 +25,7 @@ _TIMES = re.compile(r"(?<!\d)(?:\d{4}-\d\d-\d\d(?:[-_T]\d\d[-:.]\d\d(?:[-:.]\d\d
 """Ranks of one job may be written in different minutes."""
 _LEVELS = 3
 """The file's own name and the folders above it that are looked at."""
-_NOT_SAID = "Neither its name nor the file itself says which rank it is of. Name the files by rank, as in rank0.pickle."
+_NOT_SAID = "Its rank is unknown. Name the files by rank, as in rank0.pickle."
 _LONGEST = 9
 """Digits of a rank; longer ones are times and process ids."""
 
@@ -56,7 +56,7 @@ def numbered(reduced: Iterable[Reduced]) -> tuple[tuple[Rank, ...], tuple[Failed
 
 
 def once_more(number: int, taken: str) -> str:
-    return f"It is rank {number} once more; {_name(taken)} is taken."
+    return f"A second file of rank {number}; {_name(taken)} is used."
 
 
 def _left_out(row: RankRow, reason: str) -> FailedFile:
@@ -199,7 +199,7 @@ def check_room(places: Sequence[str], sizes: Mapping[str, int]) -> None:
     highest, room = max(numbers, default=0), prod(sizes.values())
     if sizes and highest >= room:
         raise UsageError(
-            f"A mesh of {sizes_text(sizes)} has {room:,} places, and there is a rank {highest}. Name all its axes."
+            f"A mesh of {sizes_text(sizes)} has {room:,} places, but there is a rank {highest}. Name all axes."
         )
 
 
@@ -218,7 +218,9 @@ def mesh_sizes_in_folders(places: Sequence[str]) -> dict[str, int]:
         axes = json.loads(file.read_bytes()[:_LONGEST_MESH])
         return sizes_of(sizes_text(axes))
     except (OSError, ValueError, AttributeError, RecursionError, UsageError):
-        raise UsageError(f'{file} is no mesh: axes with their sizes, such as {{"pp": 8, "dp": 128}}.') from None
+        raise UsageError(
+            f'{file} is not a mesh. Write axes with their sizes, such as {{"pp": 8, "dp": 128}}.'
+        ) from None
 
 
 def mesh_text(mesh: Mesh) -> str:

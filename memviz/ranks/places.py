@@ -59,8 +59,8 @@ def places_of(given: Sequence[str]) -> tuple[Place, ...]:
             if len(seen) > MOST:
                 raise UsageError(f"There are more than {MOST:,} files. Name fewer of them.")
     if not seen:
-        deeper = f"deeper ones are named as {given[0].rstrip('/')}/**/*.pickle."
-        remedy = f" It is looked for there and one folder below; {deeper}"
+        deeper = f"for deeper ones write {given[0].rstrip('/')}/**/*.pickle."
+        remedy = f" Only the folder and its direct subfolders are searched; {deeper}"
         remedy = "" if any(map(glob.has_magic, given)) else remedy
         raise UsageError(f"There is no snapshot in {', '.join(given)}.{remedy}")
     return tuple(sorted(seen.values(), key=lambda place: natural(place.address)))
@@ -68,7 +68,7 @@ def places_of(given: Sequence[str]) -> tuple[Place, ...]:
 
 def _of(text: str) -> Iterator[Place]:
     if not text:
-        raise UsageError("A place without a name was given. Name a folder, a glob or files.")
+        raise UsageError("A path is empty. Name a folder, a glob or files.")
     if text.startswith(_OF_THIS_MACHINE):
         # As a path, so that a pipe is known for one, and each file is the same one under both names.
         return _local(file_system(text)[1])

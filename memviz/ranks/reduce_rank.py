@@ -125,7 +125,7 @@ def reduce_rank(place: Place, device: str | None = None) -> Reduced:
     except MemvizError as error:
         return FailedFile(place.address, str(error).removeprefix(f"{place.name}: "), place.etag, place.size)
     except MemoryError:
-        return FailedFile(place.address, "Reading it needs more memory than this machine has free.")
+        return FailedFile(place.address, "Reading the file needs more memory than this machine has free.")
 
 
 def answer_reads() -> None:
@@ -157,9 +157,9 @@ def trace_at(place: Place) -> Trace:
         path = Path(place.address)
         if path.exists() and not path.is_file() and not path.is_dir():
             # Whoever opens a pipe waits until somebody writes into it, which may be never.
-            raise MemvizError("It is a pipe or a device, and no file.")
+            raise MemvizError("It is a pipe or a device, not a file.")
         if path.is_dir() and not os.access(path, os.R_OK | os.X_OK):
-            raise MemvizError("This user may not look into the folder.")
+            raise MemvizError("No permission to list the folder.")
         return load_trace(path)
     with tempfile.TemporaryFile() as file:
         size = _fetch(place, file)
@@ -172,13 +172,13 @@ def _fetch(place: Place, file: IO[bytes]) -> int:
         try:
             return _copied(place, file)
         except FileNotFoundError:
-            raise MemvizError("There is no such file.") from None
+            raise MemvizError("The file does not exist.") from None
         except MemvizError:
             raise
         except Exception as error:
             # Every file system raises errors of its own.
             if not left:
-                raise MemvizError(f"It cannot be read ({first_line(error)}), tried {_TRIES} times.") from None
+                raise MemvizError(f"It cannot be read after {_TRIES} tries ({first_line(error)}).") from None
             time.sleep(_PAUSE_SECONDS * (_TRIES - left))
     raise AssertionError("the last try returns or raises")
 

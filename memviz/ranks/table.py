@@ -69,12 +69,12 @@ def check_output(path: Path) -> None:
     """Now, and not after an hour of reading."""
     _arrow()
     if path.suffix != ENDING:
-        raise UsageError(f"{path} has no name of a table. Rows are written as {ENDING}, such as ranks{ENDING}.")
+        raise UsageError(f"{path} is not a table name. Rows are written as {ENDING}, such as ranks{ENDING}.")
     if path.is_dir() or not path.absolute().parent.is_dir():
-        what = "it is a folder" if path.is_dir() else "its place is no folder"
+        what = "it is a folder" if path.is_dir() else "its parent is not a folder"
         raise UsageError(f"{path} cannot be written: {what}.")
     if not os.access(path.absolute().parent, os.W_OK):
-        raise UsageError(f"{path} cannot be written: this user may not. Name a file in a folder of your own.")
+        raise UsageError(f"{path} cannot be written: no permission. Name a file in a folder of your own.")
 
 
 @dataclass(frozen=True)
@@ -118,9 +118,9 @@ def read_table(path: Path, *, most_rows: int | None = None, most_bytes: int | No
             raise UsageError(f"{path.name} unpacks to {unpacked:,} bytes, more than {most_bytes:,}.")
         rows = [_checked_row(values) for batch in file.iter_batches(_AT_ONCE) for values in batch.to_pylist()]
     except FileNotFoundError:
-        raise UsageError(f"{path.name}: There is no such file.") from None
+        raise UsageError(f"{path.name}: The file does not exist.") from None
     except InvalidRow as wrong:
-        raise UsageError(f"{path.name} is no table of ranks: {wrong}.") from None
+        raise UsageError(f"{path.name} is not a table of ranks: {wrong}.") from None
     except (arrow.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
         raise UsageError(f"{path.name} is damaged, or no parquet file ({first_line(error)}).") from None
     device = said[_DEVICE].decode("utf-8", "replace") if _DEVICE in said else None
@@ -176,7 +176,7 @@ def _checked_row(values: Mapping[str, Any]) -> Reduced:
         return FailedFile(place, reason, etag, _whole(values["file_bytes"]))
     for name, (_, most) in _LISTS.items():
         if type(values[name]) is not list or len(values[name]) > most:
-            raise InvalidRow(f"a rank has more {name} than are written")
+            raise InvalidRow(f"a rank has more {name} than memviz writes")
     lists: dict[str, Any] = {
         name: tuple(_part(kind, part) for part in values[name]) for name, (kind, _) in _LISTS.items()
     }
@@ -184,7 +184,7 @@ def _checked_row(values: Mapping[str, Any]) -> Reduced:
     if type(live) is not list or not parts or not columns or len(live) != columns * len(parts):
         raise InvalidRow("a rank's curve is not as long as its steps say")
     if set(map(type, live)) != {int} or min(live) < 0:
-        raise InvalidRow("a number in it is none that is written")
+        raise InvalidRow("it has a number that memviz does not write")
     row = RankRow(**_plain(RankRow, values), **lists, curve=Curve(parts, columns, tuple(live)))
     sums = (sum(one.bytes for one in row.categories), sum(one.bytes for one in row.sites) + row.other_sites_bytes)
     if any(total != row.peak_bytes for total in (*sums, max(live))):
@@ -198,7 +198,7 @@ def _part(kind: type[Any], values: Mapping[str, Any]) -> Any:
         values = {"probable_bytes": 0, **values}
     part = kind(**_plain(kind, values))
     if kind is KindBytes and part.probable_bytes > part.bytes:
-        raise InvalidRow("a number in it is none that is written")
+        raise InvalidRow("it has a number that memviz does not write")
     return part
 
 
@@ -216,13 +216,13 @@ def _plain(kind: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
 def _whole(value: Any, name: str = "") -> int:
     least, most = _BOUNDS.get(name, (0, _LARGEST))
     if type(value) is not int or not least <= value <= most:
-        raise InvalidRow("a number in it is none that is written")
+        raise InvalidRow("it has a number that memviz does not write")
     return value
 
 
 def _text(value: Any) -> str:
     if type(value) is not str or len(value) > _LONGEST:
-        raise InvalidRow("a text in it is none that is written")
+        raise InvalidRow("it has a text that memviz does not write")
     return value
 
 
@@ -311,7 +311,7 @@ def main() -> int:
         sys.stderr.write(str(error))
         return _REFUSED
     except MemoryError:
-        sys.stderr.write("It takes more memory than a table may.")
+        sys.stderr.write("It needs more memory than a table may.")
         return _REFUSED
     sys.stdout.write(json.dumps({"device": table.device, "mesh": table.mesh}) + "\n")
     for row in table.rows:
@@ -345,11 +345,11 @@ def ranks_of_table(path: Path, name: str) -> RankSummary:
             rows = checked_rows(map(json.loads, iter(lambda: _line(out), b"")))
         return summarize_ranks(rows, sizes_of(mesh) if mesh else None)
     except InvalidRow as wrong:
-        raise TraceError(f"It is no table of ranks: {wrong}.", source=name, remedy=_HOW_TO_WRITE) from None
+        raise TraceError(f"It is not a table of ranks: {wrong}.", source=name, remedy=_HOW_TO_WRITE) from None
     except UsageError as error:
         raise TraceError(str(error), source=name) from None
     except (KeyError, TypeError, ValueError, RecursionError):
-        raise TraceError("It is no table of ranks.", source=name, remedy=_HOW_TO_WRITE) from None
+        raise TraceError("It is not a table of ranks.", source=name, remedy=_HOW_TO_WRITE) from None
 
 
 def _line(file: IO[bytes]) -> bytes:
@@ -375,7 +375,9 @@ def _read_in_process(path: Path, name: str, out: IO[bytes]) -> None:
             reason = errors.read(_LONGEST_LINE).decode("utf-8", "replace").strip()
             raise TraceError(reason.replace(path.name, "It", 1), source=name)
         if done.returncode:
-            raise TraceError("It is damaged, or made to take more than a table may.", source=name, remedy=_HOW_TO_WRITE)
+            raise TraceError(
+                "It is damaged, or built to exceed the memory of a table.", source=name, remedy=_HOW_TO_WRITE
+            )
 
 
 if __name__ == "__main__":

@@ -174,9 +174,9 @@ def _peak_headline(summary: ComparisonSummary, names: Sequence[str]) -> Headline
     called = _trace_names(comparison, names)
     peaks = [moment.live_bytes for moment in comparison.moments]
     still = [name for name, moment in zip(called, comparison.moments, strict=True) if not moment.event_count]
-    end_states = f"Of {_name_list(still)} only the end is known." if still else ""
+    end_states = f"Only the final state of {_name_list(still)} is known." if still else ""
     also = f"{_ran_out(called, comparison)} {end_states}".strip()
-    verb = "stand" if still else "peak"
+    verb = "end" if still else "peak"
     if len(peaks) > 2:
         return _several_headline(called, peaks, verb).and_also(also)
     change = peaks[1] - peaks[0]
@@ -193,9 +193,9 @@ def _ran_out(called: Sequence[str], comparison: Changes) -> str:
     refused = [(name, event) for name, event in pairs if event is not None]
     if not refused:
         return ""
-    whose = "its peak is" if len(refused) == 1 else "their peaks are"
+    whose = "its peak excludes" if len(refused) == 1 else "their peaks exclude"
     when = f" at event {count_text(refused[0][1])}" if len(refused) == 1 else ""
-    return f"{_name_list([name for name, _ in refused])} ran out of memory{when}; {whose} without what was refused."
+    return f"{_name_list([name for name, _ in refused])} ran out of memory{when}; {whose} the request that failed."
 
 
 def _trace_names(comparison: Changes, names: Sequence[str]) -> list[str]:
@@ -215,15 +215,15 @@ def _several_headline(names: Sequence[str], peaks: Sequence[int], verb: str) -> 
     highest = [name for name, peak in zip(names, peaks, strict=True) if peak == high]
     also = ""
     if others := [name for name, peak in zip(names, peaks, strict=True) if peak == low][1:]:
-        also = f", as {others[0]} does" if len(others) == 1 else f", as {count_word(len(others))} others do"
+        also = f", like {others[0]}" if len(others) == 1 else f", like {count_word(len(others))} others"
     answer = f"{best} {verb}s lowest of the {count_word(len(peaks))}, at {bytes_text(low)}{also}"
     answer += "." if low == peaks[0] else f", {bytes_text(peaks[0] - low)} less than A."
     if high == peaks[0]:
         also = f", as high as {_name_list(highest[1:])}" if highest[1:] else ""
         who = names[0] if "(A)" in names[0] else f"A, {names[0]},"
         return Headline(answer, f"{who} is the highest{also}.")
-    take = "takes" if len(highest) == 1 else "take"
-    return Headline(answer, f"The highest, {_name_list(highest)}, {take} {bytes_text(high - peaks[0])} more than A.")
+    use = "uses" if len(highest) == 1 else "use"
+    return Headline(answer, f"The highest, {_name_list(highest)}, {use} {bytes_text(high - peaks[0])} more than A.")
 
 
 def _name_list(names: Sequence[str]) -> str:
@@ -237,10 +237,10 @@ def _offsetting_changes(comparison: Changes) -> str:
     deltas = [row.delta(1) for row in comparison.rows if row.delta(1)]
     grown, shrunk = [delta for delta in deltas if delta > 0], [delta for delta in deltas if delta < 0]
     if not deltas:
-        return f"Every {comparison.by} holds as many bytes in both."
+        return f"Every {comparison.by} holds the same bytes in both."
     noun = _plural(comparison.by) if len(grown) > 1 else comparison.by
     grew = f"{count_word(len(grown)).capitalize()} {noun} grew by {bytes_text(sum(grown))}"
-    return f"{grew}, {count_word(len(shrunk))} shrank by as much."
+    return f"{grew}, {count_word(len(shrunk))} shrank by the same amount."
 
 
 def _plural(by: str) -> str:
@@ -305,9 +305,9 @@ def _sentence(comparison: Changes, parts: Sequence[_Part], change: int) -> str:
 def _rest_clause(rest: int, change: int, by: str, *, others_moved: bool) -> str:
     if not rest:
         if others_moved:
-            return ", the rest evens out"
+            return ", the rest cancels out"
         return "; no other category differs" if by == "category" else "; all else is equal"
     size = bytes_text(abs(rest))
     if change > 0:
-        return f", the rest {size}" if rest > 0 else f", the rest gives {size} back"
+        return f", the rest {size}" if rest > 0 else f", the rest {size} less"
     return f", the rest {size}" if rest < 0 else f", the rest {size} more"

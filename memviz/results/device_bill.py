@@ -32,10 +32,10 @@ from memviz.units import bytes_text, bytes_texts, whole_number
 Basis = Literal["measured", "predicted", "replayed", "read", "estimated", "unknown"]
 """Origin of a line's bytes; `read` is in a file that memviz did not write."""
 
-_WORKSPACES = "Workspaces of cuBLAS and cuDNN are in what PyTorch reserves."
+_WORKSPACES = "Reserved memory includes the workspaces of cuBLAS and cuDNN."
 _OTHERS = (
-    f"cuSOLVER and cuFFT where used ({bytes_text(LINALG_AND_FFT_BYTES)} on an H200) and libraries with memory of their "
-    "own, such as CuPy, DALI and RAPIDS"
+    f"cuSOLVER and cuFFT where used ({bytes_text(LINALG_AND_FFT_BYTES)} on an H200) and libraries that allocate on "
+    "their own, such as CuPy, DALI and RAPIDS"
 )
 _MATH_SOURCE = "handles and kernels, measured on an H200 with CUDA 13.0 and driver 580"
 _OUTSIDE_NAME = "outside PyTorch"
@@ -83,7 +83,7 @@ class Bill(Result):
     def unknown(self) -> str:
         """Sentence on the lines without a size; empty where there are none."""
         missing = [line.source or line.name for line in self.rows if line.most_bytes is None]
-        return f" Not counted, as unknown: {and_list(missing)}." if missing else ""
+        return f" Not counted (unknown): {and_list(missing)}." if missing else ""
 
     @property
     def parts(self) -> str:
@@ -122,7 +122,7 @@ class DeviceBill(Bill):
     @property
     def line(self) -> str:
         """For a list of figures in a terminal."""
-        return f"{self.size_text}, as nvidia-smi shows: {self.parts}"
+        return f"{self.size_text} in nvidia-smi: {self.parts}"
 
     def as_json(self) -> dict[str, Any]:
         """Return `device_bill` of `summary --json` and `predict --json`."""
@@ -253,7 +253,7 @@ def host_bill(trace: Trace, device: DeviceTrace) -> HostBill | None:
     basis: Basis = "measured" if device.is_timed else "predicted"
     children = children_line(ChildMemory.of(trace.about.facts), basis)
     if device.is_timed:
-        rows = (BillLine("resident size of the process", total, total, basis, "sampled 20 times a second"),)
+        rows = (BillLine("resident size of the process", total, total, basis, "sampled 20 times per second"),)
         return HostBill((*rows, *children))
     rest = BillLine("Python objects and libraries", None, None, "unknown")
     tensors = (
@@ -270,11 +270,11 @@ def children_line(children: ChildMemory, basis: Basis) -> tuple[BillLine, ...]:
     size, count = children.bytes, children.count
     if basis == "measured":
         name = f"for {count} child process{'es' * (count > 1)}, data loader workers included"
-        source = "pages that no other process shares, looked at once a second at most"
+        source = "unshared pages, sampled at most once per second"
         return (BillLine(name, size, size, "unknown" if size is None else "measured", source),)
     name = f"for {count} data loader worker{'s' * (count > 1)}"
     if size is None:
-        return (BillLine(name, None, None, "unknown", "data loader workers, whose memory this system does not say"),)
+        return (BillLine(name, None, None, "unknown", "data loader workers, whose memory this system does not report"),)
     batches = bytes_text(children.batch_bytes)
-    source = f"as measured in the prediction's own workers, and {batches} of batches on their way"
+    source = f"measured in the prediction's own workers, plus {batches} of prefetched batches"
     return (BillLine(name, size, size, "estimated", source),)

@@ -12,9 +12,9 @@ from memviz.units import bytes_text, count_text, duration_text
 
 _KEEPS = ("outputs", "training", "nothing")
 _KEPT = {
-    "outputs": "Its outputs stay as they are, to the bit or to rounding.",
-    "training": "It trains the same model with another optimizer or number format.",
-    "nothing": "Its outputs change.",
+    "outputs": "Outputs are unchanged, up to rounding.",
+    "training": "The same model is trained, with another optimizer or number format.",
+    "nothing": "Outputs change.",
 }
 
 Way = Mapping[str, Any]
@@ -124,7 +124,7 @@ def stop_text(reason: str, done: int, total: int) -> str:
     """Say how far a search came. `reason` is what stopped it, as a sentence."""
     if not total:
         return reason
-    rest = "; another may be better" if done < total else ""
+    rest = "; others may be better" if done < total else ""
     return f"{reason} {count_text(done)} of {count_text(total)} configurations were tried{rest}."
 
 
@@ -154,7 +154,7 @@ def _fit_sentence(status: SearchStatus, trial: Way) -> str:
     """Say first that the model fits unchanged, even if another way is cheaper."""
     plain = _unchanged_trial(status)
     if plain is not None and plain["fits"]:
-        return f"It {_verb(plain)} as it is: {bytes_text(plain['peak_reserved_bytes'])} reserved."
+        return f"It {_verb(plain)} without changes: {bytes_text(plain['peak_reserved_bytes'])} reserved."
     so_far, reserved = "" if status.is_over else " so far", bytes_text(trial["peak_reserved_bytes"])
     return f"It {_verb(trial)} with {trial['short_title']}{so_far}: {reserved} reserved."
 
@@ -168,7 +168,7 @@ def _cheapest_sentence(status: SearchStatus, trial: Way) -> str:
     if plain is None or not plain["fits"] or trial is plain:
         return ""
     so_far, reserved = "" if status.is_over else " so far", bytes_text(trial["peak_reserved_bytes"])
-    return f"The cheapest{so_far} is {trial['short_title']}, by its estimate: {reserved} reserved. "
+    return f"The cheapest{so_far} is {trial['short_title']}, by estimated time: {reserved} reserved. "
 
 
 def _unchanged_trial(status: SearchStatus) -> Way | None:
@@ -182,17 +182,17 @@ def _stop_sentence(status: SearchStatus) -> str:
     """Say why and where the search stopped: a way that was not predicted may be better."""
     by, limit = status.failed, status.time_limit
     if limit is not None and (status.answer or {}).get("stopped") == "time limit":
-        by = f"Stopped by its limit of {_time_text(limit)}."
+        by = f"Stopped at the time limit of {_time_text(limit)}."
     return stop_text(by, status.done, status.of) if by else ""
 
 
 def _progress_sentence(status: SearchStatus) -> str:
     if status.before:
-        return f"{count_text(status.before)} of others first."
+        return f"Queued behind {count_text(status.before)} others."
     if status.value is not None:
         return f"Trying {status.order.largest or 'sequence'} {count_text(status.value)}."
     if not status.of:
-        return "The search begins."
+        return "Starting the search."
     most = None if status.time_limit is None else max(0.0, status.time_limit - status.seconds)
     left = remaining_text(status.seconds_left, most)
     return f"{count_text(status.done)} of {count_text(status.of)} configurations tried{left}."
@@ -201,12 +201,12 @@ def _progress_sentence(status: SearchStatus) -> str:
 def _nothing_fits(status: SearchStatus) -> Headline:
     least = min(status.ways, key=lambda trial: int(trial["peak_reserved_bytes"]), default=None)
     if least is None:
-        return Headline("Nothing that was tried could run.", "Predict it as it is: that says why.")
-    more = {"outputs": "Let training change too.", "training": "Let weights be stored in fewer bits too."}
-    least_sentence = f"The least is {least['short_title']}: {bytes_text(least['peak_reserved_bytes'])}."
+        return Headline("No configuration could run.", "Predict the model without changes to see the reason.")
+    more = {"outputs": "Allow changes to training too.", "training": "Allow weights in fewer bits too."}
+    least_sentence = f"Lowest: {least['short_title']}, {bytes_text(least['peak_reserved_bytes'])} reserved."
     largest = _largest_sentence(status).strip()
     rest = [least_sentence, largest, _stop_sentence(status) or more.get(status.order.keep, "")]
-    answer = f"Nothing that was tried fits{' at this size' if largest else ''}."
+    answer = f"No configuration that was tried fits{' at this size' if largest else ''}."
     return Headline(answer, " ".join(filter(None, rest)))
 
 
@@ -219,12 +219,12 @@ def _largest_sentence(status: SearchStatus) -> str:
 
 def largest_text(largest: Mapping[str, Any]) -> str:
     """Describe the largest value that `fit --json` reports."""
-    value, after = count_text(largest["value"]), "nothing larger was refused"
+    value, after = count_text(largest["value"]), "no larger value failed"
     at_least = "at least " if largest.get("stopped") else ""
     if at_least:
         after = "the search was stopped"
     elif largest["next_fails"]:
         following, refused = count_text(largest["value"] + 1), largest.get("next_refused")
         after = f"{following} is refused: {refused.rstrip('.')}" if refused else f"{following} does not fit"
-    close = f" {value} is close: it fits as predicted, and may not on a card." if largest.get("fit") == "close" else ""
-    return f"The largest {largest['knob']} this way is {at_least}{value}; {after}.{close}"
+    close = f" {value} is close: predicted to fit, but may not on a real card." if largest.get("fit") == "close" else ""
+    return f"The largest {largest['knob']} that fits is {at_least}{value}; {after}.{close}"

@@ -84,9 +84,7 @@ class History:
     def headline(self) -> Headline:
         first, last = self.points[0], self.points[-1]
         if len(self.points) == 1:
-            answer = (
-                f"One file is not yet a history; the peak of {shorten(first.name)} is {bytes_text(first.peak_bytes)}."
-            )
+            answer = f"Only one file, no history yet: {shorten(first.name)} peaks at {bytes_text(first.peak_bytes)}."
             return Headline(answer, self._skipped_sentence())
         delta = last.peak_bytes - first.peak_bytes
         over = f"Over {counted(len(self.points), 'file')} the peak"
@@ -100,9 +98,9 @@ class History:
 
     def _moves_sentence(self) -> str:
         if not self.moves:
-            return "No file moved it."
+            return "No file changed it."
         most = max(self.moves, key=lambda point: abs(point.delta_bytes))
-        moved = f"{counted(len(self.moves), 'file')} moved it, the most"
+        moved = f"{counted(len(self.moves), 'file')} changed it, most of all"
         return f"{moved} {shorten(most.name)} by {delta_text(most.delta_bytes)}{cause_words(most)}."
 
     def _skipped_sentence(self) -> str:
@@ -143,19 +141,21 @@ def read_history(wanted: HistoryRequest, progress: Callable[[int, int], None] | 
         UsageError: Not one file has figures.
     """
     if not wanted.folder.is_dir():
-        raise UsageError(f"{wanted.folder} is no folder. Name one with the files that CI keeps, one for each commit.")
+        raise UsageError(
+            f"{wanted.folder} is not a folder. Name the folder of the files that CI keeps, one per commit."
+        )
     places, skipped = list(places_of([str(wanted.folder)])), []
     paths = {place.address for place in places}
     for path in sorted(wanted.folder.iterdir()):
         if path.is_file() and not path.name.startswith(".") and str(path.absolute()) not in paths:
-            skipped.append(FailedFile(path.name, "It has no ending of a snapshot or of JSON."))
+            skipped.append(FailedFile(path.name, "Not a snapshot or JSON file by its name."))
     stems = [trace_name(_below(wanted.folder, place.address)) for place in places]
     names = dict(zip((place.address for place in places), differing_names(stems), strict=True))
     commits = _commits(wanted.commits) if wanted.commits else {}
     commit_of = {place.address: _commit_of(names[place.address], commits) for place in places}
     if commits:
         unlisted = [place for place in places if commit_of[place.address] is _NO_COMMIT]
-        skipped += [FailedFile(place.address, "Its name has no commit of the list.") for place in unlisted]
+        skipped += [FailedFile(place.address, "No commit of the list is in its name.") for place in unlisted]
         places = [place for place in places if commit_of[place.address] is not _NO_COMMIT]
 
     def key(place: Place) -> tuple[int, int, Any]:
@@ -280,11 +280,11 @@ def _output(place: Place) -> _Figures | FailedFile | None:
     except _NoFiguresError as error:
         reason = str(error)
     except RecursionError:
-        reason = "It is nested too deep."
+        reason = "The JSON is nested too deeply."
     except ValueError:
-        reason = "It is not sound JSON."
+        reason = "The JSON is not valid."
     except (KeyError, TypeError, AttributeError):
-        reason = "It has no figures of predict, peak or diff --json."
+        reason = "It has no output of predict, peak or diff --json."
     return FailedFile(place.address, reason)
 
 
@@ -321,7 +321,7 @@ def _figures(value: Any) -> _Figures:
 
 def _predicted(value: Any) -> _Figures:
     if value["not_known"] is not None or value["stopped"] is not None:
-        raise _NoFiguresError("The prediction in it stopped before its end, so its peak is not known.")
+        raise _NoFiguresError("The prediction stopped early, so its peak is not known.")
     parts = {str(name).replace("_", " ")[:_LONGEST]: _size(size) for name, size in value["by_category"].items()}
     parts = {"KV cache" if name == "kv cache" else name: size for name, size in parts.items()}
     peak, reserved = _size(value["peak_requested_bytes"]), _size(value["peak_reserved_bytes"])
@@ -335,7 +335,7 @@ def _name(row: Any, value: Any) -> str:
 
 def _size(value: Any) -> int:
     if type(value) is not int or not 0 <= value < _MOST_SIZE:
-        raise _NoFiguresError("A figure in it is no number of bytes.")
+        raise _NoFiguresError("A value in it is not a number of bytes.")
     return value
 
 
@@ -360,7 +360,7 @@ def _commits(path: Path) -> dict[str, _Commit]:
         raise UsageError(f"{path} cannot be read ({error.strerror}).") from None
     found = [line.strip() for line in reversed(lines) if _COMMIT.match(line.strip())]
     if not found:
-        raise UsageError(f'{path} has no line of a commit. Write it with: git log --format="%h %s" > {path.name}')
+        raise UsageError(f'{path} lists no commit. Write it with: git log --format="%h %s" > {path.name}')
     return {line[:_SHORT]: _Commit(number, line[:_LONGEST]) for number, line in enumerate(found)}
 
 

@@ -192,7 +192,7 @@ class LiveChange(Result):
         if self.rows:
             change, live = self.rows[0].change, self.after
             steps = forwards_between(live.trace, live._device, self.before.event, live.event)
-            each = f", {delta_text(round(change / steps))} a step" if steps > 1 else ""
+            each = f", {delta_text(round(change / steps))} per step" if steps > 1 else ""
             most = f" Most of it: {shorten(self.rows[0].label)}, {delta_text(change)}{each}."
         return Headline(f"{total} live {between}.{most}")
 
@@ -240,7 +240,7 @@ def live_headline(live: LiveSet, which: DeviceName, event_count: int) -> Headlin
     if live.reserved_bytes < live.live_bytes:
         # The file says less of its segments than of its tensors.
         return Headline(answer)
-    return Headline(answer, f"{bytes_text(live.reserved_bytes)} are reserved then.")
+    return Headline(answer, f"{bytes_text(live.reserved_bytes)} are reserved at that moment.")
 
 
 def moment_text(which: DeviceName, event: int, event_count: int) -> str:

@@ -87,11 +87,11 @@ def download(address: str, limits: Limits) -> Iterator[tuple[BinaryIO, int]]:
             raise error.named(name) from None
         except HTTPError as error:
             error.close()
-            reason = f"Its server answers {error.code}."
-            raise TraceError(reason, remedy="Look whether the address is right.", source=name) from None
+            reason = f"The server answered {error.code}."
+            raise TraceError(reason, remedy="Check the address.", source=name) from None
         except (URLError, OSError, HTTPException, ValueError) as error:
             why = error.reason if isinstance(error, URLError) else error
-            raise TraceError(f"It cannot be downloaded ({why}).", source=name) from None
+            raise TraceError(f"The download failed ({why}).", source=name) from None
         file.seek(0)
         yield file, size
 
@@ -100,7 +100,7 @@ def _check(address: str) -> None:
     try:
         parts = urlsplit(address)
     except ValueError as error:
-        raise UsageError(f"This is no address: {error}.") from None
+        raise UsageError(f"Not a valid address: {error}.") from None
     if parts.scheme.lower() not in _PROTOCOLS or not parts.hostname:
         raise UsageError("Only addresses that begin with http:// or https:// are opened; download the file first.")
 
@@ -117,11 +117,12 @@ def _fetch(address: str, file: IO[bytes], limits: Limits) -> int:
         while piece := answer.read1(_PIECE):
             size += len(piece)
             if size > limits.file_bytes:
-                reason = f"It has more than the {limits.file_bytes:,} bytes allowed here."
+                reason = f"The file exceeds the limit of {limits.file_bytes:,} bytes."
                 raise TraceError(reason, remedy="If you trust the file, raise MEMVIZ_MAX_FILE_BYTES.")
             if time.monotonic() > until:
                 raise TraceError(
-                    f"It has not arrived within {limits.seconds:g} s.", remedy="Download it first, and open the file."
+                    f"The download timed out after {limits.seconds:g} s.",
+                    remedy="Download it first, and open the file.",
                 )
             file.write(piece)
         promised = answer.headers.get("Content-Length", "")
@@ -189,7 +190,7 @@ class OpenTrace(Result):
     def compare(self, *others: Any, by: str = "site", device: int | str | None = None) -> Comparison:
         """From this trace's peak to those of the others, which may be open traces, files or addresses."""
         if not others:
-            raise UsageError("compare takes one other trace or more.")
+            raise UsageError("compare takes at least one other trace.")
         opened = [self, *(other if isinstance(other, OpenTrace) else open(other) for other in others)]
         return comparison_result([(one.trace, one._device(device)) for one in opened], by)
 
@@ -212,7 +213,7 @@ class OpenTrace(Result):
             device: Which of several.
         """
         if not isinstance(settings, str | None):
-            raise UsageError(f'settings is a text, such as "expandable_segments:True", and not {settings!r}.')
+            raise UsageError(f'settings must be a string, such as "expandable_segments:True", not {settings!r}.')
         overhead_bytes = OVERHEAD_BYTES if overhead is None else _size("overhead", overhead)
         question = ReplayQuestion(
             settings=None if settings is None else parse_settings(settings),
@@ -276,25 +277,25 @@ def _trace_of(source: str | os.PathLike[str] | Trace | HasTrace) -> Trace:
         return trace
     kind = type(source).__name__
     if hasattr(source, "trace"):
-        raise UsageError(f"There is no trace in this {kind}: it may not be over yet.")
-    raise UsageError(f"A trace is opened by the name of its file or by its address, not from this {kind}.")
+        raise UsageError(f"This {kind} has no trace yet; it may still be running.")
+    raise UsageError(f"Open a trace by file name or address, not from this {kind}.")
 
 
 def _event_of(device: DeviceTrace, event: Any, time: Any) -> int:
     if (event is None) == (time is None):
-        raise UsageError("Name the moment by its event or by its time: event=1000, or time=0.5.")
+        raise UsageError("Give the moment as an event or a time: event=1000, or time=0.5.")
     if time is not None:
         try:
             # As text it would be read too, where an event given as text is not.
             seconds = float(time + 0)
         except (TypeError, ValueError):
-            raise UsageError(f"time is a number of seconds, such as 0.5, and not {time!r}.") from None
+            raise UsageError(f"time must be a number of seconds, such as 0.5, not {time!r}.") from None
         return event_at_epoch_or_offset(device, seconds)
     try:
         # A float too where it is whole: a pandas frame makes such of its numbers where one is missing.
         return int(event) if isinstance(event, float) and event.is_integer() else index(event)
     except TypeError:
-        raise UsageError(f"event is a whole number, such as 1000, and not {event!r}.") from None
+        raise UsageError(f"event must be an integer, such as 1000, not {event!r}.") from None
 
 
 def _size(name: str, value: int | str) -> int:
@@ -303,7 +304,7 @@ def _size(name: str, value: int | str) -> int:
     except ValueError as error:
         raise UsageError(f"{name}: {error}") from None
     except (TypeError, OverflowError):
-        raise UsageError(f'{name} is a size, as bytes or as in "24GiB", and not {value!r}.') from None
+        raise UsageError(f'{name} must be a size, in bytes or as in "24GiB", not {value!r}.') from None
     if size < 0:
-        raise UsageError(f"{name}: {value} is less than nothing.")
+        raise UsageError(f"{name}: {value} is negative.")
     return size

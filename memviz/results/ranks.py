@@ -22,16 +22,16 @@ _MOST_SPANS = 8
 
 def ranks_headline(job: RankSummary, card: OnCard | None = None) -> Headline:
     highest = job.highest
-    peak = f"Of {counted(len(job.ranks), 'rank')} the highest peak is {bytes_text(highest.row.peak_bytes)}, on rank"
+    peak = f"Highest peak of {counted(len(job.ranks), 'rank')}: {bytes_text(highest.row.peak_bytes)}, on rank"
     answer = f"{peak} {highest.number}."
     if job.ran_out:
         ran_out = _rank_names([rank.number for rank in job.ran_out])
         answer = f"{ran_out[0].upper()}{ran_out[1:]} ran out of memory. {answer}"
     sentences = ["" if card is None else card_sentence(card), _group_sentence(job), _outlier_sentence(job)]
     if gap := job.imbalance.bytes:
-        sentences.append(f"The lowest peak, on rank {job.imbalance.lowest}, is {bytes_text(gap)} under the highest.")
+        sentences.append(f"The lowest peak, on rank {job.imbalance.lowest}, is {bytes_text(gap)} lower.")
     if many := len(job.failed):
-        sentences.append(f"{counted(many, 'file')} {'is' if many == 1 else 'are'} left out.")
+        sentences.append(f"{counted(many, 'file')} {'was' if many == 1 else 'were'} skipped.")
     return Headline(answer, " ".join(filter(None, sentences)))
 
 
@@ -41,23 +41,23 @@ def _group_sentence(job: RankSummary) -> str:
     out, group = len(job.outliers), job.groups[0]
     largest, same = len(group.ranks), "the same" if group.least_bytes == group.most_bytes else "nearly the same"
     # A rank that ran out of memory reached its peak; what it needs is not known.
-    need, does = ("reached", "did") if job.ran_out else ("need", "does")
+    need = "reached" if job.ran_out else "need"
     if len(job.groups) == 1:
-        return f"They all {need} {'' if job.imbalance.bytes == 0 else 'nearly '}the same."
+        return f"All {need} {'' if job.imbalance.bytes == 0 else 'nearly '}the same."
     if out:
         rest = len(job.ranks) - out
-        what = same if rest == largest else f"what their group {does}"
+        what = same if rest == largest else "the same as their group"
         return f"{count_text(rest)} {need} {what}, {count_text(out)} {'differs' if out == 1 else 'differ'}."
     if largest == 1:
-        return f"No two {need} the same."
-    return f"They are {counted(len(job.groups), 'group')}; in the largest {count_text(largest)} ranks {need} {same}."
+        return f"Every rank {need}{'s' if need == 'need' else ''} a different amount."
+    return f"{counted(len(job.groups), 'group')}; in the largest, {count_text(largest)} ranks {need} {same}."
 
 
 def _outlier_sentence(job: RankSummary) -> str:
     if not job.outliers:
         return ""
     one = job.outliers[0]
-    return f"Rank {one.rank} has {delta_text(one.delta_bytes)} against rank {one.against}{cause_words(one)}."
+    return f"Rank {one.rank} has {delta_text(one.delta_bytes)} over rank {one.against}{cause_words(one)}."
 
 
 def cause_words(one: PeakDifference) -> str:
@@ -110,23 +110,21 @@ def card_sentence(answer: OnCard) -> str:
     where = f"On {answer.card.name}" if answer.card.name.endswith(size) else f"On {answer.card.name} ({size})"
     if answer.first is None:
         many = len(answer.replayed)
-        by_replay = (
-            f", {counted(many, 'rank')} by a replay of {'its' if many == 1 else 'their'} requests" if many else ""
-        )
-        return f"{where} all of them fit{by_replay}."
+        by_replay = f", {counted(many, 'rank')} by replay" if many else ""
+        return f"{where} all ranks fit{by_replay}."
     if not answer.runs_out:
-        why = f"rank {answer.first} is over by {bytes_text(answer.lacks_bytes)} of reserved memory"
+        why = f"rank {answer.first} reserves {bytes_text(answer.lacks_bytes)} more than usable"
         if not answer.lacks_bytes:
-            why = "what they reserve is not in their files"
+            why = "their files do not say how much they reserve"
             if answer.cut_short:
-                ran_out = f"{_rank_names(answer.cut_short)} ran out when recorded"
-                why = f"{ran_out}, and what was still to come is not known"
-        return f"{where} it is close for {_rank_names(answer.close)}: {why}."
+                ran_out = f"{_rank_names(answer.cut_short)} ran out of memory in the recording"
+                why = f"{ran_out}, so later needs are unknown"
+        return f"{where} {_rank_names(answer.close)} may not fit: {why}."
     step = "" if answer.first_step is None else f", {answer.first_step.words}"
-    rank = f"{where} rank {answer.first} runs out first"
-    would = f"{counted(len(answer.runs_out), 'rank')} would."
+    rank = f"{where} rank {answer.first} runs out of memory first"
+    would = f"{counted(len(answer.runs_out), 'rank')} would run out."
     if answer.first in answer.replayed:
-        return f"{rank} by a replay of its requests{step}; {would}"
+        return f"{rank} by replay{step}; {would}"
     return f"{rank}{step}, {bytes_text(answer.lacks_bytes)} short; {would}"
 
 
@@ -244,12 +242,12 @@ def jobs_headline(changes: JobChanges, names: Sequence[str]) -> Headline:
         sentences.append(f"Together they hold {delta_text(delta)}{cause_words(changes.total)}.")
     if changes.ran_out():
         ran_out = _rank_names(changes.ran_out())
-        sentences.append(f"In {names[1]} {ran_out} ran out of memory; a peak is without what was refused.")
+        sentences.append(f"In {names[1]} {ran_out} ran out of memory; peaks exclude the request that failed.")
     for side, name in enumerate(names):
         if alone := changes.alone(side):
             sentences.append(f"Only in {name}: {ranks_text(alone)}.")
         if many := len(changes.jobs[side].failed):
-            sentences.append(f"{counted(many, 'file')} of {name} {'is' if many == 1 else 'are'} left out.")
+            sentences.append(f"{counted(many, 'file')} of {name} {'was' if many == 1 else 'were'} skipped.")
     return Headline(answer, " ".join(sentences))
 
 

@@ -76,7 +76,7 @@ class Replay(Result):
         if card is None or not card.overhead_bytes:
             return headline
         size = bytes_text(card.overhead_bytes)
-        return headline.and_also(f"Of the card's {card.name}, {size} are set aside for the CUDA context and libraries.")
+        return headline.and_also(f"{size} of the card's {card.name} are set aside for the CUDA context and libraries.")
 
     def as_json(self) -> dict[str, Any]:
         """Return the output of `replay --json`."""
@@ -111,13 +111,13 @@ class Replay(Result):
             )
             for row in self.rows
         ]
-        return Table(("reserved at most", "retries", "end", "settings"), tuple(rows))
+        return Table(("peak reserved", "retries", "end", "settings"), tuple(rows))
 
 
 def _end(row: ReplayRow) -> str:
     if row.oom_event is None:
         return "runs"
-    return f"out of memory at event {count_text(row.oom_event)}" if row.oom_event >= 0 else "does not begin"
+    return f"out of memory at event {count_text(row.oom_event)}" if row.oom_event >= 0 else "cannot start"
 
 
 def replay_result(

@@ -14,16 +14,16 @@ _WORDS = {"": "PyTorch's default settings", "expandable_segments:True": "expanda
 
 def replay_headline(outcome: WhatIf, searched: Search | None = None) -> Headline:
     if not allocation_count(outcome.recorded):
-        only_state = "The file holds no history of allocations, only the state at its end."
-        why = "None of its events is an allocation." if outcome.events else only_state
-        result = Headline("There is nothing to replay.", why)
+        only_state = "The file has no allocation history, only the final state."
+        why = "None of the events is an allocation." if outcome.events else only_state
+        result = Headline("Nothing to replay.", why)
     elif outcome.card is None:
         result = _unlimited_headline(outcome, searched)
     else:
         result = _card_headline(outcome, searched)
         if outcome.fit == "close" and outcome.context is not None:
             # The CUDA context decides, which is not known exactly.
-            note = f"It is close: the CUDA context takes {outcome.context.interval} of a card."
+            note = f"Close: the CUDA context uses {outcome.context.interval}."
             result = Headline(result.answer, _join(note, result.reason))
     if outcome.devices == 1:
         return result
@@ -37,8 +37,10 @@ def _card_headline(outcome: WhatIf, searched: Search | None) -> Headline:
         return _fitting_headline(outcome, searched)
     where, live = bytes_text(outcome.card.usable_bytes), _live_at_once(outcome, searched)
     if outcome.replayed.oom is not None and live > outcome.card.usable_bytes:
-        return Headline(f"It does not fit in {where} under any setting: {bytes_text(live)} are live at once.")
-    return Headline(f"In {where} this run stops {event_text(outcome.base.oom)}.", _reason_of_oom(outcome, searched))
+        return Headline(f"No setting fits this run in {where}: {bytes_text(live)} are live at once.")
+    return Headline(
+        f"In {where} this run runs out of memory {event_text(outcome.base.oom)}.", _reason_of_oom(outcome, searched)
+    )
 
 
 def settings_name(settings: Settings) -> str:
@@ -52,12 +54,12 @@ def recording_note(outcome: WhatIf) -> str:
     if not why:
         return ""
     if not outcome.knows_recorded_peak:
-        return f"What the recording reserves is not in the file: {why}."
-    return f"The recording reserves {bytes_text(outcome.recorded_peak_bytes)}: {why}."
+        return f"The file does not say how much the recording reserved: {why}."
+    return f"The recording reserved {bytes_text(outcome.recorded_peak_bytes)}: {why}."
 
 
 def event_text(oom: RanOut) -> str:
-    return f"at event {count_text(oom.event)}" if oom.event >= 0 else "before its first event"
+    return f"at event {count_text(oom.event)}" if oom.event >= 0 else "before the first event"
 
 
 def _settings_title(settings: Settings) -> str:
@@ -82,28 +84,28 @@ def _reason_of_oom(outcome: WhatIf, searched: Search | None) -> str:
     assert stopped is not None
     if replayed is not outcome.base:
         if replayed.oom is not None:
-            return f"With {settings_name(replayed.settings)} it stops {event_text(replayed.oom)}."
+            return f"With {settings_name(replayed.settings)} it runs out of memory {event_text(replayed.oom)}."
         spare = _spare(replayed.peak_reserved_bytes, outcome)
-        through = f"{_settings_title(replayed.settings)} would carry it through, with {spare} to spare"
+        through = f"{_settings_title(replayed.settings)} would fit, with {spare} to spare"
         return f"{through}{_recorded_fits_note(outcome)}."
     if searched is None:
         cached = bytes_text(stopped.reserved_bytes - stopped.allocated_bytes)
         requested = bytes_text(stopped.requested_bytes)
-        return f"{requested} are asked for then; {cached} are cached, in no piece that it could take."
+        return f"{requested} requested; {cached} cached but too fragmented to use."
     best = searched.advised
     if not best.fits:
-        return "None of the settings tried carries it through."
+        return "None of the allocator settings tried avoids the OOM."
     spare = _spare(best.reserved_on_card_bytes, outcome)
     if best.is_recorded:
-        return f"With what was live before its first event placed anew it would fit, with {spare} to spare."
-    return f"{_settings_title(best.settings)} would carry it through, with {spare} to spare."
+        return f"With the memory from before the first event placed anew it would fit, with {spare} to spare."
+    return f"{_settings_title(best.settings)} would fit, with {spare} to spare."
 
 
 def _recorded_fits_note(outcome: WhatIf) -> str:
     """Return a note that the recorded settings fit too when placed anew: that is no merit of the settings."""
     if outcome.compared_with is outcome.base or outcome.compared_with.oom is not None:
         return ""
-    return ", and so would the recorded settings, with what was live before the first event placed anew"
+    return ", and so would the recorded settings with the memory from before the first event placed anew"
 
 
 def _fitting_headline(outcome: WhatIf, searched: Search | None) -> Headline:
@@ -114,11 +116,11 @@ def _fitting_headline(outcome: WhatIf, searched: Search | None) -> Headline:
     if base.retries and not outcome.divergence:
         times = "once" if base.retries == 1 else f"{count_text(base.retries)} times"
         where = bytes_text(outcome.card.usable_bytes)
-        answer = f"In {where} this run ends as recorded: memory is short {times}, and what is cached goes back."
+        answer = f"In {where} this run ends as recorded: the cache is released {times} to make room."
     if replayed is base:
         return Headline(answer, _join(recording_note(outcome), _advice(outcome, searched)))
     if replayed.oom is not None:
-        stop = f"it would stop {event_text(replayed.oom)}{_both_stop(outcome)}"
+        stop = f"it would run out of memory {event_text(replayed.oom)}{_both_stop(outcome)}"
         return Headline(answer, f"With {settings_name(replayed.settings)} {stop}.")
     return Headline(
         answer,
@@ -130,7 +132,7 @@ def _both_stop(outcome: WhatIf) -> str:
     rival = outcome.compared_with
     if rival is outcome.base or rival.oom is None:
         return ""
-    return f", and with the recorded settings, from the same start, {event_text(rival.oom)}"
+    return f", and with the recorded settings from the same start {event_text(rival.oom)}"
 
 
 def _unlimited_headline(outcome: WhatIf, searched: Search | None) -> Headline:
@@ -143,16 +145,16 @@ def _unlimited_headline(outcome: WhatIf, searched: Search | None) -> Headline:
             return Headline(answer, _join(f"Without a limit it would reserve {peak}.", _advice(outcome, searched)))
         return Headline(answer, f"Without a limit {settings_name(replayed.settings)} would {_reserves(outcome)}.")
     if not is_own:
-        floor = f"{bytes_text(recorded.peak_requested_bytes)} are live at once, and no setting goes below that."
+        floor = f"{bytes_text(recorded.peak_requested_bytes)} are live at once; no setting can reserve less."
         return Headline(
             f"{_settings_title(replayed.settings)} would {_reserves(outcome)}.", recording_note(outcome) or floor
         )
     if outcome.divergence:
-        return Headline(f"Without a limit this run would reserve {peak} at its peak.", recording_note(outcome))
+        return Headline(f"Without a limit this run would reserve {peak} at the peak.", recording_note(outcome))
     unused = recorded.peak_reserved_bytes - recorded.peak_requested_bytes
     more = f"{bytes_text(unused)} ({percent_text(unused, recorded.peak_reserved_bytes)})"
     reserved = bytes_text(recorded.peak_reserved_bytes)
-    answer = f"This run reserves {reserved} at its peak; {more} of it are beyond what it ever holds."
+    answer = f"This run reserves {reserved} at the peak, {more} more than is ever live."
     return Headline(answer, _advice(outcome, searched))
 
 
@@ -160,17 +162,17 @@ def _reserves(outcome: WhatIf) -> str:
     """Compare with the recorded settings in the same memory and from the same start."""
     peak, change = f"reserve {bytes_text(outcome.replayed.peak_reserved_bytes)} at the peak", outcome.change_bytes
     if outcome.compared_with.oom is not None:
-        return f"{peak}, and with the recorded settings it stops {event_text(outcome.compared_with.oom)}"
+        return f"{peak}; with the recorded settings it runs out of memory {event_text(outcome.compared_with.oom)}"
     than = " than the recorded settings" if outcome.why_not_as_recorded else ""
     if not change:
-        return f"{peak}, as much as the recorded settings"
+        return f"{peak}, the same as the recorded settings"
     return f"{peak}, {bytes_text(abs(change))} {'more' if change > 0 else 'less'}{than}"
 
 
 def _advice(outcome: WhatIf, searched: Search | None) -> str:
     """Advise on memory without a limit: under a limit the cache grows to fill it."""
     if searched is None:
-        return f"{bytes_text(_live_at_once(outcome, None))} are live at once, and no setting goes below that."
+        return f"{bytes_text(_live_at_once(outcome, None))} are live at once; no setting can reserve less."
     best, recorded = searched.advised, searched.recorded
     without = " without a limit" if outcome.card else ""
     if best.is_recorded:
@@ -178,7 +180,7 @@ def _advice(outcome: WhatIf, searched: Search | None) -> str:
     saved = bytes_text(recorded.peak_reserved_bytes - best.peak_reserved_bytes)
     if searched.is_placed_anew:
         name = settings_name(best.settings)
-        return f"From the same empty start {name} would reserve {saved} less than the recorded settings{without}."
+        return f"From an equal empty start {name} would reserve {saved} less than the recorded settings{without}."
     than = "" if recorded.is_as_recorded else " than the recorded settings"
     return f"{_settings_title(best.settings)} would reserve {saved} less{than}{without}."
 

@@ -24,7 +24,7 @@ def rank_text(run: Run) -> str:
     if run.rank is None or count == 1:
         return ""
     equal = len(run.classes) == 1
-    return f"rank {count_text(run.rank)} of {count_text(count)}, {'all equal' if equal else 'the fullest'}"
+    return f"rank {count_text(run.rank)} of {count_text(count)}, {'all equal' if equal else 'the highest'}"
 
 
 def location_text(run: Run) -> str:
@@ -34,12 +34,12 @@ def location_text(run: Run) -> str:
         return ""
     if len(run.classes) == 1:
         return f" on each of {count_text(count)} GPUs"
-    return f" on rank {count_text(run.rank)}, the fullest of {count_text(count)} GPUs"
+    return f" on rank {count_text(run.rank)}, the highest of {count_text(count)} GPUs"
 
 
 def rank_class_text(ranks: RankClass, shown_rank: int | None) -> str:
     live, reserved = bytes_text(ranks.peak_allocated_bytes), bytes_text(ranks.peak_reserved_bytes)
-    mark = ", the figures above" if ranks.shown == shown_rank else ""
+    mark = ", shown above" if ranks.shown == shown_rank else ""
     return f"{rank_list(ranks.ranks)}: live {live}, reserved {reserved}{mark}"
 
 
@@ -124,7 +124,7 @@ def _failure_headline(failed: Sequence[Variant]) -> Headline:
     if not failed:
         return Headline("")
     message = failed[0].phase.split("\n")[0]
-    return Headline("Nothing was run.", message) if failed[0].what == "refused" else Headline(message)
+    return Headline("Not run.", message) if failed[0].what == "refused" else Headline(message)
 
 
 def _best_saving(pairs: Sequence[_Pair]) -> RunHeadline:
@@ -132,10 +132,10 @@ def _best_saving(pairs: Sequence[_Pair]) -> RunHeadline:
     if best.saved <= 0:
         reserves = f"the baseline reserves {bytes_text(best.base.peak_reserved_bytes)}"
         return RunHeadline(
-            Headline(f"Nothing here saves memory: {reserves}{_with_any_optimizer(best.base)}."), best.base_number
+            Headline(f"No variant saves memory: {reserves}{_with_any_optimizer(best.base)}."), best.base_number
         )
     share = percent_text(best.saved, best.base.peak_reserved_bytes)
-    of = f"of what is reserved{location_text(best.run)}{_with_any_optimizer(best.base)}"
+    of = f"of reserved memory{location_text(best.run)}{_with_any_optimizer(best.base)}"
     answer = f"{_short(best.label)} saves {bytes_text(best.saved)}, {share} {of}."
     cost = _cost_clause(best.base, best.run)
     return RunHeadline(Headline(answer, f"It costs{cost.removeprefix(' for')}." if cost else ""), best.number)
@@ -218,12 +218,12 @@ def _with_host(headline: Headline, run: Run | None) -> Headline:
     """Add that a run does not fit the host."""
     if run is None or run.fits_host is not False:
         return headline
-    return headline.and_also(f"It does not fit the host: {host_sizes(run)}.")
+    return headline.and_also(f"It does not fit in host memory: {host_sizes(run)}.")
 
 
 def host_text(run: Run) -> str:
     """Describe host memory: what is pinned, or whether it fits the machine's, where that was given."""
-    pinned = f"{bytes_text(run.pinned_host_bytes)} pinned there" if run.pinned_host_bytes else ""
+    pinned = f"{bytes_text(run.pinned_host_bytes)} pinned" if run.pinned_host_bytes else ""
     sizes = host_sizes(run)
     fits = f"{'fits' if run.fits_host else 'does not fit'}: {sizes}" if sizes else ""
     return ", ".join(filter(None, (fits, pinned)))
@@ -236,7 +236,7 @@ def step_word(run: Run) -> str:
 def _single_run(run: Run) -> Headline:
     where = location_text(run)
     loading = ", while loading" if run.peak_while_loading else ""
-    peak = f"{bytes_text(run.peak_reserved_bytes)} at its peak{loading}"
+    peak = f"{bytes_text(run.peak_reserved_bytes)} at the peak{loading}"
     first = f"This {step_word(run)} reserves {peak}{where}{_with_any_optimizer(run)}."
     if run.fit is None:
         return Headline(first)
@@ -246,10 +246,10 @@ def _single_run(run: Run) -> Headline:
     optimizer = with_optimizer(run) if run.request.optimizer == "none" else ""
     if squeezed is not None and run.fit.word != "close":
         first = f"Without a limit this {first.removeprefix('This ')}"
-        less = f"where it gives back what is cached and reserves {less}"
+        less = f"where cached memory is released and {less} are reserved"
         return Headline(first, f"It fits in {usable}{optimizer}, {less}.")
     if run.fit.word == "close":
-        return Headline(first, f"It is close{optimizer}: {close_fit_text(run)}.")
+        return Headline(first, f"Close{optimizer}: {close_fit_text(run)}.")
     fits = "fits" if run.fit.fits else "does not fit"
     return Headline(first, f"It {fits} in {usable}{optimizer}.")
 
@@ -293,7 +293,7 @@ def _close_variant(pairs: Sequence[_Pair]) -> RunHeadline:
     step, fit = step_word(best.base), best.run.fit
     assert fit is not None
     where = f"{location_text(best.run)}{with_optimizer(best.base)}"
-    answer = f"{_short(best.label)} may make the {step} fit{where}: it is close."
+    answer = f"{_short(best.label)} may make the {step} fit{where}, but it is close."
     reserves = bytes_texts(best.run.peak_reserved_bytes, fit.most_usable_bytes)[0]
     return RunHeadline(Headline(answer, f"It reserves {reserves} of {usable_text(fit)}."), best.number)
 
@@ -307,10 +307,10 @@ def _nothing_fits(pairs: Sequence[_Pair], *, others_fit: bool) -> RunHeadline:
     size = bytes_text(first.base.fit.usable_bytes) if first.base.fit else "this card"
     what = first.base_label.removesuffix(": Baseline") if others_fit else f"the {step_word(first.base)}"
     where = location_text(tried[least])
-    answer = f"Nothing here makes {what} fit in {size}{where}{with_optimizer(first.base)}."
+    answer = f"No variant makes {what} fit in {size}{where}{with_optimizer(first.base)}."
     reserves = bytes_text(tried[least].peak_reserved_bytes)
     return RunHeadline(
-        Headline(answer, f"The least that any variant{' of it' if others_fit else ''} reserves is {reserves}."), least
+        Headline(answer, f"Lowest{' of its variants' if others_fit else ''}: {reserves} reserved."), least
     )
 
 
@@ -320,7 +320,7 @@ def _cost_clause(base: Run, run: Run) -> str:
         return ""
     if abs(change.share) < 0.0005:
         # Copies may take longer than all the compute.
-        return f" for no more {change.what}{f' and {bytes_text(copied)} copied from the host' if copied > 0 else ''}"
+        return f" for no extra {change.what}{f' and {bytes_text(copied)} copied from the host' if copied > 0 else ''}"
     if change.is_within_spread:
         return f" for about the same {change.what}"
     return f" for {percent_text(abs(change.share), 1)} {'more' if change.share > 0 else 'less'} {change.what}"

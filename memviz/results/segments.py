@@ -133,12 +133,12 @@ def segments_headline(moment: SegmentsAt, which: DeviceName, event_count: int, *
     reserved, segments = moment.reserved_bytes, counted(len(moment.segments), "segment")
     where = moment_text(which, moment.event, event_count)
     if not is_reserved_known:
-        return Headline(f"What is reserved{where} is not in the file.")
+        return Headline(f"The file does not say what is reserved{where}.")
     if not reserved:
         return Headline(f"Nothing is reserved{where}.")
     free = int(moment.tiles.size[moment.tiles.kind == TileKind.FREE].sum())
     share = f"{bytes_text(free)} ({percent_text(free, reserved)})"
     return Headline(
         f"{bytes_text(reserved)} are reserved in {segments}{where}.",
-        f"Blocks take {bytes_text(reserved - free)} of it, and {share} is free.",
+        f"Blocks use {bytes_text(reserved - free)}; {share} are free.",
     )

@@ -133,7 +133,7 @@ class Summary(Result):
         }
 
     def table(self, most: int | None = None) -> Table:
-        head = ("events", "at the start", "at the peak", "at the end", "reserved at most", "device")
+        head = ("events", "at the start", "at the peak", "at the end", "peak reserved", "device")
         rows = []
         for device in self.devices:
             sizes = (device.start_bytes, device.peak_bytes, device.end_bytes)
@@ -204,10 +204,10 @@ def _peak_headline(overview: Overview) -> Headline:
     if overview.most_of_it is not None:
         share = percent_text(overview.most_of_it.bytes, overview.peak_bytes)
         sure = "probably " if overview.most_of_it.is_probable else ""
-        main_part = f", and {share} of it is {sure}{purpose_name(overview.most_of_it.category)}"
+        main_part = f", {share} of it {sure}{purpose_name(overview.most_of_it.category)}"
     elif overview.largest_site:
         share = percent_text(overview.largest_site_bytes, overview.peak_bytes)
-        main_part = f", and {share} of it was made by {shorten(overview.largest_site)}"
+        main_part = f", {share} of it from {shorten(overview.largest_site)}"
     answer = f"The peak{of_device(overview.device)} is {bytes_text(overview.peak_bytes)}{main_part}."
     return Headline(answer, f"{_keepers(overview)}{_peak_moment(overview)}")
 
@@ -220,7 +220,7 @@ def _keepers(overview: Overview) -> str:
         return ""
     layers = f", in {most.layers}" if most.layers else ""
     share = percent_text(keeps.bytes, overview.peak_bytes)
-    return f"{share} is kept by {_site_list(keeps.places)}{layers}. "
+    return f"{share} is from {_site_list(keeps.places)}{layers}. "
 
 
 def _site_list(sites: tuple[Site, ...]) -> str:
@@ -237,28 +237,25 @@ def _site_list(sites: tuple[Site, ...]) -> str:
 def _ran_out(overview: Overview, failed: FailedRequest) -> Headline:
     who = device_name(overview.device) if overview.device.is_one_of_several else "it"
     site = f" in {failed.site}" if failed.site else ""
-    times = "" if overview.failed_count == 1 else f" {counted(overview.failed_count, 'time')}, at last when"
+    times = "" if overview.failed_count == 1 else f" {counted(overview.failed_count, 'time')}, the last time when"
     joint = ":" if overview.failed_count == 1 else ""
-    answer = f"{who} ran out of memory{joint}{times} {bytes_text(failed.requested_bytes)} were asked for{site}."
+    answer = f"{who} ran out of memory{joint}{times} {bytes_text(failed.requested_bytes)} requested{site}."
     reason = f"{bytes_text(failed.live_bytes)} were live"
     if failed.reserved_bytes >= failed.live_bytes:
-        reason += f", and {bytes_text(failed.reserved_bytes - failed.live_bytes)} reserved and not live"
+        reason += f", and {bytes_text(failed.reserved_bytes - failed.live_bytes)} reserved but not live"
     return Headline(f"{answer[0].upper()}{answer[1:]}", f"{reason}.")
 
 
 def _only_the_end(overview: Overview) -> Headline:
     where = f" on {device_name(overview.device)}" if overview.device.is_one_of_several else ""
-    why = "The file holds no history, only the state at its end."
+    why = "The file has no history, only the final state."
     if overview.trace_has_events:
-        why = "Nothing happened there while the history was recorded; this is its state at the end."
+        why = "No events were recorded there; this is the final state."
     return Headline(f"{bytes_text(overview.peak_bytes)} are live{where}.", why)
 
 
 def _peak_moment(overview: Overview) -> str:
     if overview.peak_event < 0:
-        return "It was there before the first event."
-    step = f"in {overview.step}, " if overview.step else ""
-    last = overview.event_count - 1
-    if overview.peak_event == last:
-        return f"It comes {step}at event {count_text(last)}, the {'last' if last else 'only one'}."
-    return f"It comes {step}at event {count_text(overview.peak_event)}; the last is event {count_text(last)}."
+        return "It was allocated before recording started."
+    event = f"event {count_text(overview.peak_event)} of {count_text(overview.event_count)}"
+    return f"Reached {overview.moment} ({event})." if overview.moment else f"Reached at {event}."

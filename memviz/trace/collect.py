@@ -130,7 +130,7 @@ def text_of(value: Any) -> str:
         # A few bytes can name one long text under many keys.
         size = sum(len(key) + (len(text) if type(text) is str else 0) for key, text in value.items())
         if size > _MOST_WRITTEN_OUT:
-            raise TraceError(f"The metadata of an event is a table with texts of {size:,} characters.")
+            raise TraceError(f"The metadata of an event has {size:,} characters.")
         return json.dumps(value, separators=(",", ":"))
     if type(value) in _SCALARS:
         return json.dumps(value)

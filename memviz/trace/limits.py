@@ -123,9 +123,7 @@ class Budget:
         if time.monotonic() > self._wall:
             raise self.too_large("seconds")
         if time.thread_time() > self._busy:
-            reason = (
-                f"Reading it keeps this machine busy for more than {self._busy_seconds:.0f} seconds, {_FOR_ITS_SIZE}"
-            )
+            reason = f"Reading it uses the processor for more than {self._busy_seconds:.0f} seconds, {_FOR_ITS_SIZE}"
             raise TraceError(reason, remedy="If you trust the file, raise MEMVIZ_MAX_GROWTH, or unpack it first.")
 
     def too_large(self, what: str) -> TraceError:

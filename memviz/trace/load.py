@@ -50,7 +50,7 @@ _PACKED = {
 }
 """Only gzip of these formats is read, one layer deep. No pickle starts with zstandard's four bytes."""
 _UNPACK = "Unpack it and open the snapshot inside."
-_NESTED = "A zip archive or a checkpoint is packed in it."
+_NESTED = "It contains a zip archive or a checkpoint."
 _JSON_COSTS = {b"{": 240, b"[": 88, b",": 60}
 
 
@@ -77,7 +77,7 @@ def load_trace(
         if path.is_dir():
             raise TraceError("It is a folder.", remedy="Name the snapshot file inside it.")
         if not path.exists():
-            raise TraceError("There is no such file.")
+            raise TraceError("The file does not exist.")
         size = path.stat().st_size
         with path.open("rb") as file:
             # A pipe has no size; only a file can be called empty before it is read.
@@ -109,7 +109,7 @@ def read_trace(
     limits = limits or Limits.from_environment()
     with _refusals(name):
         if size == 0:
-            raise TraceError("It is empty: the program that wrote it was probably stopped first.", remedy=AGAIN)
+            raise TraceError("The file is empty: the program that wrote it was probably stopped.", remedy=AGAIN)
         if size is not None and size > limits.file_bytes:
             reason = f"It has {size:,} bytes, more than the {limits.file_bytes:,} allowed here."
             raise TraceError(reason, remedy="If you trust the file, raise MEMVIZ_MAX_FILE_BYTES.")
@@ -132,7 +132,7 @@ def load_zip_member(path: Path, member: str) -> Trace:
         archive, found = zip_snapshots(file, size, Budget(limits, size))
         wanted = next((one for one in found if one.filename == member), None)
         if wanted is None:
-            raise TraceError(f"It is no longer in {path.name}.")
+            raise TraceError(f"It is not in {path.name} any more.")
         stream = ZipMember(archive.open(wanted))
         if stream.read(4) == ZIP:
             raise TraceError(_NESTED, remedy=_UNPACK)
@@ -177,7 +177,7 @@ def _read(file: BinaryIO, budget: Budget, progress: Progress | None, watch: Watc
         if head.startswith(first_bytes):
             raise TraceError(f"It is packed with {how}{' once more' if packed else ''}.", remedy=_UNPACK)
     if not head or head[0] not in _FIRST_BYTES_OF_PICKLES:
-        raise TraceError("It is neither a pickle nor JSON.", remedy=_RECORD)
+        raise TraceError("It is not a pickle or JSON.", remedy=_RECORD)
     protocol = f"protocol {head[1]}" if head[0] == 0x80 and len(head) > 1 else "protocol 0 or 1"
     interner = Interner(budget)
     try:
@@ -190,7 +190,7 @@ def _read(file: BinaryIO, budget: Budget, progress: Progress | None, watch: Watc
     return root, f"pickle, {protocol}{packed}", interner
 
 
-_BAD_GZIP = "Its gzip is damaged, or something else follows it in the file."
+_BAD_GZIP = "The gzip data is damaged, or other data follows it in the file."
 
 
 class _Bounded(gzip.GzipFile):
@@ -224,7 +224,7 @@ def _json(stream: BinaryIO, budget: Budget) -> Any:
         # Python's own message is about its limit of digits, which a reader cannot change.
         is_long = "set_int_max_str_digits" in str(error)
         fault = "a number has thousands of digits" if is_long else str(error)[:200]
-    raise TraceError(f"It starts like JSON but is not sound JSON ({fault}).", remedy=AGAIN)
+    raise TraceError(f"It starts like JSON but is not valid JSON ({fault}).", remedy=AGAIN)
 
 
 def _json_text(stream: BinaryIO, budget: Budget) -> str:
@@ -292,12 +292,12 @@ _HEAD = 1 << 16
 _BASE64 = re.compile(rb'"base64"\s*:\s*"')
 _PAGES = {
     b"GPU Memory Timeline HTML": (
-        "It is a picture that export_memory_timeline wrote, without figures.",
-        "Export it to a name that ends in .raw.json.gz, or record a snapshot.",
+        "It is a picture from export_memory_timeline, without data.",
+        "Export to a name that ends in .raw.json.gz, or record a snapshot.",
     ),
-    b"mv-saved": ("It is a page of memviz, to look at in a browser.", "Open the snapshot that it was made from."),
+    b"mv-saved": ("It is a page that memviz saved, for a browser.", "Open the snapshot that it was made from."),
 }
-_NO_PAGE = "It is a web page, and no snapshot is inside.", "Open the snapshot that it was made from."
+_NO_PAGE = "It is a web page without a snapshot inside.", "Open the snapshot that it was made from."
 
 
 def _base64_start(file: BinaryIO) -> int:
@@ -346,11 +346,11 @@ class Base64File:
         try:
             self._bytes += binascii.a2b_base64(text[:whole], strict_mode=True)
         except binascii.Error:
-            raise TraceError("The snapshot in the page is not sound base64.", remedy=AGAIN) from None
+            raise TraceError("The snapshot in the page is not valid base64.", remedy=AGAIN) from None
         self._text = text[whole:]
 
 
-_BAD_ZIP = "It is a zip archive that is damaged, or cut off."
+_BAD_ZIP = "The zip archive is damaged or truncated."
 _ZIP_END = b"PK\x05\x06"
 _LARGE_ZIP = b"PK\x06\x07"
 _MOST_DIRECTORY = 8 * MiB
@@ -372,7 +372,7 @@ def zip_snapshots(file: BinaryIO, size: int, budget: Budget) -> tuple[ZipFile, l
     # A larger archive has a second end of 56 bytes, and 20 that say so, before the first.
     listed = rest[-36:-28] if rest[-20:].startswith(_LARGE_ZIP) else end[8:12]
     if mark and int.from_bytes(listed, "little") > _MOST_DIRECTORY:
-        raise TraceError("It is a zip archive of too many files.", remedy=_UNPACK)
+        raise TraceError("The zip archive has too many files.", remedy=_UNPACK)
     try:
         archive = zipfile.ZipFile(file)
     except (zipfile.BadZipFile, ValueError, OSError, NotImplementedError):
@@ -382,9 +382,9 @@ def zip_snapshots(file: BinaryIO, size: int, budget: Budget) -> tuple[ZipFile, l
         raise TraceError("It is a model checkpoint (torch.save), not a memory snapshot.", remedy=_RECORD)
     found = [one for one in members if one.filename.lower().endswith(_SNAPSHOTS) and not _is_hidden(one.filename)]
     if not found:
-        raise TraceError("It is a zip archive without a snapshot.", remedy="Name the snapshots .pickle or .json.")
+        raise TraceError("The zip archive has no snapshot.", remedy="Name the snapshots .pickle or .json.")
     if any(member.flag_bits & 1 or member.compress_type not in (0, zipfile.ZIP_DEFLATED) for member in found):
-        raise TraceError("It is an encrypted zip archive, or packed by another method than deflate.", remedy=_UNPACK)
+        raise TraceError("The zip archive is encrypted, or not compressed with deflate.", remedy=_UNPACK)
     if sum(member.file_size for member in found) > budget.limits.unpacked_bytes:
         raise budget.too_large("unpacked_bytes")
     return archive, found
@@ -414,6 +414,6 @@ class ZipMember:
 def _zip_member(file: BinaryIO, budget: Budget) -> ZipMember:
     archive, found = zip_snapshots(file, file.seek(0, io.SEEK_END), budget)
     if len(found) > 1:
-        reason = f"It is a zip archive of {len(found):,} snapshots."
+        reason = f"The zip archive has {len(found):,} snapshots."
         raise TraceError(reason, remedy="Read them with `memviz ranks`, or unpack it and open the files together.")
     return ZipMember(archive.open(found[0]))

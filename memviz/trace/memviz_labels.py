@@ -66,7 +66,7 @@ def column_of(value: Any, dtype: Any, count: int, values: int) -> Any:
         raise TraceError("Its labels (under the key 'memviz') do not match its events.")
     column = np.frombuffer(raw, dtype=dtype).astype(np.dtype(dtype).newbyteorder("="))
     if count and (column.min() < 0 or column.max() >= values):
-        raise TraceError("Its labels (under the key 'memviz') name values we do not know.")
+        raise TraceError("Its labels (under the key 'memviz') have unknown values.")
     return column
 
 

@@ -186,7 +186,7 @@ def _moments(rows: list[dict[str, Any]], budget: Budget) -> tuple[int, list[_Mom
     memory = [row for row in rows if row.get("name") in (_MEMORY, _OUT_OF_MEMORY) and type(row.get("args")) is dict]
     kinds = Counter(_kind(row) for row in memory)
     if not kinds:
-        raise TraceError("It is a trace of torch's profiler, and has no events of memory.", remedy=_RECORD)
+        raise TraceError("It is a torch profiler trace without memory events.", remedy=_RECORD)
     kind = max(kinds, key=lambda kind: (kind != _PROCESSOR, kinds[kind]))
     budget.charge(_MOMENT_BYTES * len(memory))
     moments = [_moment(row) for row in memory if _kind(row) == kind]
@@ -200,7 +200,7 @@ def _kind(row: dict[str, Any]) -> int:
     # A trace of old has no types, and its processor has no number.
     value = row["args"].get("Device Type", _PROCESSOR if row["args"].get("Device Id", -1) == -1 else 1)
     if type(value) is not int:
-        raise TraceError("A device's type is no number.")
+        raise TraceError("A device's type is not a number.")
     return value
 
 
@@ -234,7 +234,7 @@ def thread_of(row: dict[str, Any]) -> tuple[Any, Any]:
 
 def _time(value: Any) -> float:
     if type(value) not in (int, float) or not isfinite(value) or not -_LARGEST < value < _LARGEST:
-        raise TraceError("A time ('ts') is no number.")
+        raise TraceError("A time ('ts') is not a number.")
     return float(value)
 
 
@@ -331,12 +331,12 @@ def _annotations(
 
 def _notes(kind: int, left_aside: int, histories: dict[int, _History], calls: RunningCalls) -> Iterator[Note]:
     if calls.has_any:
-        text = "Stacks are inferred: what ran on the same thread when an allocation was made"
+        text = "Stacks are inferred from what ran on the same thread"
         if not calls.has_python:
             text += ", operators alone, since Python's functions are in the file only with with_stack=True"
         yield Note("inferred_stacks", f"{text}.")
     if kind == _PROCESSOR:
-        text = "It is the processor's memory: no GPU allocated while this was profiled."
+        text = "CPU memory: no GPU allocated memory during this profile."
         yield Note("processor", text, level="warning")
     elif left_aside:
         text = f"{left_aside:,} events of other memory, such as the processor's, are left aside."
@@ -346,7 +346,7 @@ def _notes(kind: int, left_aside: int, histories: dict[int, _History], calls: Ru
             text = f"{history.before:,} bytes were allocated before the profile began; they are shown as one."
             yield Note("before_profile", text, device=str(number))
         if history.is_off:
-            text = "Its events do not add up to what it says is allocated: some are missing."
+            text = "The events do not add up to the allocated total in the file: some are missing."
             yield Note("missing_events", text, level="warning", device=str(number))
 
 

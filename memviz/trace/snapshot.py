@@ -100,8 +100,8 @@ def _refuse_repeats(lists: list[list[Any]], named: int, in_lists: int, what: str
     distinct = len(set(map(id, chain.from_iterable(own.values()))))
     repeats = named - in_lists + sum(map(len, own.values())) - distinct
     if repeats > _MOST_REPEATS:
-        reason = f"It names the same {what} again and again, {repeats:,} times in all, and torch writes each once."
-        raise TraceError(reason, remedy="It is no recording; dump it again.")
+        reason = f"It repeats the same {what}, {repeats:,} times in all, and torch writes each once."
+        raise TraceError(reason, remedy="It is not a recording by PyTorch; dump it again.")
 
 
 def row_count(items: list[Any]) -> int:
@@ -271,7 +271,7 @@ def read_snapshot(root: Any, about: About, interner: Interner, limits: Limits | 
     if host_segments or host_events:
         devices.append(reader.device(0, "host", host_segments, host_events, []))
     if not devices:
-        raise TraceError("It is a snapshot, but an empty one: no segments and no events.", remedy=_RECORD)
+        raise TraceError("The snapshot is empty: no segments and no events.", remedy=_RECORD)
 
     reader.unknown_top_keys = {name_of(key) for key in snapshot.keys() - _TOP_KEYS}
     trace = Trace(
@@ -348,11 +348,11 @@ class _DeviceReader:
 
     def notes(self) -> tuple[Note, ...]:
         said: list[tuple[str, Iterable[str], str]] = [
-            ("unknown_keys", self.unknown_top_keys, "Parts of the file we do not know were left aside"),
-            ("unknown_event_keys", self.unknown_event_keys, "Keys of events we do not know were left aside"),
-            ("unknown_frame_keys", self.interner.dropped_frame_keys, "Keys of frames were left aside"),
-            ("unknown_actions", self.interner.other_actions, "Events of an unknown kind are kept, and change nothing"),
-            ("unknown_states", self.unknown_states, "Blocks in an unknown state are taken as free"),
+            ("unknown_keys", self.unknown_top_keys, "Unknown parts of the file were ignored"),
+            ("unknown_event_keys", self.unknown_event_keys, "Unknown keys of events were ignored"),
+            ("unknown_frame_keys", self.interner.dropped_frame_keys, "Unknown keys of frames were ignored"),
+            ("unknown_actions", self.interner.other_actions, "Events of an unknown kind are kept without effect"),
+            ("unknown_states", self.unknown_states, "Blocks in an unknown state are treated as free"),
         ]
         notes = [Note(code, f"{text}: {_listed(names)}.") for code, names, text in said if names]
         if self.interner.has_cut_texts:
@@ -361,7 +361,7 @@ class _DeviceReader:
             text = f"Stacks deeper than {MOST_FRAMES:,} frames are cut in their middle; a frame there says how many."
             notes.append(Note("cut_stacks", text))
         if self.untiled_bytes:
-            text = f"The blocks of its segments miss {self.untiled_bytes} bytes of the segments' own sizes."
+            text = f"The blocks of its segments leave {self.untiled_bytes} bytes of the segments uncovered."
             notes.append(Note("untiled_segments", text, level="warning"))
         return tuple(notes)
 

@@ -271,7 +271,7 @@ def test_a_fraction_limits_what_is_reserved():
         run.malloc(10 * GiB)
     run.free(held)
     run.malloc(10 * GiB)
-    with pytest.raises(UsageError, match="say how large the card is"):
+    with pytest.raises(UsageError, match="give the size of the card"):
         CachingAllocator(parse_settings("per_process_memory_fraction:0.5"), DeviceMemory())
 
 

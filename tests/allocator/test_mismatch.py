@@ -34,7 +34,7 @@ def test_a_segment_where_a_cached_block_would_have_served():
         f"segment_alloc of 20971520 at 0x{B:x}, alloc of 20971520 at 0x{B:x}",
         f"alloc of 20971520 at 0x{A:x}",
     )
-    assert mismatch.why.startswith("The file makes a new segment here, although a block")
+    assert mismatch.why.startswith("The file allocates a new segment here although")
 
 
 def test_after_a_mismatch_it_goes_on_and_counts():
@@ -55,7 +55,7 @@ def test_where_streams_differ_and_frees_are_left_out_that_is_the_reason():
     run.malloc(20 * MiB, stream=7)
     run.events = [each for each in run.events if each["action"] != "free_completed"]
     mismatch = first_mismatch(run.trace())
-    assert mismatch.why.endswith("of its 2 streams it does not say which one waited.")
+    assert mismatch.why.endswith("which of its 2 streams waited.")
 
 
 _SEGMENT = [event("segment_alloc", A, 20 * MiB), alloc(A, 20 * MiB)]
@@ -67,15 +67,15 @@ _TWO_FREE = [segment(A, 20 * MiB, []), segment(B, 30 * MiB, [block(B, 20 * MiB)]
     ("events", "ends", "at", "why"),
     [
         ([alloc(A, 5 * MiB)], _ELSEWHERE, 0, "No free block is large enough"),
-        ([alloc(A, 1 << 60)], _ELSEWHERE, 0, "PyTorch refuses a request as large as this one"),
-        ([alloc(B, 20 * MiB)], _TWO_FREE, 0, "The file takes another block than the best fit"),
-        ([*_SEGMENT, event("segment_free", A, 20 * MiB)], _ELSEWHERE, 2, "The file gives memory back that is in use"),
-        (_SEGMENT, _ELSEWHERE, 2, "The final segments are not those"),
+        ([alloc(A, 1 << 60)], _ELSEWHERE, 0, "PyTorch refuses a request this large"),
+        ([alloc(B, 20 * MiB)], _TWO_FREE, 0, "The file uses another block than the best fit"),
+        ([*_SEGMENT, event("segment_free", A, 20 * MiB)], _ELSEWHERE, 2, "The file releases memory that is in use"),
+        (_SEGMENT, _ELSEWHERE, 2, "The final segments contradict"),
         (
             [event("segment_alloc", A, 32 * MiB), alloc(A, 5 * MiB)],
             [segment(A, 32 * MiB, [block(A, 5 * MiB)])],
             1,
-            "The file makes a new segment of another size",
+            "The file allocates a new segment of another size",
         ),
     ],
 )

@@ -45,7 +45,7 @@ def test_what_is_live_beyond_what_is_allocated_waits_to_be_freed_and_is_named(hi
     assert (result.peak_requested_bytes, result.peak_allocated_bytes) == (6 * MiB - 800, 4 * MiB)
     assert result.peak_requested_bytes - result.waiting_at_start_bytes == 4 * MiB - 700
     (said,) = [note.text for note in result.trace.notes if note.code == "start_waits"]
-    assert said.startswith("2.00 MiB of what was live before the first event (1 block) were freed already")
+    assert said.startswith("2.00 MiB from before recording started (1 block) were already freed")
 
 
 def test_a_whole_history_by_hand():
@@ -271,5 +271,5 @@ def test_another_backend_cannot_be_replayed():
 
 
 def test_segments_that_reach_past_the_last_address_are_refused_in_words():
-    with pytest.raises(UsageError, match="reach past the last address that there is"):
+    with pytest.raises(UsageError, match="exceed the address space"):
         replay(trace_of([alloc(0, 512)], [segment(-5, 2 * MiB, [block(-5, MiB)])]))

@@ -122,8 +122,8 @@ def test_under_other_settings_what_was_live_is_placed_anew():
     result = replay(late_start(), settings=EXPANDABLE)
     assert (result.peak_reserved_bytes, result.peak_allocated_bytes) == (40 * MiB, 35 * MiB)
     assert result.trace.notes[0].text == (
-        "The history starts late. What was live before it (1 block) was put into empty memory in order of "
-        "address, as these settings would have placed it, which is kinder than the truth."
+        "Memory from before recording started (1 block) was placed into empty memory in order of address, which gives "
+        "less fragmentation than in reality."
     )
 
 
@@ -136,7 +136,7 @@ def test_where_what_was_live_lay_too_far_apart_it_is_placed_anew():
     ends = [segment(A + number * GiB, 20 * MiB, [block(A + number * GiB, 5 * MiB)]) for number in range(3)]
     result = replay(trace_of([], ends), memory=30 * MiB)
     assert (result.oom, result.peak_reserved_bytes) == (None, 20 * MiB)
-    assert "placed it" in result.trace.notes[0].text
+    assert "was placed into empty memory" in result.trace.notes[0].text
 
 
 def test_what_was_live_before_may_not_fit_at_all():
@@ -154,7 +154,7 @@ def test_the_overhead_is_taken_from_the_card(growing):
 
 
 def test_a_card_that_the_overhead_fills_is_refused(growing):
-    with pytest.raises(UsageError, match="nothing left"):
+    with pytest.raises(UsageError, match="no memory left"):
         Replayer(growing.trace()).what_if(card=CardMemory(100 * MiB))
 
 

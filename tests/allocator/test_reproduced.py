@@ -45,11 +45,11 @@ def test_every_reason_names_the_event_and_the_memory() -> None:
     def why(memory: int | None) -> str:
         return why_diverged(source, recorded, limited(source, memory), memory)
 
-    back = "for want of memory, by all that shows, what was cached went back at event 4; "
-    assert why(None) == f"{back}without a limit it need not"
-    assert why(200 * MiB) == f"{back}in 200 MiB it need not"
+    back = "it released its cache for lack of memory at event 4; "
+    assert why(None) == f"{back}without a limit that is not needed"
+    assert why(200 * MiB) == f"{back}in 200 MiB that is not needed"
     assert why(100 * MiB) == ""
-    assert why(85 * MiB) == "it went on at event 8, where in 85.0 MiB nothing is left"
+    assert why(85 * MiB) == "it went on at event 8, and in 85.0 MiB no memory is left"
 
 
 def test_a_recording_that_ran_out_is_as_recorded_up_to_there() -> None:
@@ -57,7 +57,7 @@ def test_a_recording_that_ran_out_is_as_recorded_up_to_there() -> None:
     run.malloc(10 * MiB)
     trace = run.trace()
     assert Replayer(trace).what_if(card=CardMemory(100 * MiB, 0)).divergence == ""
-    assert Replayer(trace).what_if().divergence == "it ran out of memory at event 2, which without a limit it does not"
+    assert Replayer(trace).what_if().divergence == "it ran out of memory at event 2, and without a limit it does not"
 
 
 def test_the_sample_that_runs_out_is_as_recorded_in_its_own_memory() -> None:

@@ -122,7 +122,7 @@ def test_what_gave_memory_back_as_no_settings_would_is_not_called_as_recorded():
             [(200,)],
             100,
             "",
-            "No settings can make it fit: what the program holds at its peak is more than the 100 MiB there are.",
+            "No settings can make it fit: the program has more live at its peak than the 100 MiB available.",
             None,
         ),
         ([(200,)], None, "", "Keep the settings: none of those tried reserves noticeably less at its peak.", None),

@@ -146,7 +146,7 @@ def test_a_path_survives_its_text(path):
 
 @pytest.mark.parametrize("text", ["99", "-1", "0,-3", "a", "1,,2", "1e3", "<b>"])
 def test_an_invalid_path_is_refused(text):
-    with pytest.raises(UsageError, match="no such path"):
+    with pytest.raises(UsageError, match="no such stack"):
         parse_path(three_stacks(), text)
 
 

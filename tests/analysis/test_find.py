@@ -88,7 +88,7 @@ def test_lifetimes_in_time_need_times():
 
 @pytest.mark.parametrize("text", [">big", "<-3", ">1.2.3s"])
 def test_an_invalid_limit_is_refused(text):
-    with pytest.raises(UsageError, match="neither a size nor a lifetime"):
+    with pytest.raises(UsageError, match="not a size or a lifetime"):
         parse_query(text)
 
 

@@ -129,7 +129,7 @@ def test_an_annotation_cannot_pass_for_none():
 
 
 def test_an_unknown_grouping_is_refused_with_those_there_are():
-    with pytest.raises(UsageError, match="'colour' is no grouping; there are site, line"):
+    with pytest.raises(UsageError, match="Unknown grouping 'colour'. Choose one of site, line"):
         by(three_sites(), "colour")
 
 

@@ -35,7 +35,7 @@ def test_no_history_says_how_to_record_one() -> None:
     trace = read([segment(BASE, 2 * MiB, [block(BASE, 1024, 1000, frames=STACK["frames"])])])
     note = found(trace)["no_history"]
     assert history(trace.devices[0]) == "none"
-    assert note.text == "It has no history: only the state at the end is known, 1000 B live in 1 segment."
+    assert note.text == "The file has no history: only the final state is known, 1000 B live in 1 segment."
     assert "_record_memory_history(max_entries=1_000_000)" in note.remedy and "_dump_snapshot(" in note.remedy
 
 
@@ -43,7 +43,7 @@ def test_a_device_where_nothing_happened_is_no_fault() -> None:
     root = snapshot([alloc(1, 5, **STACK)], [segment(BASE, 2 * MiB, [], device=1)])
     notes = [note for note in health(read(root)) if note.code == "no_events"]
     assert [(note.level, note.text.split(";")[0]) for note in notes] == [
-        ("info", "Device 1. Nothing happened here while the history was recorded")
+        ("info", "Device 1. No events were recorded here")
     ]
 
 
@@ -56,7 +56,7 @@ def test_what_was_there_before_is_counted() -> None:
     note = found(trace)["late_history"]
     assert history(trace.devices[0]) == "late"
     assert note.level == "warning"
-    assert "1000 B in 1 allocation were there before its first event" in note.text
+    assert "1000 B (1 allocation) were allocated before recording started" in note.text
     assert "the file does not say" in note.text
 
 
@@ -64,22 +64,19 @@ def test_cached_memory_from_before_is_late_too() -> None:
     trace = trace_of(LATE, [segment(BASE, 2 * MiB, [])])
     note = found(trace)["late_history"]
     assert history(trace.devices[0]) == "late"
-    assert (
-        note.level == "info"
-        and f"Nothing was live before the first event, but {said(2 * MiB)} were reserved" in note.text
-    )
+    assert note.level == "info" and f"{said(2 * MiB)} were reserved but not live before recording started" in note.text
 
 
 @pytest.mark.parametrize(
     ("events", "settings", "cause"),
     [
-        ([alloc(BASE, 1)], {}, "It keeps a single event"),
+        ([alloc(BASE, 1)], {}, "The history is a single event"),
         (LATE, {"trace_alloc_overflowed": True}, "The ring buffer overflowed"),
-        (LATE, {"trace_alloc_max_entries": 3}, "It holds exactly 3 events: most likely a full ring buffer"),
+        (LATE, {"trace_alloc_max_entries": 3}, "It has exactly 3 events: most likely a full ring buffer"),
         (
             [alloc(BASE + i, 1) for i in range(2000)],
             {},
-            "It holds exactly 2,000 events: most likely a full ring buffer",
+            "It has exactly 2,000 events: most likely a full ring buffer",
         ),
         ([event("free_completed", BASE, 9), *LATE], {}, "It begins in the middle of a free"),
         (LATE, {"trace_alloc_max_entries": 4}, "the file does not say"),
@@ -98,10 +95,10 @@ def test_bytes_without_a_stack_are_told_apart_by_their_cause() -> None:
     bare = [segment(2 * BASE, 2 * MiB, [block(2 * BASE, 1024, 1000)])]
     notes = found(trace_of([alloc(BASE, 2000), alloc(BASE + 4096, 1000, **STACK)], bare))
     assert notes["bytes_without_stack"].text == (
-        f"{said(2000)} of {said(4000)} (50 %) live at the peak have no stack, though they were recorded."
+        f"{said(2000)} of {said(4000)} (50 %) live at the peak were recorded without a stack."
     )
     assert notes["earlier_bytes_without_stack"].text.startswith(
-        f"{said(1000)} of {said(4000)} (25 %) live at the peak were there"
+        f"{said(1000)} of {said(4000)} (25 %) live at the peak were allocated"
     )
 
 
@@ -109,8 +106,7 @@ def test_frees_that_wait_for_a_stream_are_counted() -> None:
     later = [event("free_requested", BASE, 1000), alloc(BASE + 1024, 9), event("free_completed", BASE, 1000)]
     note = found(trace_of([alloc(BASE, 1000, **STACK), *later]))["pending_frees"]
     assert note.text == (
-        "1 free (1000 B) had to wait for another stream (record_stream): 1000 B were waiting at the peak, "
-        "0 B at the end."
+        "1 free (1000 B) waited for another stream (record_stream): 1000 B were waiting at the peak, 0 B at the end."
     )
     assert note.level == "warning"
     assert "pending_frees" not in found(sound(*free(BASE, 1000)))
@@ -122,7 +118,7 @@ def test_a_state_without_events_has_no_first_event() -> None:
     named = block(BASE + 4096, 1000, frames=STACK["frames"])
     notes = found(read([segment(BASE, 2 * MiB, [waiting, named])]))
     assert notes["earlier_bytes_without_stack"].text == f"{said(1000)} of {said(2000)} (50 %) live have no stack."
-    assert notes["pending_frees"].text == "1 free (1000 B) had still to wait for another stream (record_stream)."
+    assert notes["pending_frees"].text == "1 free (1000 B) still waited for another stream (record_stream)."
 
 
 def test_private_pools_are_listed_by_size() -> None:
@@ -147,10 +143,10 @@ HALF = [segment(BASE + i * 100 * MiB, 20 * MiB, [block(BASE + i * 100 * MiB, 9 *
 @pytest.mark.parametrize(
     ("asked", "expandable", "remedy"),
     [
-        (1 * MiB, False, "A free piece was large enough, but in another stream or pool"),
+        (1 * MiB, False, "A free block was large enough, but in another stream or pool"),
         (20 * MiB, False, "not in one piece: try PYTORCH_ALLOC_CONF=expandable_segments:True"),
         (20 * MiB, True, "in other streams, pools or half-used pages"),
-        (26 * MiB, False, "less must be live at that moment"),
+        (26 * MiB, False, "less memory must be live at that moment"),
     ],
 )
 def test_out_of_memory_says_whether_the_bytes_were_there(asked: int, expandable: bool, remedy: str) -> None:
@@ -173,8 +169,8 @@ def test_out_of_memory_with_room_on_the_device_was_a_limit() -> None:
 def test_out_of_memory_without_segments_does_not_guess() -> None:
     note = found(trace_of([alloc(BASE, 5), {**OOM, "size": 9}, {**OOM, "size": 9}]))["out_of_memory"]
     assert note.text == (
-        f"It ran out of memory 2 times; the first time: 9 B were asked, {said(3 * MiB)} were free on the device; "
-        "what was reserved cannot be told."
+        f"It ran out of memory 2 times; the first time: 9 B requested, {said(3 * MiB)} were free on the device; "
+        "reserved memory is not known."
     )
 
 
@@ -193,25 +189,29 @@ def test_memory_given_back_before_new_memory_is_a_close_call() -> None:
     calm = found(sound(*gone))["memory_given_back"]
     assert (calm.level, calm.text) == (
         "info",
-        f"{said(4 * MiB)} went back to the device on 1 occasion, by empty_cache() or by the allocator itself; "
-        "0 of these just before it asked for new memory.",
+        f"{said(4 * MiB)} were released to the device, 1 time, by empty_cache() or by the allocator itself; "
+        "0 of these just before it requested new memory.",
     )
     forced = found(sound(*gone, event("segment_alloc", 5 * BASE, 2 * MiB), *gone))["memory_given_back"]
-    assert forced.level == "warning" and "on 2 occasions" in forced.text and "1 of these just before" in forced.text
+    assert (
+        forced.level == "warning"
+        and "released to the device, 2 times" in forced.text
+        and "1 of these just before" in forced.text
+    )
 
 
 def test_contradictions_are_counted() -> None:
     again = [alloc(BASE + 4096, 10), alloc(BASE + 4096, 20), *free(BASE, 1000), *free(BASE, 1000)]
     note = found(sound(*again))["contradictions"]
     assert note.text == (
-        "Its events and its final state do not fit together: 1 free of what was free already, "
-        "1 allocation of an address that was not free, 1 allocation (20 B) never freed, but not there at the end."
+        "The events and the final state contradict each other: 1 free of blocks that were free already, "
+        "1 allocation of an address that was not free, 1 allocation (20 B) never freed, but missing at the end."
     )
 
 
 def test_live_bytes_in_no_segment_are_noted() -> None:
     trace = sound(alloc(7 * BASE, 500), *free(7 * BASE, 500))
-    assert "at the peak 500 B live lie in no known segment" in found(trace)["segments_do_not_fit"].text
+    assert "at the peak 500 B live are in no known segment" in found(trace)["segments_do_not_fit"].text
 
 
 def test_segments_beyond_what_the_events_reserve_are_no_negative_size() -> None:
@@ -233,7 +233,7 @@ def test_a_file_without_segments_says_so() -> None:
 def test_times_that_go_back_and_times_that_are_missing_are_noted() -> None:
     assert "no_times" in found(trace_of([alloc(BASE, 5)]))
     assert found(sound(alloc(BASE + 4096, 5, time_us=1)))["times_out_of_order"].text.startswith(
-        "The clock went back 1 time"
+        "The clock went backwards 1 time"
     )
 
 

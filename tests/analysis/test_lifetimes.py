@@ -170,7 +170,7 @@ def test_times_that_run_backwards_count_as_the_latest_so_far():
 
 
 def test_without_times_a_question_by_time_is_refused():
-    with pytest.raises(UsageError, match="have no times. Ask by event"):
+    with pytest.raises(UsageError, match="have no times. Give an event"):
         event_at_time(device_of(alloc(1, 10)), 5)
 
 

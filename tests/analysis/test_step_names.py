@@ -49,7 +49,7 @@ def test_a_step_is_called_as_the_program_notes_it(notes, first):
     names = [step_name(trace, device, span) for span in phase_spans(trace, device).spans]
     assert names[0] == first
     assert len(set(names)) == 3
-    assert any(name in overview(trace, device).step for name in names)
+    assert any(name in overview(trace, device).moment for name in names)
 
 
 def test_phases_above_a_timeline_are_of_the_steps_that_the_profiler_counts():

@@ -103,7 +103,7 @@ def test_slash_finds_and_lights(run):
     playwright.expect(found).to_have_count(1)
     playwright.expect(found).to_contain_text("model:36 forward")
     run.keyboard.type(">")
-    run.get_by_role("alert").filter(has_text="neither a size nor a lifetime").wait_for()
+    run.get_by_role("alert").filter(has_text="not a size or a lifetime").wait_for()
     run.keyboard.press("Escape")
     run.wait_for_function("!document.querySelector('#found').textContent.trim()")
     playwright.expect(found).to_have_count(0)

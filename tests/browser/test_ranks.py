@@ -56,7 +56,7 @@ def heading(page: Any, rank: int) -> Any:
 def test_given_ranks_are_what_is_seen_first(drawn: Any) -> None:
     assert drawn.get_by_role("tab", name="Ranks").get_attribute("aria-selected") == "true"
     said = drawn.locator("#ranks-verdict h1").inner_text()
-    assert said.startswith("Of 6 ranks the highest peak is 136 MiB, on rank 4. 5 need the same, 1 differs.")
+    assert said.startswith("Highest peak of 6 ranks: 136 MiB, on rank 4. 5 need the same, 1 differs.")
     heading(drawn, 4).wait_for()
     drawn.get_by_role("heading", name="Ranks that stand out").wait_for()
 

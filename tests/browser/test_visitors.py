@@ -151,7 +151,7 @@ def test_a_broken_file_is_explained_and_nothing_open_is_lost(
     page.set_input_files("#files input[type=file]", broken)
     alert = page.get_by_role("alert").filter(has_text="broken.pickle was not opened.")
     alert.wait_for()
-    assert "cut off" in alert.inner_text()
+    assert "truncated" in alert.inner_text()
     assert "Your 1 open trace is untouched." in alert.inner_text()
     page.locator(".mvt[data-drawn]").first.wait_for()
     # It goes with the next thing that works.

@@ -46,7 +46,7 @@ def test_one_that_ran_out_of_memory_is_no_gain(small: Path, tmp_path: Path) -> N
     ran_out = written(tmp_path, "ran-out.pickle", [EVENTS[0], event("oom", 0, 1 << 40)])
     done = memviz("diff", small, ran_out, "--max-growth", "0%")
     assert done.returncode == 1
-    assert "ran-out ran out of memory at event 1; its peak is without what was refused." in done.stdout
+    assert "ran-out ran out of memory at event 1; its peak excludes the request that failed." in done.stdout
     assert "ran-out.pickle ran out of memory at event 1, and small.pickle did not" in done.stderr
     sides = answer("diff", small, ran_out)
     assert [sides[side]["ran_out_at_event"] for side in "ab"] == [None, 1]

@@ -112,7 +112,7 @@ def test_where_nothing_fits_it_says_so_and_what_comes_nearest(
     huge = [*TIGHT[:5], "--set", "dim=10240", *TIGHT[7:]]
     assert main(["fit", *huge, "--card", "T4", "--processes", "1"]) == 0
     words = capsys.readouterr().out
-    assert words.startswith("Nothing that was tried fits in the 14.49 GiB that a process gets of")
+    assert words.startswith("No configuration that was tried fits in the 14.49 GiB that a process gets of")
     assert "The least is " in words
     assert "`--keep training` lets more be changed." in words
 
@@ -239,7 +239,7 @@ def test_a_search_that_is_stopped_prints_what_it_found(
     assert main(asked) == status
     said = capsys.readouterr()
     assert " fits in the 14.49 GiB" in said.out and ", chosen" in said.out
-    assert re.search(r"Stopped by .*\. 3 of \d+ configurations were tried; another may be better\.", said.out)
+    assert re.search(r"Stopped by .*\. 3 of \d+ configurations were tried; others may be better\.", said.out)
     assert "The same command continues from there." in said.out
     # Without a terminal there are plain lines, and few.
     assert 1 <= said.err.count("configurations tried") <= 3 and "\r" not in said.err

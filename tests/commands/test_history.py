@@ -79,7 +79,14 @@ def test_what_is_skipped_is_named_with_its_reason(tmp_path: Path) -> None:
     (tmp_path / "notes\x1b[2J.txt").write_text("x")
     skipped = {one["file"]: one["reason"] for one in answer("history", tmp_path)["skipped"]}
     assert list(skipped) == ["2.json", "3.json", "4.json", "5.json", "6.pickle", "notes\x1b[2J.txt"]
-    expected = ("stopped before its end", "neither a snapshot nor", "no number of bytes", "", "empty", "no ending")
+    expected = (
+        "stopped early",
+        "neither a snapshot nor",
+        "not a number of bytes",
+        "",
+        "empty",
+        "Not a snapshot or JSON file",
+    )
     for reason, words in zip(skipped.values(), expected, strict=True):
         assert words in reason
     assert "\x1b" not in memviz("history", tmp_path).stdout

@@ -60,7 +60,7 @@ def test_where_the_context_decides_it_is_close(growing):
         (True, "yes"),
     ]
     assert found[600]["context"]["most_bytes"] == 1792 * MiB
-    assert "It is close: the CUDA context takes 0.06 to 1.75 GiB of a card." in found[600]["verdict"]
+    assert "Close: the CUDA context uses 0.06 to 1.75 GiB." in found[600]["verdict"]
     said = replay(growing, memory=600 * MiB, overhead=550 * MiB)
     assert (said["fit"], said["context"]["least_bytes"]) == ("no", 550 * MiB)
     assert replay(growing, memory=120 * MiB, overhead=0)["context"] is None
@@ -86,7 +86,7 @@ def test_as_text_it_says_where_it_ends_what_was_assumed_and_what_to_set(capsys):
     assert "  live       1,960 MiB at the peak, whatever the settings\n" in said
     assert " at the peak, in whole blocks, until then\n" in said
     # No setting helps, so there is none to paste.
-    assert said.endswith("what the program holds at its peak is more than the 1,024 MiB there are.\n")
+    assert said.endswith("what the program holds at its peak is more than the 1,024 MiB available.\n")
 
 
 def test_where_there_is_nothing_to_replay_no_figures_of_a_replay_follow(tmp_path, capsys):
@@ -94,7 +94,7 @@ def test_where_there_is_nothing_to_replay_no_figures_of_a_replay_follow(tmp_path
     state.write_bytes(pickle.dumps(snapshot([], [segment(0, 20 * MiB, [block(0, 4 * MiB)])])))
     assert main(["replay", str(state), "--memory", "24GiB"]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "There is nothing to replay. The file holds no history of allocations, only the state at its end."
+        "Nothing to replay. The file has no allocation history, only the final state."
     ]
 
 
@@ -108,7 +108,7 @@ def test_a_replay_can_be_written_and_read_again_or_sent_as_a_page(tmp_path):
     path = tmp_path / "what-if.html"
     assert main(["replay", str(OOM), "--memory", "2400MiB", "--overhead", "0", "--search", "-o", str(path)]) == 0
     page = path.read_text()
-    assert ">In 2,400 MiB this run stops at event 6,482. <span>" in page
+    assert ">In 2,400 MiB this run runs out of memory at event 6,482. <span>" in page
     assert "Set expandable_segments:True: with it this run fits" in page
     assert "https://" not in page
 
@@ -123,8 +123,8 @@ def test_a_replay_can_be_written_and_read_again_or_sent_as_a_page(tmp_path):
         (["--release", "2.99"], "torch 2.99 is not supported"),
         (["--release", "2.\u00b2"], "is not a release; write for example 2.8."),
         (["--settings", "expandable_segments:yes"], "Expected 'True' or 'False'"),
-        (["--settings", "per_process_memory_fraction:0.5"], "say how large the card is"),
-        (["--memory", "200MiB"], "has nothing left once 512 MiB is set aside"),
+        (["--settings", "per_process_memory_fraction:0.5"], "give the size of the card"),
+        (["--memory", "200MiB"], "has no memory left after 512 MiB"),
         (["--memory", "much"], "'much' is not a size"),
         (["--device", "7"], "has no device 7"),
         (["-o", "page.csv"], "a replay is written as a snapshot (.pickle) or as a page (.html)"),
@@ -156,13 +156,13 @@ def test_what_the_file_does_not_tell_of_reserved_memory_is_no_figure(capsys, tmp
         main(["replay", str(file)])
         said = capsys.readouterr().out
         assert ("The recording reserves 0 B" in said, "recording  0 B" in said) == (False, False)
-        assert ("What the recording reserves is not in the file" in said) == (peak is None)
+        assert ("The file does not say how much the recording reserved" in said) == (peak is None)
 
 
 def test_where_there_is_nothing_to_replay_json_says_nothing_of_how_it_ends():
     state = trace_of([], [segment(1 << 30, 8 << 30, [block(1 << 30, 8 << 30)])])
     only_frees = trace_of([event("free_completed", 512, 512)], [segment(0, 2 * MiB, [])])
-    for trace, why in ((state, "only the state at its end"), (only_frees, "None of its events is an allocation.")):
+    for trace, why in ((state, "only the final state"), (only_frees, "None of the events is an allocation.")):
         found = replay(trace, memory=4 << 30, search=True)
         assert why in found["verdict"]
         assert [found[key] for key in ("fit", "oom", "as_recorded", "smallest_card_bytes")] == [None] * 4

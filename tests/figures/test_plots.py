@@ -40,7 +40,7 @@ def tree_figure(trace: Trace, **look: bool) -> go.Figure:
         (plot_replay(reserved_lines(by_event(NOTHING.devices[0], 1), []), dark=True),
          "No memory is live or reserved here."),
         (plot_peak(live_set(), dark=True), "Nothing is live here."),
-        (plot_waterfall(comparison([("same", MiB, MiB)]), dark=True), "Every row holds as many bytes in both."),
+        (plot_waterfall(comparison([("same", MiB, MiB)]), dark=True), "Every row holds the same bytes in both."),
         (tree_figure(NOTHING, dark=True), "Nothing is live here."),
         (plot_segments(segments_at(NOTHING, NOTHING.devices[0], -1), dark=True), "No memory is reserved here."),
         (plot_fragmentation((), dark=True), "There are no events to show."),

@@ -1,7 +1,7 @@
 """Small programs in plain torch, recorded by torch's own means: allocator behaviour that no workload shows.
 
 `python -m tests.gpu.programs NAME FILE [LIMIT]` records one in a process of its own. A program prepares what it needs
-and returns the function to record; what that returns stays alive until the snapshot is taken.
+and returns the function to record; what that returns stays alive until the snapshot is used.
 """
 
 from __future__ import annotations

@@ -157,7 +157,7 @@ while True:
 
 
 def test_a_recording_with_cpp_stacks_is_written_before_a_job_is_killed(tmp_path):
-    """C++ stacks are looked up when a snapshot is taken."""
+    """C++ stacks are looked up when a snapshot is used."""
     script, file = tmp_path / "many.py", tmp_path / "many.pickle"
     script.write_text(_MANY)
     command = [sys.executable, "-m", "memviz", "record", "--stacks", "all", "-o", str(file), str(script)]

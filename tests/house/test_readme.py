@@ -186,7 +186,7 @@ def test_command_about_many_ranks_in_the_readme_reads_a_folder(line, folder):
     write_ranks(folder / "job", 4)
     done = memviz(*shlex.split(line)[3:], folder=folder)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("Of 4 ranks the highest peak is 120 MiB, on rank 0.")
+    assert done.stdout.startswith("Highest peak of 4 ranks: 120 MiB, on rank 0.")
 
 
 HISTORY = "python -m memviz history "

@@ -80,7 +80,7 @@ def test_memory_that_runs_out_is_kept_at_once(tmp_path):
         assert [path.name for path in tmp_path.iterdir()] == ["memory.oom.pickle"]
         steps.close()
     assert [path.name for path in tmp_path.iterdir()] == ["memory.pickle"] == [steps.out_of_memory_path.name]
-    assert "ran out of memory: 100.00 GiB were asked for" in str(memviz.open(tmp_path / "memory.pickle"))
+    assert "ran out of memory: 100.00 GiB requested" in str(memviz.open(tmp_path / "memory.pickle"))
 
 
 @pytest.mark.usefixtures("no_search_for_holders")

@@ -104,7 +104,7 @@ def test_a_trainer_of_transformers_that_runs_out_of_memory(tmp_path):
         with pytest.raises(torch.OutOfMemoryError):
             trainer(tmp_path, model, callback).train()
         callback.steps.close()
-    assert "ran out of memory: 100.00 GiB were asked for in test_trainers.py" in str(memviz.open(path))
+    assert "ran out of memory: 100.00 GiB requested in test_trainers.py" in str(memviz.open(path))
     assert steps_in(path) == ["step 1", "step 2", "step 3"] and not is_recording()
 
 
@@ -170,7 +170,7 @@ def test_a_trainer_of_lightning_that_runs_out_of_memory(tmp_path):
     with memviz.predicting("RTX 4090"), pytest.raises(torch.OutOfMemoryError):
         lightning_fit(tmp_path, callback, fails_at=2)
     assert [found.name for found in tmp_path.glob("*.pickle")] == ["memory.pickle"]
-    assert "ran out of memory: 100.00 GiB were asked for in test_trainers.py" in str(memviz.open(path))
+    assert "ran out of memory: 100.00 GiB requested in test_trainers.py" in str(memviz.open(path))
     assert steps_in(path) == ["step 1", "step 2"] and not is_recording()
 
 
@@ -207,7 +207,7 @@ def test_a_loop_of_accelerate_that_runs_out_of_memory(tmp_path):
     path = tmp_path / "memory.pickle"
     with memviz.predicting("RTX 4090"), pytest.raises(torch.OutOfMemoryError):
         accelerate_loop(path, batches=4, fails_at=3)
-    assert "ran out of memory: 100.00 GiB were asked for in test_trainers.py" in str(memviz.open(path))
+    assert "ran out of memory: 100.00 GiB requested in test_trainers.py" in str(memviz.open(path))
     assert not is_recording()
 
 

@@ -499,7 +499,7 @@ for _ in range(4):
     )
     (finding,) = findings(trace, trace.devices[0])
     assert (finding.kind, finding.holder, finding.line) == (FindingKind.KEPT_TOO_LONG, "x", line)
-    assert f"delete x (del) before the next step’s forward; {line} stores it" in finding.remedy
+    assert f"delete x (before the next step’s forward; {line} stores it" in finding.remedy
 
 
 def test_a_container_says_its_length_and_how_it_grows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,12 +51,12 @@ def ranks(tmp_path: Path) -> tuple[Rank, ...]:
 
 def test_a_replay_decides_what_rows_leave_open(ranks: tuple[Rank, ...]) -> None:
     found = fit_on_card(ranks, CARD)
-    assert found.close == (0, 1, 2) and "it is close for ranks 0, 1 and 2" in words(found)
+    assert found.close == (0, 1, 2) and "ranks 0, 1 and 2 may not fit" in words(found)
     told = replay_close_ranks(ranks, found)
     # What is cached goes back on ranks 0 and 2; on rank 1 a part of it is in use.
     assert (told.fits, told.close, told.runs_out, told.replayed) == ((0, 2), (), (1,), (0, 1, 2))
     assert (told.first, told.lacks_bytes) == (1, 4 * MiB)
-    assert "rank 1 runs out first by a replay of its requests" in words(told)
+    assert "rank 1 runs out of memory first by replay" in words(told)
 
 
 def test_a_file_that_is_gone_or_another_by_now_leaves_it_open(ranks: tuple[Rank, ...]) -> None:
@@ -72,7 +72,7 @@ def test_of_files_that_do_not_tell_what_is_reserved_it_is_close_until_their_requ
 ) -> None:
     found = fit_on_card(read_ranks_without_segments(tmp_path), CARD)
     assert (found.close, found.lacks_bytes) == ((0, 1), 0)
-    assert words(found).endswith("it is close for ranks 0 and 1: what they reserve is not in their files.")
+    assert words(found).endswith("ranks 0 and 1 may not fit: their files do not say how much they reserve.")
 
 
 def read_ranks_without_segments(folder: Path) -> tuple[Rank, ...]:
@@ -96,14 +96,17 @@ def test_a_peak_that_running_out_cut_short_fits_nowhere_without_a_replay(tmp_pat
     found = fit_on_card(short, CardMemory(32 * MiB, 0, "a card"))
     assert (found.fits, found.close, found.cut_short) == ((), (0, 1), (0, 1))
     assert words(found).endswith(
-        "it is close for ranks 0 and 1: ranks 0 and 1 ran out when recorded, and what was still to come is not known."
+        "ranks 0 and 1 may not fit: ranks 0 and 1 ran out of memory in the recording, so later needs are unknown."
     )
     told = replay_close_ranks(short, found)
     assert (told.fits, told.replayed, told.cut_short) == ((0, 1), (0, 1), ())
     found = fit_on_card(ran_out(tmp_path, 12 * MiB), CARD)
     assert (found.fits, found.close, found.runs_out, found.lacks_bytes) == ((), (), (0, 1), 4 * MiB)
     found = fit_on_card(ran_out(tmp_path, 12 * MiB), CardMemory(16 * MiB, 0, "a card"))
-    assert found.first_step is None and "rank 0 runs out first, 16.0 MiB short; 2 ranks would." in words(found)
+    assert (
+        found.first_step is None
+        and "rank 0 runs out of memory first, 16.0 MiB short; 2 ranks would run out." in words(found)
+    )
     row = read(tmp_path).ranks[0].row
     parts = (StepPart(2, "", -1, 9), StepPart(3, "step 3", 10, 19), StepPart(4, "", 20, 29))
     row = replace(row, curve=replace(row.curve, parts=parts))

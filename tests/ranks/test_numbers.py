@@ -12,7 +12,7 @@ from memviz.ranks.reduce_rank import row_of
 from memviz.ranks.row import FailedFile, RankRow
 from tests.traces import alloc, trace_of
 
-NOT_SAID = "Neither its name nor the file itself says which rank it is of."
+NOT_SAID = "Its rank is unknown."
 
 
 def row(place: str, said: int | None = None) -> RankRow:
@@ -80,7 +80,7 @@ def test_ranks_come_by_number_and_what_is_none_is_named_with_the_reason() -> Non
     assert [(one.place, one.reason) for one in failed] == [
         ("final.pickle", f"{NOT_SAID} Name the files by rank, as in rank0.pickle."),
         ("rank4.pickle", "It is empty."),
-        ("run.rank1.oom.pickle", "It is rank 1 once more; run.rank1.pickle is taken."),
+        ("run.rank1.oom.pickle", "A second file of rank 1; run.rank1.pickle is used."),
     ]
 
 

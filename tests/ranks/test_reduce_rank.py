@@ -93,10 +93,10 @@ def test_more_sites_than_are_kept_are_one_figure() -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"", "It is empty"),
+        (b"", "The file is empty"),
         (b"\x80\x04no pickle", "damaged"),
-        (b"hello", "It is neither a pickle nor JSON."),
-        (pickle.dumps({"segments": [], "device_traces": []}), "an empty one"),
+        (b"hello", "It is not a pickle or JSON."),
+        (pickle.dumps({"segments": [], "device_traces": []}), "snapshot is empty"),
         (b"cos\nsystem\n(S'true'\ntR.", "os.system"),
     ],
 )
@@ -115,7 +115,7 @@ def test_a_pipe_that_nobody_writes_to_keeps_nobody_waiting(tmp_path: Path) -> No
     (tmp_path / "run.rank1.pickle").symlink_to("/dev/zero")
     for place in places_of([str(tmp_path)]):
         found = reduce_rank(place)
-        assert isinstance(found, FailedFile) and found.reason == "It is a pipe or a device, and no file."
+        assert isinstance(found, FailedFile) and found.reason == "It is a pipe or a device, not a file."
 
 
 @pytest.fixture
@@ -148,4 +148,4 @@ def test_a_network_that_keeps_failing_is_a_reason(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(UnsteadyFiles, "open", fails)
     failed = reduce_rank(Place(f"unsteady://{tmp_path}/rank0.pickle"))
     assert isinstance(failed, FailedFile)
-    assert failed.reason == "It cannot be read (The line broke.), tried 3 times."
+    assert failed.reason == "It cannot be read after 3 tries (The line broke.)."

@@ -95,9 +95,9 @@ def _without_refusals(sides: Sequence[Pair], names: Sequence[str], told: str) ->
     if not refused:
         return told
     ends = {
-        1: "{} ran out of memory at event {:,}; its peak is without what was refused.",
-        2: "{} and {} ran out of memory; their peaks are without what was refused.",
-    }.get(len(refused), "{} and {} others ran out of memory; their peaks are without what was refused.")
+        1: "{} ran out of memory at event {:,}; its peak excludes the request that failed.",
+        2: "{} and {} ran out of memory; their peaks exclude the request that failed.",
+    }.get(len(refused), "{} and {} others ran out of memory; their peaks exclude the request that failed.")
     (first, event), *others = refused.items()
     second = event if not others else others[0][0] if len(others) == 1 else NUMBERS[len(others)]
     expected = ends.format(first, second)

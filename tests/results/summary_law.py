@@ -35,27 +35,27 @@ ANSWERS = (
     Form(
         "peak",
         rf"The peak(?: of (?P<device>{DEVICE}))? is (?P<peak>{SIZE})"
-        rf"(?:, and (?P<share>{SHARE}) of it is (?P<probably>probably )?(?P<kind>[a-zA-Z ]+)"
-        rf"|, and (?P<made>{SHARE}) of it was made by (?P<place>.+))?\.",
+        rf"(?:, (?P<share>{SHARE}) of it (?P<probably>probably )?(?P<kind>[a-zA-Z ]+)"
+        rf"|, (?P<made>{SHARE}) of it from (?P<place>.+))?\.",
     ),
     Form(
         "ran out",
         rf"(?:It|(?P<device>(?:Device|Pinned).*?)) ran out of memory"
-        rf"(?:: | (?P<times>{COUNT} times?), at last when )(?P<asked>{SIZE}) were asked for(?: in (?P<site>.+))?\.",
+        rf"(?:: | (?P<times>{COUNT} times?), the last time when )(?P<asked>{SIZE}) requested(?: in (?P<site>.+))?\.",
     ),
     Form("state", rf"(?P<live>{SIZE}) are live(?: on (?P<device>{DEVICE}))?\."),
 )
-_KEPT = rf"(?:(?P<kept>{SHARE}) is kept by (?P<places>.+?)(?:, in (?P<layers>{COUNT}) (?P<equal>equal )?layers)?\. )?"
+_KEPT = rf"(?:(?P<kept>{SHARE}) is from (?P<places>.+?)(?:, in (?P<layers>{COUNT}) (?P<equal>equal )?layers)?\. )?"
 REASONS = (
-    Form("before", rf"{_KEPT}It was there before the first event\."),
-    Form("last", rf"{_KEPT}It comes (?:in (?P<step>.+), )?at event (?P<event>{COUNT}), the (?P<which>last|only one)\."),
+    Form("before", rf"{_KEPT}It was allocated before recording started\."),
     Form(
-        "at",
-        rf"{_KEPT}It comes (?:in (?P<step>.+), )?at event (?P<event>{COUNT}); the last is event (?P<end>{COUNT})\.",
+        "in step",
+        rf"{_KEPT}Reached (?P<step>(?:in|at the end of) .+) \(event (?P<event>{COUNT}) of (?P<end>{COUNT})\)\.",
     ),
-    Form("then", rf"(?P<live>{SIZE}) were live(?:, and (?P<unused>{SIZE}) reserved and not live)?\."),
-    Form("no history", r"The file holds no history, only the state at its end\."),
-    Form("quiet", r"Nothing happened there while the history was recorded; this is its state at the end\."),
+    Form("at", rf"{_KEPT}Reached at event (?P<event>{COUNT}) of (?P<end>{COUNT})\."),
+    Form("then", rf"(?P<live>{SIZE}) were live(?:, and (?P<unused>{SIZE}) reserved but not live)?\."),
+    Form("no history", r"The file has no history, only the final state\."),
+    Form("quiet", r"No events were recorded there; this is the final state\."),
 )
 _KINDS = {"temporary tensors": "temporary"}
 
@@ -105,7 +105,7 @@ def _reason(trace: Trace, device: DeviceTrace, claims: Read, said: Headline) -> 
         check_size(claims["live"], failures[-1].live_bytes, "live")
         if "unused" in claims:
             then = failures[-1]
-            check_size(claims["unused"], then.reserved_bytes - then.live_bytes, "reserved and not live")
+            check_size(claims["unused"], then.reserved_bytes - then.live_bytes, "reserved but not live")
         return
     if last < 0:
         assert claims.form == ("quiet" if trace.event_count else "no history")
@@ -116,13 +116,9 @@ def _reason(trace: Trace, device: DeviceTrace, claims: Read, said: Headline) -> 
         assert line.live[0] == line.live.max() == line.peak_bytes, "the peak came later"
         return
     event = int(claims["event"].replace(",", ""))
-    assert claims.form in ("at", "last") and 0 <= event <= last
+    assert claims.form in ("at", "in step") and 0 <= event <= last
     assert line.live[event + 1] == line.peak_bytes and line.live[: event + 1].max() < line.peak_bytes
-    assert (claims.form == "last") == (event == last), f"the last event is {last}"
-    if claims.form == "at":
-        check_count(claims["end"], last, "the last event")
-    else:
-        assert (claims["which"] == "only one") == (last == 0)
+    check_count(claims["end"], last + 1, "events")
     _check_step(trace, device, event, claims.claims.get("step", ""))
 
 
@@ -168,13 +164,13 @@ def _check_step(trace: Trace, device: DeviceTrace, event: int, said: str) -> Non
         assert not around and not len(shown), f"it comes in {around or shown[-1]}"
         return
     assert "step 0" not in said, "people count from one"
-    phase = re.match(r"the (forward|backward|optimizer step)\b", said)
+    phase = re.match(r"in the (forward|backward|optimizer step)\b", said)
     names = {"forward": Activity.FORWARD, "backward": Activity.BACKWARD, "optimizer step": Activity.STEP}
     if phase:
         noted = {trace.strings[code] for code in device.annotations.name.tolist()}
         is_noted = phase[1] == "optimizer step" and any(name.startswith("Optimizer.step#") for name in noted)
         assert is_noted or names[phase[1]] in shown[-3:], f"nothing shows: {phase[1]}"
-    elif said.endswith("right after its forward"):
+    elif said.startswith("at the end of forward"):
         assert shown[-1] == Activity.BACKWARD or Activity.BACKWARD in doing
         assert Activity.FORWARD in shown
     if "recorded " in said:

@@ -181,6 +181,6 @@ def test_host_memory_has_a_bill_with_a_line_of_data_loader_workers() -> None:
     recorded = host_bill(trace("measured", **children.facts), replace(device, is_timed=True))
     assert recorded is not None and [line.basis for line in recorded.rows] == ["measured", "measured"]
     unknown = host_bill(trace(**ChildMemory(1, None).facts), device)
-    assert unknown is not None and unknown.rows[2].most_bytes is None and "system does not say" in unknown.unknown
+    assert unknown is not None and unknown.rows[2].most_bytes is None and "system does not report" in unknown.unknown
     assert not ChildMemory.of({CHILDREN_FACT: "<b>" * 100}).count
     assert host_bill(of, of.devices[0]) is None

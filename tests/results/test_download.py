@@ -93,10 +93,10 @@ def test_it_is_the_file(address):
 @pytest.mark.parametrize(
     ("path", "words"),
     [
-        ("/missing/run.pickle", "^run.pickle: Its server answers 404. Look whether the address is right.$"),
+        ("/missing/run.pickle", "^run.pickle: The server answered 404. Check the address.$"),
         ("/cut/run.pickle", r"^run.pickle: The download ended after 5,000 of [\d,]+ bytes. Try again.$"),
-        ("/page/run.pickle", "^run.pickle: It is a web page, and no snapshot is inside."),
-        ("/file/run.pickle", "^run.pickle: It cannot be downloaded .*ftp"),
+        ("/page/run.pickle", "^run.pickle: It is a web page without a snapshot inside."),
+        ("/file/run.pickle", "^run.pickle: The download failed .*ftp"),
     ],
 )
 def test_what_comes_in_its_place_is_refused(path, words, address):
@@ -106,18 +106,18 @@ def test_what_comes_in_its_place_is_refused(path, words, address):
 
 def test_more_bytes_or_seconds_than_allowed_are_not_taken(address, monkeypatch):
     monkeypatch.setenv("MEMVIZ_MAX_FILE_BYTES", "5000")
-    with pytest.raises(TraceError, match="more than the 5,000 bytes allowed here. If you trust the file, raise"):
+    with pytest.raises(TraceError, match="exceeds the limit of 5,000 bytes. If you trust the file, raise"):
         memviz.open(f"{address}/good/run.pickle.gz")
     # Without the time limit all 200 bytes would arrive, and the file be refused for its contents.
     monkeypatch.setenv("MEMVIZ_MAX_SECONDS", "0.5")
-    with pytest.raises(TraceError, match="It has not arrived within 0.5 s. Download it first"):
+    with pytest.raises(TraceError, match="The download timed out after 0.5 s. Download it first"):
         memviz.open(f"{address}/drip/run.pickle")
 
 
 def test_nobody_there_is_said():
     with serving() as address:
         pass
-    with pytest.raises(TraceError, match="^x.pickle: It cannot be downloaded"):
+    with pytest.raises(TraceError, match="^x.pickle: The download failed"):
         memviz.open(f"{address}/good/x.pickle")
 
 

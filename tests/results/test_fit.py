@@ -70,8 +70,8 @@ def status(**known: Any) -> SearchStatus:
 
 def test_each_moment_has_its_sentence() -> None:
     good, bad = told(way(2, 20 * GiB)), told(way(1, 30 * GiB, fits=False))
-    assert str(fit_headline(status())) == "Searching for a configuration that fits. The search begins."
-    assert str(fit_headline(status(before=2))) == "Searching for a configuration that fits. 2 of others first."
+    assert str(fit_headline(status())) == "Searching for a configuration that fits. Starting the search."
+    assert str(fit_headline(status(before=2))) == "Searching for a configuration that fits. Queued behind 2 others."
     assert str(fit_headline(status(ways=(bad,), done=1, of=9, seconds_left=200.0))) == (
         "Searching for a configuration that fits. 1 of 9 configurations tried, about 3 min left."
     )
@@ -84,42 +84,43 @@ def test_each_moment_has_its_sentence() -> None:
     assert str(fit_headline(status(ways=(good,), value=37, of=9))).endswith("Trying batch 37.")
     answer = {"largest": {"knob": "batch", "value": 36, "next_fails": True, "predictions": 4}}
     assert str(fit_headline(status(ways=(good,), answer=answer))) == (
-        "It fits with Split feed forward: 20.00 GiB reserved. Its outputs stay as they are, to the bit or to rounding. "
-        "The largest batch this way is 36; 37 does not fit."
+        "It fits with Split feed forward: 20.00 GiB reserved. Outputs are unchanged, up to rounding. "
+        "The largest batch that fits is 36; 37 does not fit."
     )
     answer["largest"] |= {"next_refused": "sequence is 37; GPT-2 knows 36 positions."}
     assert str(fit_headline(status(ways=(good,), answer=answer))).endswith(
         "37 is refused: sequence is 37; GPT-2 knows 36 positions."
     )
     assert str(fit_headline(status(ways=(told(way(1, GiB), "baseline"),), answer={}))).startswith(
-        "It fits as it is: 1,024 MiB"
+        "It fits without changes: 1,024 MiB"
     )
     assert str(fit_headline(status(ways=(bad,), answer={}))) == (
-        "Nothing that was tried fits. The least is Split feed forward: 30.00 GiB. Let training change too."
+        "No configuration that was tried fits. Lowest: Split feed forward, 30.00 GiB reserved. "
+        "Allow changes to training too."
     )
     assert (
         str(fit_headline(status(failed="There is no workload x.")))
         == "No configuration was tried. There is no workload x."
     )
-    assert str(fit_headline(status(answer={}))).startswith("Nothing that was tried could run.")
+    assert str(fit_headline(status(answer={}))).startswith("No configuration could run.")
 
 
 def test_that_it_fits_as_it_is_is_said_first_whatever_else_is_cheaper() -> None:
     """A sentence like *It fits with ...* would imply that it does not fit without."""
     plain, cheaper = told(way(3, 12 * GiB), "baseline"), told(way(2, 2 * GiB, "split_feed_forward"))
     assert str(fit_headline(status(ways=(plain, cheaper), done=2, of=9))) == (
-        "It fits as it is: 12.00 GiB reserved. "
-        "The cheapest so far is Split feed forward, by its estimate: 2,048 MiB reserved. "
+        "It fits without changes: 12.00 GiB reserved. "
+        "The cheapest so far is Split feed forward, by estimated time: 2,048 MiB reserved. "
         "2 of 9 configurations tried."
     )
     assert str(fit_headline(status(ways=(plain, cheaper), answer={}))) == (
-        "It fits as it is: 12.00 GiB reserved. "
-        "The cheapest is Split feed forward, by its estimate: 2,048 MiB reserved. "
-        "Its outputs stay as they are, to the bit or to rounding."
+        "It fits without changes: 12.00 GiB reserved. "
+        "The cheapest is Split feed forward, by estimated time: 2,048 MiB reserved. "
+        "Outputs are unchanged, up to rounding."
     )
     asked = SearchOrder(Request("feed_forward", optimizer="adamw"))
     with_adamw = SearchStatus("id", asked, ways=(told(way(3, 12 * GiB), "adamw"),), answer={})
-    assert str(fit_headline(with_adamw)).startswith("It fits as it is: 12.00 GiB reserved. Its outputs")
+    assert str(fit_headline(with_adamw)).startswith("It fits without changes: 12.00 GiB reserved. Outputs")
     too_large = told(way(3, 30 * GiB, fits=False), "baseline")
     assert str(fit_headline(status(ways=(too_large, cheaper), answer={}))).startswith(
         "It fits with Split feed forward: 2,048"
@@ -132,14 +133,14 @@ def test_a_search_that_ended_or_was_stopped_says_how_far_it_came_and_what_it_fou
     assert str(fit_headline(status(**under_way))).endswith("1 of 9 configurations tried, at most 9 min left.")
     assert str(fit_headline(status(**under_way, seconds_left=200.0))).endswith("about 3 min left.")
     over = status(**under_way, answer={"stopped": "time limit"})
-    assert "Stopped by its limit of 10 min. 1 of 9 configurations were tried" in str(fit_headline(over))
+    assert "Stopped at the time limit of 10 min. 1 of 9 configurations were tried" in str(fit_headline(over))
     good, bad = told(way(2, 20 * GiB)), told(way(1, 30 * GiB, fits=False))
     stopped = {"done": 2, "of": 9, "failed": "Cancelled."}
-    how_far = "Cancelled. 2 of 9 configurations were tried; another may be better."
+    how_far = "Cancelled. 2 of 9 configurations were tried; others may be better."
     assert str(fit_headline(status(ways=(bad, good), **stopped))).endswith(how_far)
     # Predictions are reported even if none fits.
     assert str(fit_headline(status(ways=(bad,), **stopped))) == (
-        f"Nothing that was tried fits. The least is Split feed forward: 30.00 GiB. {how_far}"
+        f"No configuration that was tried fits. Lowest: Split feed forward, 30.00 GiB reserved. {how_far}"
     )
     assert str(fit_headline(status(done=0, of=0, failed="Cancelled."))) == "No configuration was tried. Cancelled."
     over = {**stopped, "done": 9}
@@ -156,10 +157,10 @@ def test_what_changed_unasked_and_what_is_close_is_said() -> None:
     assert said.startswith("It is close with") and "Changed: optimizer sgd instead of adamw." in said
     assert fit_cell(changed) == "close" and fit_cell({**changed, "fit": "yes"}) == "fits"
     largest = {"knob": "batch", "value": 1294, "next_fails": True}
-    assert largest_text(largest) == "The largest batch this way is 1,294; 1,295 does not fit."
+    assert largest_text(largest) == "The largest batch that fits is 1,294; 1,295 does not fit."
     assert " 1,294 is close:" in largest_text({**largest, "fit": "close"})
     until_then = largest_text({**largest, "next_fails": False, "stopped": True})
-    assert until_then == "The largest batch this way is at least 1,294; the search was stopped."
+    assert until_then == "The largest batch that fits is at least 1,294; the search was stopped."
 
 
 def test_on_a_card_of_unknown_speed_the_cost_that_is_said_is_the_one_that_is_compared() -> None:

@@ -118,9 +118,9 @@ def test_a_time_counts_from_the_first_event_as_on_the_command_line(two_devices, 
     assert main(["at", str(two_devices), "--time", "0.5", "--top", "0", "--json"]) == 0
     assert json.dumps(trace.live_at(time=0.5).as_json(), indent=2) + "\n" == capsys.readouterr().out
     for moment in ({}, {"event": 1, "time": 1.0}):
-        with pytest.raises(UsageError, match="by its event or by its time"):
+        with pytest.raises(UsageError, match="as an event or a time"):
             trace.live_at(**moment)
-    with pytest.raises(UsageError, match="no time"):
+    with pytest.raises(UsageError, match="not a time"):
         trace.segments_at(time=float("nan"))
 
 
@@ -130,12 +130,12 @@ def test_segments_say_how_each_is_used_and_a_moment_is_one_sentence(two_devices)
     (only,) = found.segments
     assert (only.live_bytes, only.waiting_bytes, only.free_bytes, only.blocks) == (12 * MiB, 0, 8 * MiB, 2)
     assert str(found) == (
-        "20.0 MiB are reserved in 1 segment on device 1 after event 1. Blocks take 12.0 MiB of it, "
-        "and 8.00 MiB (40 %) is free."
+        "20.0 MiB are reserved in 1 segment on device 1 after event 1. Blocks use 12.0 MiB; 8.00 MiB (40 %) are free."
     )
     trace = memviz.open(two_devices)
     assert str(trace.live_at(event=1)) == (
-        "11.0 MiB are live on device 1 after event 1, 73 % of it at train.py:3 make. 20.0 MiB are reserved then."
+        "11.0 MiB are live on device 1 after event 1, 73 % of it at train.py:3 make. "
+        "20.0 MiB are reserved at that moment."
     )
     assert str(trace.live_at(event=-1)).startswith("0 B are live on device 1 before the first event.")
 
@@ -153,12 +153,12 @@ def test_without_segments_or_history_it_answers_too():
     trace = memviz.open(trace_of([alloc(0, 512), alloc(1024, 512)], segments=[]))
     for event, when in ((1, "after event 1"), (-1, "before the first event")):
         found = trace.segments_at(event=event)
-        assert str(found) == f"What is reserved {when} is not in the file."
+        assert str(found) == f"The file does not say what is reserved {when}."
         assert found.as_json()["reserved_is_known"] is False
     trace = memviz.open(trace_of([], [segment(0, 20 * MiB, [block(0, 4 * MiB)])]))
     assert str(trace.live_at(event=-1)).startswith("4.00 MiB are live at the end, 100 % of it ")
     assert str(trace.segments_at(event=-1)).startswith("20.0 MiB are reserved in 1 segment at the end.")
-    assert str(trace.replay()).startswith("There is nothing to replay.")
+    assert str(trace.replay()).startswith("Nothing to replay.")
     for ask in RESULTS.values():
         assert ask(trace)._repr_html_().startswith("<div>")
 
@@ -195,11 +195,11 @@ def test_three_traces_compare_side_by_side(training):
 
 def test_a_replay_says_whether_it_runs(training):
     small = training.replay(memory="2GiB", overhead=0)
-    assert not small.runs and "this run stops at event 2,538" in str(small)
+    assert not small.runs and "this run runs out of memory at event 2,538" in str(small)
     assert "set aside" not in str(small)
     large = training.replay(memory="24GiB")
     assert large.runs
-    aside = "Of the card's 24 GiB, 512 MiB are set aside for the CUDA context and libraries."
+    aside = "512 MiB of the card's 24 GiB are set aside for the CUDA context and libraries."
     assert str(large).startswith("In 23.50 GiB this run fits") and str(large).endswith(aside)
     opened = memviz.open(training.replay(settings="expandable_segments:True").trace)
     assert str(opened.summary().as_json()["origin"]) == "replayed with expandable_segments:True"
@@ -286,21 +286,24 @@ def test_errors_are_those_of_the_command_line(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        (lambda trace: trace.live_at(event="x"), "event is a whole number, such as 1000, and not 'x'."),
-        (lambda trace: trace.live_at(event=3.5), "event is a whole number, such as 1000, and not 3.5."),
-        (lambda trace: trace.segments_at(time="1"), "time is a number of seconds, such as 0.5, and not '1'."),
-        (lambda trace: trace.replay(settings={"a": 1}), 'settings is a text, such as "expandable_segments:True", and'),
+        (lambda trace: trace.live_at(event="x"), "event must be an integer, such as 1000, not 'x'."),
+        (lambda trace: trace.live_at(event=3.5), "event must be an integer, such as 1000, not 3.5."),
+        (lambda trace: trace.segments_at(time="1"), "time must be a number of seconds, such as 0.5, not '1'."),
+        (
+            lambda trace: trace.replay(settings={"a": 1}),
+            'settings must be a string, such as "expandable_segments:True", not',
+        ),
         (lambda trace: trace.replay(memory="lots"), "memory: 'lots' is not a size; write for example 24GiB or 512MiB"),
-        (lambda trace: trace.replay(memory=-5), "memory: -5 is less than nothing."),
-        (lambda trace: trace.replay(overhead=[]), 'overhead is a size, as bytes or as in "24GiB", and not [].'),
-        (lambda trace: trace.replay(memory=float("inf")), 'memory is a size, as bytes or as in "24GiB", and not inf.'),
+        (lambda trace: trace.replay(memory=-5), "memory: -5 is negative."),
+        (lambda trace: trace.replay(overhead=[]), 'overhead must be a size, in bytes or as in "24GiB", not [].'),
+        (lambda trace: trace.replay(memory=float("inf")), 'memory must be a size, in bytes or as in "24GiB", not inf.'),
         (
             lambda trace: trace.compare(3),
-            "A trace is opened by the name of its file or by its address, not from this int.",
+            "Open a trace by file name or address, not from this int.",
         ),
         (
             lambda trace: memviz.open(b"x"),
-            "A trace is opened by the name of its file or by its address, not from this bytes",
+            "Open a trace by file name or address, not from this bytes",
         ),
     ],
 )

@@ -28,10 +28,10 @@ def of_peaks(*peaks: int, ran_out: bool = False) -> RankSummary:
 @pytest.mark.parametrize(
     ("peaks", "words"),
     [
-        ((100, 120, 140, 160), "No two need the same."),
-        ((100, 100, 100, 300, 300), "They are 2 groups; in the largest 3 ranks need the same."),
-        ((10_000, 10_001, 20_000, 20_001, 20_002), "They are 2 groups; in the largest 3 ranks need nearly the same."),
-        ((100, 100, 100), "They all need the same."),
+        ((100, 120, 140, 160), "Every rank needs a different amount."),
+        ((100, 100, 100, 300, 300), "2 groups; in the largest, 3 ranks need the same."),
+        ((10_000, 10_001, 20_000, 20_001, 20_002), "2 groups; in the largest, 3 ranks need nearly the same."),
+        ((100, 100, 100), "All need the same."),
         ((100, 100, 100, 100, 300), "4 need the same, 1 differs."),
     ],
 )
@@ -87,7 +87,7 @@ def test_a_difference_names_its_largest_category_and_no_site_that_ties() -> None
         for sizes in held
     ]
     said = ranks_headline(summary_of(tuple(Rank(number, row) for number, row in enumerate(rows)))).reason
-    assert "Rank 20 has +3,073 MiB against rank 9, most of it optimizer state (+1,537 MiB)." in said
+    assert "Rank 20 has +3,073 MiB over rank 9, most of it optimizer state (+1,537 MiB)." in said
     assert "norm" not in said
 
 

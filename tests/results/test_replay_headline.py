@@ -28,8 +28,8 @@ def test_a_recording_that_failed_itself():
     with pytest.raises(Exception, match="Tried to allocate"):
         run.malloc(60 * MiB)
     assert words(run, None, EXPANDABLE).startswith("This run ran out of memory at event 5.")
-    assert words(run, 100).startswith("In 100 MiB this run stops at event 5.")
-    assert words(run, 100, searched=True).startswith("It does not fit in 100 MiB under any setting: 110 MiB are live")
+    assert words(run, 100).startswith("In 100 MiB this run runs out of memory at event 5.")
+    assert words(run, 100, searched=True).startswith("No setting fits this run in 100 MiB: 110 MiB are live")
 
 
 def test_cache_from_before_the_recording_is_not_counted_as_saved():
@@ -40,7 +40,7 @@ def test_cache_from_before_the_recording_is_not_counted_as_saved():
     found = Replayer(trace).what_if(settings=settings)
     assert str(headline(found)) == (
         "Expandable segments would reserve 40.0 MiB at the peak, 10.0 MiB less than the recorded settings. "
-        "The recording reserves 80.0 MiB: what was cached before its first event is left out of the comparison."
+        "The recording reserved 80.0 MiB: memory cached before recording started is left out of the comparison."
     )
 
 
@@ -52,7 +52,7 @@ def short(card: int | None = 100) -> Recorder:
     return run
 
 
-WANT = "The recording reserves 80.0 MiB: for want of memory, by all that shows, what was cached went back at event 4;"
+WANT = "The recording reserved 80.0 MiB: it released its cache for lack of memory at event 4;"
 
 
 @pytest.mark.parametrize(
@@ -61,19 +61,19 @@ WANT = "The recording reserves 80.0 MiB: for want of memory, by all that shows, 
         (
             None,
             None,
-            f"Without a limit this run would reserve 140 MiB at its peak. {WANT} without a limit it need not.",
+            f"Without a limit this run would reserve 140 MiB at the peak. {WANT} without a limit that is not needed.",
         ),
         (
             200,
             EXPANDABLE,
             "In 200 MiB this run fits, with 60.0 MiB to spare. Expandable segments would reserve 80.0 MiB at the peak, "
-            f"60.0 MiB less than the recorded settings. {WANT} in 200 MiB it need not.",
+            f"60.0 MiB less than the recorded settings. {WANT} in 200 MiB that is not needed.",
         ),
         (
             100,
             EXPANDABLE,
-            "In 100 MiB this run ends as recorded: memory is short once, and what is cached goes back. "
-            "Expandable segments would reserve 80.0 MiB at the peak, as much as the recorded settings.",
+            "In 100 MiB this run ends as recorded: the cache is released once to make room. "
+            "Expandable segments would reserve 80.0 MiB at the peak, the same as the recorded settings.",
         ),
     ],
 )
@@ -89,6 +89,6 @@ def test_where_the_program_emptied_its_cache_the_replay_is_as_recorded():
         run.allocator.empty_cache()
         run.line = 0
     assert words(run) == (
-        "This run reserves 80.0 MiB at its peak; 0 B (0 %) of it are beyond what it ever holds. "
-        "80.0 MiB are live at once, and no setting goes below that."
+        "This run reserves 80.0 MiB at the peak, 0 B (0 %) more than is ever live. "
+        "80.0 MiB are live at once; no setting can reserve less."
     )

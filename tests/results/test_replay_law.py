@@ -81,7 +81,7 @@ def of_as_recorded(said: str, found: WhatIf, searched: Search, shown: list[Ranke
     if "as recorded" in said:
         assert (found.divergence, found.base.peak_reserved_bytes) == ("", peak)
     if "than the recorded settings" in said and "without a limit" not in said and found.replayed is not found.base:
-        assert f"The recording reserves {bytes_text(peak)}: " in said or found.recorded.oom is not None
+        assert f"The recording reserved {bytes_text(peak)}: " in said or found.recorded.oom is not None
 
 
 def of_advice(said: str, searched: Search) -> None:

@@ -74,15 +74,15 @@ def of_saving(answer: str, said: str, subject: Variant, base: Run | None) -> Non
 
 def of_fit(answer: str, said: str, variants: tuple[Variant, ...], subject: Run) -> None:
     known = [variant.run for variant in variants if variant.run is not None]
-    claims = re.search(r"It fits|makes the .* fit", said) and "Nothing" not in said
+    claims = re.search(r"It fits|makes the .* fit", said) and "No variant" not in said
     assert subject.fit is not None
     if claims:
         assert subject.fit.fits
     if "does not fit" in said:
         assert not subject.fit.fits
-    if answer.startswith("Nothing here makes"):
+    if answer.startswith("No variant makes"):
         assert not any(each.fit and each.fit.fits for each in known)
-    if claims or "not fit" in said or answer.startswith("Nothing here makes"):
+    if claims or "not fit" in said or answer.startswith("No variant makes"):
         trains = subject.window == "1 step"
         assert (f"with {OPTIMIZERS[subject.request.optimizer]}" in said) == trains
 
@@ -102,7 +102,7 @@ def test_the_host_decides_as_well_where_its_memory_is_given() -> None:
         assert one.fits_host is answer and Run.from_json(one.as_json()) == one
         variants = (Variant(request, "Baseline", "done", run=one),)
         reason = variants_headline(variants).headline.reason
-        assert ("does not fit the host: 8 × 16.00 GiB of 64.00 GiB" in reason) is not answer
+        assert ("does not fit in host memory: 8 × 16.00 GiB of 64.00 GiB" in reason) is not answer
         assert ("✗ does not fit" in words(results_html(OrderStatus("x", variants), 0))) is not answer
     assert run(request=Request("tiny"), fit=fit, host_peak_bytes=1).fits_host is None
     assert "host_memory" not in Request("tiny").as_json() and "--host-memory 64GiB" in command_of(request)

@@ -68,7 +68,7 @@ def test_a_small_file_may_take_no_more_memory_than_its_size_allows() -> None:
 def test_a_small_file_may_not_keep_the_machine_busy() -> None:
     assert Limits().busy_seconds(1000) == pytest.approx(5, abs=0.01)
     assert Limits().busy_seconds(100 * MiB) == pytest.approx(105)
-    with pytest.raises(TraceError, match="busy for more than .* MEMVIZ_MAX_GROWTH"):
+    with pytest.raises(TraceError, match="processor for more than .* MEMVIZ_MAX_GROWTH"):
         budget = Budget(Limits(growth=0), 330)
         while True:
             budget.check()

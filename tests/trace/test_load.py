@@ -83,26 +83,26 @@ def test_progress_ends_with_the_whole_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("raw", "words"),
     [
-        (b"", "It is empty"),
-        (b"hello, world", "It is neither a pickle nor JSON"),
-        (b"\x89PNG\r\n\x1a\n", "It is neither a pickle nor JSON"),
-        (b'{"segments": [', "not sound JSON"),
+        (b"", "The file is empty"),
+        (b"hello, world", "It is not a pickle or JSON"),
+        (b"\x89PNG\r\n\x1a\n", "It is not a pickle or JSON"),
+        (b'{"segments": [', "not valid JSON"),
         (b"[" * 100_000, "nested too deep"),
         (b'{"segments": NaN}', "NaN is not a number"),
         (b'{"segments": [' + b"9" * 5_000 + b"]}", "(a number has thousands of digits)"),
-        (b"PK\x03\x04 something", "It is a zip archive"),
+        (b"PK\x03\x04 something", "The zip archive"),
         (bytes.fromhex("28b52ffd") + bytes(9), "It is packed with zstandard. Unpack it"),
         (b"\xfd7zXZ\0" + bytes(9), "It is packed with xz."),
         (gzip.compress(gzip.compress(b"}")), "It is packed with gzip once more. Unpack it"),
         (pickle.dumps({"model": 1}), "It holds a dict with the keys 'model', not a memory snapshot"),
         (pickle.dumps({}), "an empty dict"),
         (pickle.dumps(5), "It holds an int"),
-        (pickle.dumps({"segments": [], "device_traces": [[]]}), "an empty one: no segments and no events"),
-        (b"[]", "an empty one"),
-        (pickle.dumps(ROOT)[:-40], "cut off"),
-        (gzip.compress(pickle.dumps(ROOT))[:-40], "cut off"),
-        (b"\x1f\x8bnot gzip", "Its gzip is damaged"),
-        (gzip.compress(pickle.dumps(ROOT)) + b"and more", "or something else follows it"),
+        (pickle.dumps({"segments": [], "device_traces": [[]]}), "is empty: no segments and no events"),
+        (b"[]", "snapshot is empty"),
+        (pickle.dumps(ROOT)[:-40], "truncated"),
+        (gzip.compress(pickle.dumps(ROOT))[:-40], "truncated"),
+        (b"\x1f\x8bnot gzip", "The gzip data is damaged"),
+        (gzip.compress(pickle.dumps(ROOT)) + b"and more", "or other data follows it"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -112,7 +112,7 @@ def test_each_kind_of_wrong_file_gets_its_own_words(tmp_path: Path, raw: bytes, 
 
 def test_a_folder_and_a_missing_file(tmp_path: Path) -> None:
     assert "It is a folder" in refusal(tmp_path)
-    assert "There is no such file" in refusal(tmp_path / "absent.pickle")
+    assert "The file does not exist" in refusal(tmp_path / "absent.pickle")
 
 
 @pytest.mark.slow
@@ -220,19 +220,19 @@ BOMB = zipped(("a.json", b" " * (900 << 20)))
 @pytest.mark.parametrize(
     ("raw", "words"),
     [
-        (zipped(("rank0.pickle", b"x"), ("rank1.pickle", b"x")), "It is a zip archive of 2 snapshots."),
-        (zipped(("a.txt", b"x")), "It is a zip archive without a snapshot."),
-        (zipped(("a.pickle", zipped(("b.pickle", b"x")))), "A zip archive or a checkpoint is packed in it."),
-        (viewer_page(zipped(("b.pickle", b"x"))), "A zip archive or a checkpoint is packed in it."),
-        (zipped(("a.pickle", pickle.dumps(ROOT)), method=zipfile.ZIP_BZIP2), "another method than deflate"),
-        (zipped(("a.pickle", pickle.dumps(ROOT)))[:-40], "It is a zip archive that is damaged, or cut off."),
+        (zipped(("rank0.pickle", b"x"), ("rank1.pickle", b"x")), "The zip archive has 2 snapshots."),
+        (zipped(("a.txt", b"x")), "The zip archive has no snapshot."),
+        (zipped(("a.pickle", zipped(("b.pickle", b"x")))), "It contains a zip archive or a checkpoint."),
+        (viewer_page(zipped(("b.pickle", b"x"))), "It contains a zip archive or a checkpoint."),
+        (zipped(("a.pickle", pickle.dumps(ROOT)), method=zipfile.ZIP_BZIP2), "not compressed with deflate"),
+        (zipped(("a.pickle", pickle.dumps(ROOT)))[:-40], "The zip archive is damaged or truncated."),
         (zipped(("model/data.pkl", b"x")), "It is a model checkpoint"),
         (BOMB, "It unpacks to more than 838,860,800 bytes"),
-        (viewer_page(pickle.dumps(ROOT))[:900], "The file ends in the middle of its data"),
-        (viewer_page(pickle.dumps(ROOT)).replace(b"gA", b"g*"), "not sound base64"),
-        (b"<html><title>GPU Memory Timeline HTML</title>", "a picture that export_memory_timeline wrote"),
-        (b"<!doctype html><p>", "It is a web page, and no snapshot is inside."),
-        (b'<script type="application/json" id="mv-saved">', "It is a page of memviz"),
+        (viewer_page(pickle.dumps(ROOT))[:900], "The file is truncated"),
+        (viewer_page(pickle.dumps(ROOT)).replace(b"gA", b"g*"), "not valid base64"),
+        (b"<html><title>GPU Memory Timeline HTML</title>", "a picture from export_memory_timeline"),
+        (b"<!doctype html><p>", "It is a web page without a snapshot inside."),
+        (b'<script type="application/json" id="mv-saved">', "It is a page that memviz saved"),
     ],
 )
 def test_a_package_without_one_readable_snapshot_is_refused(tmp_path: Path, raw: bytes, words: str) -> None:

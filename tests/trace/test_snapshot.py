@@ -163,10 +163,10 @@ def test_what_is_not_known_is_noted_and_left_aside() -> None:
     more = {"new_part": 1, 5: 2}
     trace = read({**snapshot([alloc(BASE, 1, colour="red"), event("shrink", BASE, 7)], [row]), **more})
     assert trace.notes == (
-        Note("unknown_keys", "Parts of the file we do not know were left aside: '<int>', 'new_part'."),
-        Note("unknown_event_keys", "Keys of events we do not know were left aside: 'colour'."),
-        Note("unknown_actions", "Events of an unknown kind are kept, and change nothing: 'shrink'."),
-        Note("unknown_states", "Blocks in an unknown state are taken as free: 'resting'."),
+        Note("unknown_keys", "Unknown parts of the file were ignored: '<int>', 'new_part'."),
+        Note("unknown_event_keys", "Unknown keys of events were ignored: 'colour'."),
+        Note("unknown_actions", "Events of an unknown kind are kept without effect: 'shrink'."),
+        Note("unknown_states", "Blocks in an unknown state are treated as free: 'resting'."),
     )
     assert trace.action_name(int(trace.devices[0].events.action[1])) == "shrink"
     assert trace.devices[0].blocks.state.tolist() == [State.INACTIVE]

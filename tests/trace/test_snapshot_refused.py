@@ -33,8 +33,8 @@ def own(**changed: Any) -> dict[str, Any]:
     ("value", "reason"),
     [
         (own(category="AAA="), "do not match its events"),
-        (own(category="/w=="), "values we do not know"),
-        (own(module="AQAAAA=="), "values we do not know"),
+        (own(category="/w=="), "unknown values"),
+        (own(module="AQAAAA=="), "unknown values"),
         (own(phase="?"), "not base64"),
         (own(phase=5), "not base64"),
         ({**own(), "modules": [5]}, "text was expected"),

@@ -43,7 +43,7 @@ class Proposal:
     """The edited requests, of one device; None where only the allocator's settings are others."""
 
 
-FREE_EARLIER_ASSUMPTIONS = ("Nothing reads it any more once the next forward begins.",)
+FREE_EARLIER_ASSUMPTIONS = ("Nothing reads it after the next forward begins.",)
 
 
 def free_earlier(facts: Facts, rows: Ints8) -> Proposal | None:
@@ -61,11 +61,10 @@ def free_earlier(facts: Facts, rows: Ints8) -> Proposal | None:
 # Gradient checkpointing on a recorded trace: each layer keeps its input and recomputes the rest in the backward.
 
 CHECKPOINT_ASSUMPTIONS = (
-    "Within a layer's forward what it keeps now lives until the function that made it is over, or until the layer is.",
-    "In the backward each layer's forward is run once more, with its temporaries, before the layer's own backward: "
-    "about 30 % more work.",
-    "Only layers that come from the same lines, one after the other, are checkpointed, and only where the trace shows "
-    "their forward.",
+    "Within a layer's forward, saved tensors live until the function that made them returns, or until the layer does.",
+    "In the backward each layer's forward runs again, with its temporaries, before the layer's own backward: about "
+    "30 % more compute.",
+    "Only consecutive layers from the same lines are checkpointed, and only where the trace shows their forward.",
 )
 
 
@@ -148,7 +147,7 @@ OperatorNames = npt.NDArray[Any]
 """Texts, one for each distinct stack."""
 
 AUTOCAST_ASSUMPTIONS = (
-    "Everything is in float32 now: a trace does not say in which precision anything is.",
+    "Everything is assumed to be in float32: a trace does not record dtypes.",
     "Results of products, convolutions and attention are halved, and so are norms that feed them and what follows from "
     "them element by element; sums, losses, weights, gradients and the optimizer's state are not.",
     "Each weight that a product uses has a copy of half its size from the forward to its backward.",
@@ -223,7 +222,7 @@ def _is_product(names: OperatorNames) -> Bools:
 # Half precision of the whole model, as after `model.bfloat16()`.
 
 HALF_PRECISION_ASSUMPTIONS = (
-    "Everything is in float32 now: a trace does not say in which precision anything is.",
+    "Everything is assumed to be in float32: a trace does not record dtypes.",
     "Weights, gradients, the optimizer's state, activations and temporaries are halved, inputs and workspaces are not, "
     "as after model.bfloat16(). Under autocast weights and some results stay as they are, and it saves less.",
 )
@@ -245,13 +244,13 @@ def half_precision(facts: Facts) -> Proposal | None:
     if not len(halved) or (facts.rows.start == BEFORE).any() or is_mixed(facts):
         return None
     trace = apply_edit(facts.trace, facts.device, Edit(halved=halved))
-    return Proposal(ActionKind.HALF_PRECISION, "the model in half the precision", HALF_PRECISION_ASSUMPTIONS, trace)
+    return Proposal(ActionKind.HALF_PRECISION, "model in half precision", HALF_PRECISION_ASSUMPTIONS, trace)
 
 
 _EXPANDABLE = Proposal(
     ActionKind.EXPANDABLE_SEGMENTS,
     "expandable segments",
-    ("The same requests with expandable_segments:True, in memory without end.",),
+    ("The same requests with expandable_segments:True, without a memory limit.",),
     None,
 )
 _OF_KIND: dict[FindingKind, tuple[ActionKind, ...]] = {
@@ -277,7 +276,7 @@ def kinds_of(finding: Finding) -> tuple[ActionKind, ...]:
 def proposal(trace: Trace, device: DeviceTrace, finding: Finding, kind: ActionKind) -> Proposal | None:
     """None if the trace lacks the necessary data."""
     if kind not in kinds_of(finding):
-        raise UsageError(f"Against {finding.key} there is no {kind}.")
+        raise UsageError(f"There is no {kind} for {finding.key}.")
     facts = Facts(trace, device)
     result = _PROPOSE[kind](facts, finding)
     limit = limit_of_start(facts)
@@ -291,4 +290,4 @@ def limit_of_start(facts: Facts) -> str:
     start = facts.line.start_bytes
     if not start:
         return ""
-    return f"Recording started with {bytes_text(start)} allocated, which the estimate leaves as they are."
+    return f"Recording started with {bytes_text(start)} allocated, which the estimate does not change."

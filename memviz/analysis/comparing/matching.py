@@ -82,7 +82,7 @@ class Matching:
 
 def match_allocations(sides: Sequence[Pair], by: str = "site") -> Matching:
     if by not in GROUPINGS:
-        raise UsageError(f"{by!r} is nothing to compare by; there are {', '.join(GROUPINGS)}.")
+        raise UsageError(f"Cannot compare by {by!r}. Choose one of {', '.join(GROUPINGS)}.")
     numbered = _BY_STACK[by](sides) if by in _BY_STACK else [_group_keys(*side, by) for side in sides]
     numbers: dict[str, int] = {}
     things: list[MatchKey] = []

@@ -34,7 +34,7 @@ def duplicated_weights(facts: Facts) -> Iterator[Finding]:
         f"{count_text(len(second))} allocations of {bytes_text(size)} together{origin_text(site)} have the sizes of "
         f"{count_text(len(first))} made before them, in the same order, and both are live: probably a second copy of "
         "the weights.",
-        "If it is read only now and then (an average, a reference model), keep it on the host or in half precision.",
+        "If it is read rarely (an average, a reference model), keep it in CPU memory or in half precision.",
         np.concatenate([first, second]),
         int(facts.rows.start[second[-1]]),
         site_name(site),
@@ -110,9 +110,9 @@ def wider_copies(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             FindingKind.WIDER_COPIES,
             most,
-            f"{bytes_text(most)}{origin_text(site)} are probably copies into twice the precision: each time a block of "
-            "half the size is live beside it.",
-            "Keep to one precision there, or work in parts: what is computed from it may not need all of it at once.",
+            f"{bytes_text(most)}{origin_text(site)} are probably copies to a wider dtype: each time a block of half "
+            "the size is live at the same moment.",
+            "Stay in one precision there, or work in chunks.",
             np.unique(np.concatenate([rows, matching])),
             event,
             site_name(site),

@@ -26,12 +26,12 @@ _REMEDIES = {
     Category.GRADIENT: "Run the optimizer step in the backward pass, or use CPU offload.",
     Category.OPTIMIZER_STATE: "Use an 8-bit optimizer, or train adapters (LoRA).",
     Category.ACTIVATION: "Use gradient checkpointing, or a smaller batch or shorter inputs.",
-    Category.TEMPORARY: "Compute in chunks, or take a smaller batch or shorter inputs.",
+    Category.TEMPORARY: "Compute in chunks, or use a smaller batch or shorter inputs.",
     Category.KV_CACHE: "Use a quantized or sliding-window KV cache, or shorter inputs.",
     Category.WEIGHT_COPIES: "Keep the copy in CPU memory or in half precision.",
     Category.AUTOCAST_WEIGHT_COPIES: "Load the weights in half precision, so that autocast makes no copies.",
 }
-_ANY_REMEDY = "Take a smaller batch or shorter inputs, or use CPU offload."
+_ANY_REMEDY = "Use a smaller batch or shorter inputs, or CPU offload."
 
 
 def out_of_memory(facts: Facts) -> Iterator[Finding]:
@@ -71,12 +71,12 @@ def out_of_memory(facts: Facts) -> Iterator[Finding]:
 
 def _missing(missing: int, requested: int, live: int, free: int | None) -> str:
     if missing <= 0:
-        return f"Enough is free, but no piece of {bytes_text(requested)}."
+        return f"Enough memory is free, but not {bytes_text(requested)} in one piece."
     if missing > live:
-        return f"The request alone is {bytes_text(missing - live)} larger than all that the process could have."
+        return f"The request alone is {bytes_text(missing - live)} larger than all memory the process can get."
     # Blocks are rounded up and fragmented, and the driver may have had free memory that the file does not record.
     bound = "At least" if free is not None else "Up to"
-    return f"{bound} {bytes_text(missing)} less makes this request fit."
+    return f"{bound} {bytes_text(missing)} less must be in use for this request to fit."
 
 
 def _largest_category(facts: Facts, rows: Ints8) -> tuple[Category | None, Ints8, str]:
@@ -92,7 +92,7 @@ def _largest_category(facts: Facts, rows: Ints8) -> tuple[Category | None, Ints8
     is_main_site = 2 * int(facts.rows.size[of_site].sum()) > int(sums[code]) and site_name(site)
     site_text = f", mostly made by {site_name(site)}" if is_main_site else ""
     share = (
-        f"{bytes_text(int(sums[code]))} ({percent_text(int(sums[code]), int(size.sum()))} of what is live){site_text}"
+        f"{bytes_text(int(sums[code]))} ({percent_text(int(sums[code]), int(size.sum()))} of live memory){site_text}"
     )
     if KINDS[code] in SAYS_NOTHING:
         return None, largest, f" Largest category: {KINDS[code]}, {share}."
@@ -104,7 +104,7 @@ def _largest_category(facts: Facts, rows: Ints8) -> tuple[Category | None, Ints8
 
 _ACTIVATION_SHARE = 0.2
 """Least share of the peak."""
-_SAVED = {True: "backward", False: "a backward that this recording does not reach"}
+_SAVED = {True: "backward", False: "a backward after the end of the recording"}
 
 
 def activations(facts: Facts) -> Iterator[Finding]:
@@ -150,7 +150,7 @@ def _remedy_for_activations(facts: Facts, has_layers: bool) -> str:
         remedies.append("use gradient checkpointing")
     if not is_mixed(facts):
         remedies.append("use half precision")
-    text = ", or ".join(remedies) or "take a smaller batch, or shorter inputs"
+    text = ", or ".join(remedies) or "use a smaller batch or shorter inputs"
     return f"{text[0].upper()}{text[1:]}."
 
 
@@ -194,9 +194,9 @@ def spike(facts: Facts) -> Iterator[Finding]:
     yield Finding(
         FindingKind.SPIKE,
         unused,
-        f"A spike at event {count_text(top - 1)}{site_text} reserved {bytes_text(unused)} that nothing after it uses: "
-        f"it is {bytes_text(int(live[top]))} high, and at most {bytes_text(needed)} are live later.",
-        "Make the spike smaller, or call torch.cuda.empty_cache() once behind it.",
+        f"A spike at event {count_text(top - 1)}{site_text} reserved {bytes_text(unused)} not used afterwards: "
+        f"it reaches {bytes_text(int(live[top]))}, and at most {bytes_text(needed)} are live later.",
+        "Make the spike smaller, or call torch.cuda.empty_cache() once after it.",
         rows,
         top - 1,
         site,
@@ -242,14 +242,14 @@ def large_temporary(facts: Facts) -> Iterator[Finding]:
         # The same site may allocate larger ones at other times, without a peak.
         there = part[np.isin(part, at_peak)]
         largest, count = bytes_text(int(rows.size[there].max())), count_text(len(there))
-        text = f"A temporary of {largest}{origin_text(site)} makes the peak: without it"
+        text = f"A temporary of {largest}{origin_text(site)} causes the peak: without it"
         if len(there) > 1:
-            text = f"{count} temporaries of up to {largest}{origin_text(site)} make the peak: without them"
+            text = f"{count} temporaries of up to {largest}{origin_text(site)} cause the peak: without them"
         yield Finding(
             FindingKind.LARGE_TEMPORARY,
             lower,
             f"{text}, it would be {bytes_text(lower)} lower.",
-            "Compute it in parts, in place, or with a fused operator that does not write it out.",
+            "Compute it in chunks, in place, or with a fused operator that does not materialize it.",
             part,
             event,
             site_name(site),

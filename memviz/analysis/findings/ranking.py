@@ -86,4 +86,4 @@ def finding_by_key(trace: Trace, device: DeviceTrace, key: str) -> Finding:
     for finding in findings(trace, device):
         if finding.key == key:
             return finding
-    raise UsageError(f"There is no finding {key[:40]!r} in this trace.")
+    raise UsageError(f"This trace has no finding {key[:40]!r}.")

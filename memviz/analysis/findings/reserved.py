@@ -40,11 +40,11 @@ def pinned_segments(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             FindingKind.PINNED_SEGMENTS,
             idle,
-            f"{bytes_text(idle)} lie free in {counted(len(rows), 'segment')} that cannot go back to the device when "
+            f"{bytes_text(idle)} are free in {counted(len(rows), 'segment')} but cannot be released when "
             f"{bytes_text(reserved)} are reserved: {'a block' if one else counted(len(rows), 'block')} of "
             f"{bytes_text(int(facts.rows.size[rows].sum()))}{'' if one else ' together'}{origin_text(site)} "
-            f"{'lives' if one else 'live'} on {'in it' if one else 'in them'}.",
-            "Make what lives long before what comes and goes, or let segments expand (expandable_segments:True).",
+            f"{'is' if one else 'are'} still live in {'it' if one else 'them'}.",
+            "Allocate long-lived tensors first, or set expandable_segments:True.",
             np.sort(rows),
             event,
             site_name(site),
@@ -105,7 +105,7 @@ def private_pools(facts: Facts) -> Iterator[Finding]:
         FindingKind.PRIVATE_POOLS,
         reserved,
         f"{bytes_text(reserved)} are reserved in {where} (CUDA graphs, MemPool) at the end, and {bytes_text(live)} of "
-        "it are live; nothing outside can use the rest.",
+        "it are live; allocations outside the pool cannot use the rest.",
         "Let graphs share a pool (torch.cuda.graph_pool_handle), and capture the largest one first.",
         rows,
         event,
@@ -132,9 +132,7 @@ def waiting_frees(facts: Facts) -> Iterator[Finding]:
     grows, place = grows[place < len(allocs)], place[place < len(allocs)]
     requested = events.size[allocs[place]]
     reserved_during = int(events.size[grows[waiting[grows] >= requested]].sum())
-    reserved_text = (
-        f"; while they did, the allocator took {bytes_text(reserved_during)} more" if reserved_during else ""
-    )
+    reserved_text = f"; meanwhile the allocator reserved {bytes_text(reserved_during)} more" if reserved_during else ""
     site = site_name(facts.largest_site(waits))
     site_text = f", mostly of {site}," if site else ""
     count = f"{count_text(len(waits))} frees" if len(waits) > 1 else "A free"
@@ -143,7 +141,7 @@ def waiting_frees(facts: Facts) -> Iterator[Finding]:
         most,
         f"{count}{site_text} waited for another stream, {_how_long(facts, waits)}: up to {bytes_text(most)} at once"
         f"{reserved_text}.",
-        "Let the streams wait for each other before the tensors are dropped, so that their memory is free at once.",
+        "Make the streams wait for each other before the tensors are deleted, so that their memory is freed at once.",
         waits,
         int(waiting.argmax()) - 1,
         site,
@@ -182,8 +180,8 @@ def host_memory(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             FindingKind.HOST_LOADED_BY_EACH,
             processes * loaded,
-            f"Each of {count_text(processes)} processes of a machine loads {bytes_text(loaded)} of weights to the "
-            f"host: {count_text(processes)} × {bytes_text(loaded)}.",
+            f"Each of {count_text(processes)} processes on a machine loads {bytes_text(loaded)} of weights into "
+            f"host memory: {count_text(processes)} × {bytes_text(loaded)}.",
             "Load on one rank and broadcast, load each rank's shard (torch.distributed.checkpoint), or torch.load with "
             "mmap=True, which processes share.",
             _NO_ROWS,
@@ -196,9 +194,9 @@ def host_memory(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             FindingKind.HOST_PINNED_ROUNDING,
             pinned - requested,
-            f"Pinned tensors of {bytes_text(requested)} take {bytes_text(pinned)} of the host: PyTorch rounds each "
-            "block to a power of two and keeps it.",
-            "Pin few buffers of a power of two, or round less with pinned_max_round_threshold_mb.",
+            f"Pinned tensors of {bytes_text(requested)} take {bytes_text(pinned)} of host memory: PyTorch rounds each "
+            "block up to a power of two and caches it.",
+            "Pin few buffers with power-of-two sizes, or round less with pinned_max_round_threshold_mb.",
             _NO_ROWS,
             _event_of(facts, host, most),
         )
@@ -216,9 +214,9 @@ def _host_growing(facts: Facts, host: HostBytes) -> Iterator[Finding]:
     yield Finding(
         FindingKind.HOST_GROWING,
         int(grown.sum()),
-        f"The host's memory grows by {range_text(grown)} each step: {bytes_text(int(grown.sum()))} in "
+        f"Host memory grows by {range_text(grown)} per step: {bytes_text(int(grown.sum()))} in "
         f"{count_text(len(grown))} steps.",
-        "Look for a list that keeps outputs on the CPU, or data loader workers that keep what they read.",
+        "Look for a list that keeps outputs on the CPU, or data loader workers that cache what they read.",
         _NO_ROWS,
         _event_of(facts, host, int(at[-1])),
     )

@@ -42,11 +42,11 @@ def growing(facts: Facts) -> Iterator[Finding]:
     ]
     for growth in _by_cause(facts, grown_at):
         site = site_name(growth.sites[0])
-        origin = f" is made by {site} and" if site else ""
+        origin = f" made by {site}" if site else ""
         if len(growth.sites) > 1:
             site_text = f", mostly {site}," if site else ""
-            origin = f" is made in forwards at {count_text(len(growth.sites))} places{site_text} and"
-        each_step = f"{range_text(growth.bytes)} each step"
+            origin = f" made in forwards at {count_text(len(growth.sites))} places{site_text}"
+        each_step = f"{range_text(growth.bytes)} per step"
         holder, line = last_holder(facts, growth.added)
         keeper = (
             f"{holder} keeps it{_at(line)}" if holder else "look for a list, a cache or a sum of losses that keeps it"
@@ -54,9 +54,9 @@ def growing(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             FindingKind.GROWING,
             int(growth.bytes.sum()),
-            f"What{origin} lives on grows by {each_step}: {bytes_text(int(growth.bytes.sum()))} in "
+            f"Memory{origin} that stays allocated grows by {each_step}: {bytes_text(int(growth.bytes.sum()))} in "
             f"{count_text(len(growth.bytes))} steps.",
-            f"If it is not meant to be collected, {keeper}: .item() or .detach() lets go of what hangs on it.",
+            f"If this is not intended, {keeper}: .item() or .detach() releases its autograd graph.",
             growth.added,
             int(moments[-1]),
             site,
@@ -163,15 +163,13 @@ def kept_too_long(facts: Facts) -> Iterator[Finding]:
         rows = np.sort(np.concatenate(groups))
         holder, line = last_holder(facts, rows)
         stored = f"; {line} stores it" if line else ""
-        remedy = f"If nothing reads it there, delete {holder or 'it'} (del) before the {following}{stored}."
+        remedy = f"If it is not used there, `del` {holder or 'it'} before the {following}{stored}."
         if places >= _GRAPH:
-            remedy = (
-                f"Probably one output or loss holds its whole graph: delete (del) or detach it before the {following}."
-            )
+            remedy = f"Probably one output or loss keeps its whole graph: `del` or detach it before the {following}."
         yield Finding(
             FindingKind.KEPT_TOO_LONG,
             size,
-            f"{bytes_text(size)} made in {name}{by} are live for most of the {following}, and freed only then"
+            f"{bytes_text(size)} made in {name}{by} stay live through most of the {following}"
             f"{', all at once' if places > 1 else ''}.",
             remedy,
             rows,
@@ -262,7 +260,7 @@ def gradients_in_forward(facts: Facts) -> Iterator[Finding]:
     yield Finding(
         FindingKind.GRADIENTS_IN_FORWARD,
         most,
-        f"{bytes_text(most)} of {word} are live during the forward of {name}, after an optimizer step has used them.",
+        f"{bytes_text(most)} of {word} are live during the forward of {name}, after the optimizer step has used them.",
         "Call optimizer.zero_grad(set_to_none=True) right after the step, before the next forward.",
         live,
         span.first,
@@ -346,14 +344,14 @@ def _growing_holder(facts: Facts, holders: Holders, part: Ints8, rises: Ints8, m
     owner, line = _owner_and_line(facts, holders, part)
     total = int(rises.sum())
     steps = np.searchsorted([span.first for span in facts.forwards], moments)
-    when = f"each step: {bytes_text(total)} in {counted(len(rises), 'step')}"
+    when = f"per step: {bytes_text(total)} in {counted(len(rises), 'step')}"
     if (np.diff(steps) != 1).any():
-        when = f"at {counted(len(rises), 'moment')} of the program: {bytes_text(total)} in all"
+        when = f"at {counted(len(rises), 'moment')} of the program: {bytes_text(total)} in total"
     items = container_growth(facts.trace, facts.device, int(holders.owner[part[0]]))
     is_graph = holders.kind[part[0]] == HolderKind.AUTOGRAD_GRAPH
-    remedy = f"If it is not meant to be collected, keep less of it or move it to the host (.cpu()){_at(line)}."
+    remedy = f"If this is not intended, keep less of it or move it to CPU memory (.cpu()){_at(line)}."
     if is_graph:
-        remedy = f"Keep .item() or .detach() instead{_at(line)}: a loss or an output keeps all that its backward needs."
+        remedy = f"Keep .item() or .detach() instead{_at(line)}: a loss or an output keeps its whole autograd graph."
     return Finding(
         FindingKind.KEPT_BY_GRAPH if is_graph else FindingKind.KEPT_BY_LIST,
         total,
@@ -390,9 +388,9 @@ def _retained_graph(facts: Facts, holders: Holders, part: Ints8) -> Iterator[Fin
     yield Finding(
         FindingKind.KEPT_BY_GRAPH,
         size,
-        f"{bytes_text(size)} that were saved for a backward are live after the next forward: "
+        f"{bytes_text(size)} saved for backward are still live after the next forward: "
         f"the autograd graph of {owner} keeps them.",
-        f"Delete (del) it after its backward, or keep .detach() or .item() of it{_at(line)}.",
+        f"`del` it after its backward, or keep .detach() or .item() of it{_at(line)}.",
         rows,
         event,
         holder=owner,
@@ -410,7 +408,7 @@ def _held_by_python(facts: Facts, holders: Holders, part: Ints8) -> Iterator[Fin
         owner, line = _owner_and_line(facts, holders, of_owner)
         if holders.kind[of_owner[0]] == HolderKind.EXCEPTION:
             kind, sentence = FindingKind.KEPT_BY_EXCEPTION, f"are kept by the traceback of the exception {owner}"
-            remedy = f"Delete (del) the exception once it is handled, or keep str() of it{_at(line)}."
+            remedy = f"`del` the exception once it is handled, or keep str() of it{_at(line)}."
         else:
             kind, sentence = FindingKind.WAITS_FOR_COLLECTION, "wait for garbage collection: no variable leads to them"
             remedy = (

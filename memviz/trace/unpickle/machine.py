@@ -34,15 +34,15 @@ _REFUSED = {
 
 
 def damaged() -> TraceError:
-    return TraceError("Its pickle is damaged: an operation has nothing to work on.", remedy=AGAIN)
+    return TraceError("Its pickle is damaged: an operation has no operand.", remedy=AGAIN)
 
 
 def refused_operation(code: int, at: int) -> TraceError:
     name = _REFUSED.get(code)
     if name is None:
-        reason = f"It is not a pickle, or a damaged one (byte {at:,} is no known operation)."
+        reason = f"It is not a pickle, or it is damaged (byte {at:,} is no known operation)."
         return TraceError(reason, remedy=NOT_OURS)
-    return TraceError(f"Its pickle asks for {name}, and a snapshot holds only plain data.", remedy=NOT_OURS)
+    return TraceError(f"Its pickle contains {name}; a snapshot has only plain data.", remedy=NOT_OURS)
 
 
 def names_a_class(module: str, name: str) -> TraceError:
@@ -50,7 +50,7 @@ def names_a_class(module: str, name: str) -> TraceError:
     if module.split(".")[0] in _CHECKPOINT_MODULES:
         reason = f"It is a model checkpoint or another program's object (a {module}.{name}), not a memory snapshot."
         return TraceError(reason, remedy="Record one with torch.cuda.memory._dump_snapshot('trace.pickle').")
-    reason = f"Its pickle asks for the class {module}.{name}; classes are never loaded from a file."
+    reason = f"Its pickle contains the class {module}.{name}; classes are never loaded from a file."
     return TraceError(reason, remedy=NOT_OURS)
 
 
@@ -132,7 +132,7 @@ class Machine:
         """Text opcodes of protocol 0 end with a newline."""
         end = self.buffer.find(b"\n", self.at, len(self.buffer) - MARGIN)
         if end < 0:
-            raise TraceError(TRUNCATED if self.ended else "Its pickle holds an endless line.", remedy=AGAIN)
+            raise TraceError(TRUNCATED if self.ended else "Its pickle has an endless line.", remedy=AGAIN)
         start, self.at = self.at, end + 1
         return self.buffer[start:end]
 
@@ -356,14 +356,14 @@ def _decimal(text: bytes) -> int:
             raise ValueError
         return int(text)
     except ValueError:
-        raise TraceError("Its pickle holds something else where a number belongs.", remedy=NOT_OURS) from None
+        raise TraceError("Its pickle has something else in place of a number.", remedy=NOT_OURS) from None
 
 
 def _push_float(machine: Machine) -> None:
     try:
         machine.stack.append(float(machine.line()))
     except ValueError:
-        raise TraceError("Its pickle holds something else where a number belongs.", remedy=NOT_OURS) from None
+        raise TraceError("Its pickle has something else in place of a number.", remedy=NOT_OURS) from None
 
 
 def _push_text(machine: Machine, raw: bytes) -> None:

@@ -16,7 +16,7 @@ from memviz.errors import TraceError
 WINDOW = 4 << 20
 _FRAME = 0x95
 _HEADER = 9
-TRUNCATED = "The file ends in the middle of its data; it was cut off while it was written or copied."
+TRUNCATED = "The file is truncated: writing or copying it was interrupted."
 AGAIN = "Dump or copy it again."
 
 Progress = Callable[[int, int], None]

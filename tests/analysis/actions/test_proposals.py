@@ -52,7 +52,7 @@ def test_what_was_there_before_the_recording_cannot_be_halved():
 def test_an_action_of_another_finding_is_refused():
     trace = network(steps=2)
     (finding,) = of_kind(trace, FindingKind.ACTIVATIONS)
-    with pytest.raises(UsageError, match="Against activations-1 there is no expandable_segments"):
+    with pytest.raises(UsageError, match="There is no expandable_segments for activations-1"):
         proposal(trace, trace.devices[0], finding, ActionKind.EXPANDABLE_SEGMENTS)
 
 

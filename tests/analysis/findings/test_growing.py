@@ -18,7 +18,7 @@ def test_what_each_step_adds_is_told_by_its_line_and_how_much_a_step():
     assert finding.site == "train.py:30 loss"
     assert (
         finding.sentence
-        == "What is made by train.py:30 loss and lives on grows by 5.00 MiB each step: 15.0 MiB in 3 steps."
+        == "Memory made by train.py:30 loss that stays allocated grows by 5.00 MiB per step: 15.0 MiB in 3 steps."
     )
     assert lifetimes(trace.devices[0]).address[finding.rows].tolist() == [KEPT, KEPT + 1, KEPT + 2]
 
@@ -29,7 +29,7 @@ def test_unequal_steps_are_told_from_the_least_to_the_most():
         loop.forward().make(KEPT + step, 5 + step, LOSS).backward().step().without_gradient()
     (finding,) = of_kind(loop.trace(), FindingKind.GROWING)
     assert finding.bytes == 11 * MiB
-    assert "grows by 5.00 MiB to 6.00 MiB each step" in finding.sentence
+    assert "grows by 5.00 MiB to 6.00 MiB per step" in finding.sentence
 
 
 def test_optimizer_state_that_comes_with_the_first_step_does_not_grow():

@@ -27,7 +27,7 @@ def test_logits_that_the_next_forward_finds_live_are_told_with_their_line():
     assert finding.site == "train.py:30 loss"
     assert rows.address[finding.rows].tolist() == [LOGITS, LOGITS + 1]
     assert finding.sentence == (
-        "30.0 MiB made in step 1 by train.py:30 loss are live for most of the next step’s forward, and freed only then."
+        "30.0 MiB made in step 1 by train.py:30 loss stay live through most of the next step’s forward."
     )
 
 

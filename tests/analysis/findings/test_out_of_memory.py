@@ -28,20 +28,20 @@ def test_it_says_how_much_is_missing_and_what_most_is():
     assert finding.bytes == 30 * MiB
     assert finding.sentence == (
         "Out of memory at event 4: 60.0 MiB requested by train.py:30 loss, with 140 MiB live, 10.0 MiB reserved but "
-        "unused and 20.0 MiB free on the device. At least 30.0 MiB less makes this request fit. Largest category: "
-        "parameter, 100 MiB (71 % of what is live), mostly made by train.py:50 main."
+        "unused and 20.0 MiB free on the device. At least 30.0 MiB less must be in use for this request "
+        "to fit. Largest category: parameter, 100 MiB (71 % of live memory), mostly made by train.py:50 main."
     )
 
 
 @pytest.mark.parametrize(
     ("events", "words", "remedy"),
     [
-        (failed(190, 20), "Enough is free, but no piece of 60.0 MiB.", "Set expandable_segments:True"),
-        (failed(150, None), "Up to 50.0 MiB less makes this request fit.", "Store the weights"),
+        (failed(190, 20), "Enough memory is free, but not 60.0 MiB in one piece.", "Set expandable_segments:True"),
+        (failed(150, None), "Up to 50.0 MiB less must be in use for this request to fit.", "Store the weights"),
         (
             [event("segment_alloc", 0, 2 * MiB), event("oom", 0, 90 * MiB, device_free=MiB)],
-            "The request alone is 87.0 MiB larger than all that the process could have.",
-            "Take a smaller batch",
+            "The request alone is 87.0 MiB larger than all memory the process can get.",
+            "Use a smaller batch",
         ),
     ],
     ids=["fragmented", "driver unknown", "larger than the card"],

@@ -73,5 +73,5 @@ def test_every_action_leaves_a_history_in_which_nothing_is_freed_twice(trace):
 
 def test_a_name_that_is_none_is_refused_in_words():
     trace = trace_of([alloc(MiB, 1)])
-    with pytest.raises(UsageError, match="There is no finding 'leak-1' in this trace."):
+    with pytest.raises(UsageError, match="This trace has no finding 'leak-1'."):
         finding_by_key(trace, trace.devices[0], "leak-1")

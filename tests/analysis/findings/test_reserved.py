@@ -27,7 +27,7 @@ def test_a_spike_whose_memory_nothing_uses_later_is_told_with_what_is_unused():
     assert finding.bytes == 360 * MiB
     assert finding.event == 3
     assert lifetimes(trace.devices[0]).address[finding.rows].tolist() == [COPY * MiB]
-    assert "360 MiB that nothing after it uses" in finding.sentence
+    assert "360 MiB not used afterwards" in finding.sentence
 
 
 def test_a_spike_at_the_end_and_steps_of_one_height_are_no_finding():
@@ -37,7 +37,7 @@ def test_a_spike_at_the_end_and_steps_of_one_height_are_no_finding():
 
 
 def _pinned(pin_lives: bool) -> Loop:
-    """A large segment is left with one small block while another large one is taken."""
+    """A large segment is left with one small block while another large one is used."""
     loop = Loop(has_weight=False)
     loop.ask("segment_alloc", 0, 100).make(0, 10, LOSS).make(10 * MiB, 90, FORWARD).end(10 * MiB, 90)
     if not pin_lives:
@@ -52,7 +52,7 @@ def test_a_block_that_pins_a_segment_is_told_with_its_line():
     assert finding.bytes == 90 * MiB
     assert finding.site == "train.py:30 loss"
     assert lifetimes(trace.devices[0]).address[finding.rows].tolist() == [0]
-    assert "90.0 MiB lie free in 1 segment" in finding.sentence
+    assert "90.0 MiB are free in 1 segment" in finding.sentence
 
 
 def test_the_sizes_of_several_pins_are_told_as_their_sum():
@@ -103,7 +103,7 @@ def test_frees_that_wait_are_told_with_how_long_and_what_was_taken_meanwhile():
     assert finding.bytes == 50 * MiB
     assert finding.sentence == (
         "A free, mostly of train.py:30 loss, waited for another stream, the longest 3.00 ms: up to 50.0 MiB at once; "
-        "while they did, the allocator took 40.0 MiB more."
+        "meanwhile the allocator reserved 40.0 MiB more."
     )
 
 

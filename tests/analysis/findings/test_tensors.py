@@ -92,14 +92,14 @@ def test_a_temporary_that_makes_the_peak_is_told_by_how_much_it_does():
     # With it 440 MiB are live; without it the gradient makes 240.
     assert finding.bytes == 200 * MiB
     assert finding.sentence == (
-        "A temporary of 300 MiB made by MmBackward0 (backward) makes the peak: without it, it would be 200 MiB lower."
+        "A temporary of 300 MiB made by MmBackward0 (backward) causes the peak: without it, it would be 200 MiB lower."
     )
 
 
 def test_of_several_temporaries_the_sentence_names_the_one_that_is_live_at_the_peak():
     loop = Loop().make(70, 300, BACKWARD).end(70, 300).make(71, 300, FORWARD).make(70, 200, BACKWARD).end(70, 200)
     (finding,) = of_kind(loop.trace(), FindingKind.LARGE_TEMPORARY)
-    assert finding.sentence.startswith("A temporary of 200 MiB made by MmBackward0 (backward) makes the peak")
+    assert finding.sentence.startswith("A temporary of 200 MiB made by MmBackward0 (backward) causes the peak")
 
 
 def test_what_lives_long_or_makes_no_peak_is_no_large_temporary():

@@ -86,7 +86,7 @@ def test_contradictory_files_too(events: list[Any], held: list[tuple[int, int]])
 def test_a_file_whose_segments_overlap_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MOST_PIECES", 100)
     overlapping = [event("segment_alloc", BASE + at * MiB, 200 * MiB) for at in range(20)]
-    with pytest.raises(UsageError, match="overlap so much"):
+    with pytest.raises(UsageError, match="overlap too much"):
         segment_lives(trace_of(overlapping).devices[0])
 
 

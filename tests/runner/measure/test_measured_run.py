@@ -397,7 +397,7 @@ def test_expandable_segments_are_called_off_where_they_are(tmp_path, recorded, i
     gpu.gpu._snapshot = lambda: {**plain(), "allocator_settings": recorded}  # type: ignore[method-assign]
     done = run(gpu, plan_of(chosen))
     assert done.run.label.endswith("(off on this platform)") is ("off" in done.run.label) is is_off
-    assert any("were asked for and are off" in note for note in done.run.notes) is is_off
+    assert any("requested and are off" in note for note in done.run.notes) is is_off
 
 
 WARNS = """

@@ -116,7 +116,7 @@ def test_a_query_is_answered_or_refused_in_place(trace):
     assert words(half(trace, ExploreState(query="model.py")).found).startswith(
         "1 allocation at 1 site 3.00 MiB live at event 1"
     )
-    assert "neither a size nor a lifetime" in words(half(trace, ExploreState(query=">lots")).found)
+    assert "not a size or a lifetime" in words(half(trace, ExploreState(query=">lots")).found)
 
 
 def test_a_download_is_the_whole_table(trace):

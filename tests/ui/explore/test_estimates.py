@@ -59,7 +59,7 @@ def test_an_estimate_of_a_late_recording_says_what_it_leaves_as_it_was():
     """Its weights have no alloc in it."""
     late = trace_of(network_events(2)[1:], [segment(WEIGHTS, 50 * MiB, [block(WEIGHTS, 50 * MiB)])])
     context, session = opened(late)
-    limit = "Recording started with 50.0 MiB allocated, which the estimate leaves as they are."
+    limit = "Recording started with 50.0 MiB allocated, which the estimate does not change."
     assert limit in words(findings_html(late, late.devices[0], "key/0", offers(late, late.devices[0])))
     after = with_estimate(context, session, {"finding": "activations-1", "kind": "checkpoint"})
     made = context.store.get(after.compared[1])

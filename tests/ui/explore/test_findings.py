@@ -31,7 +31,7 @@ def test_two_are_seen_the_others_folded_and_in_a_saved_page_none_leads_anywhere(
     assert words(folded).startswith("5 more findings 18.0 MiB growth from step to step")
     chip = seen.partition("</button>")[0]
     assert words(chip) == "Findings 22.0 MiB growth from step to step", "the rest shows after a click"
-    assert "What is made by list.py:7 keep and lives on grows by 11.0 MiB" in words(seen)
+    assert "Memory made by list.py:7 keep that stays allocated grows by 11.0 MiB" in words(seen)
     trace = _seven_leaks()
     html = findings_html(trace, trace.devices[0])
     assert not elements(html, "button")

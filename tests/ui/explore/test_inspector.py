@@ -76,7 +76,7 @@ def test_an_allocation_is_told_in_figures(trace):
     assert figures(html) == {
         "Asked": "40,000,000 B",
         "Block": "40,000,000 B rounded to 512",
-        "Category": "probably output the last that a forward made and left behind",
+        "Category": "probably output the last allocation of a forward that outlives it",
         "Operator": "add_Tensor",
         "Lifetime": "event 0 → 2 34.7 ms",
         "Pool": "large · stream 0",

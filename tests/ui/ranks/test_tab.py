@@ -59,7 +59,7 @@ def test_the_ranks_are_shared_as_a_page_a_table_and_json(context: Context, folde
         write(tmp_path / name)
     page = (tmp_path / "ranks.html").read_text()
     text = words(page.partition("<script")[0])
-    assert "Of 5 ranks the highest peak is 128 MiB, on rank 3." in text and "Ranks that stand out 1" in text
+    assert "Highest peak of 5 ranks: 128 MiB, on rank 3." in text and "Ranks that stand out 1" in text
     assert page.count("data-set=") == len(re.findall("data-act=.rank", page)) > 0
     rows = list(csv.DictReader((tmp_path / "ranks.csv").read_text().splitlines()))
     assert [row["rank"] for row in rows] == ["0", "1", "2", "3", "4"]
@@ -70,7 +70,7 @@ def test_the_ranks_are_shared_as_a_page_a_table_and_json(context: Context, folde
 
 def test_what_is_open_is_drawn(context: Context, folder: Path) -> None:
     verdict, value, one, lists, failed, chosen = draw(context, open_all(context, folder), None)
-    assert words(verdict).startswith("Of 5 ranks the highest peak is 128 MiB, on rank 3.")
+    assert words(verdict).startswith("Highest peak of 5 ranks: 128 MiB, on rank 3.")
     assert value["ranks"] == [0, 1, 2, 3, 4] and (value["chosen"], chosen) == (3, None)
     assert words(one).startswith("Rank 3")
     assert "Ranks that stand out 1" in words(lists) and failed == ""
@@ -81,10 +81,12 @@ def test_a_chosen_card_is_answered_in_the_headline(context: Context, folder: Pat
     session = open_all(context, folder)
     for card in ("", "an unknown card"):
         assert "On " not in words(draw(context, session, None, 0, card)[0])
-    assert "On Tesla T4 (14.74 GiB) it is close for 5 ranks" in words(draw(context, session, None, 0, "T4")[0])
+    assert "On Tesla T4 (14.74 GiB) 5 ranks may not fit" in words(draw(context, session, None, 0, "T4")[0])
     big = [load_trace(written(folder.parent, f"big.rank{number}.pickle", more=18 << 30)) for number in range(2)]
     session = opened(*big, context=context)[1]
-    assert "On Tesla T4 (14.74 GiB) rank 0 runs out first, in step 1" in words(draw(context, session, None, 0, "T4")[0])
+    assert "On Tesla T4 (14.74 GiB) rank 0 runs out of memory first, in step 1" in words(
+        draw(context, session, None, 0, "T4")[0]
+    )
 
 
 def test_what_is_open_and_no_rank_of_these_is_said(context: Context, tmp_path: Path) -> None:
@@ -95,7 +97,7 @@ def test_what_is_open_and_no_rank_of_these_is_said(context: Context, tmp_path: P
     verdict, value, _, _, failed, _ = draw(context, session, None)
     assert value["ranks"] == [0, 1, 2, 5] and "1 file is left out." in words(verdict)
     assert "Not open here: ranks 3-4." in words(failed)
-    assert "Left out: 1 rank1.later.pickle It is rank 1 once more; run.rank1.pickle is taken." in words(failed)
+    assert "Left out: 1 rank1.later.pickle A second file of rank 1; run.rank1.pickle is used." in words(failed)
 
 
 def test_of_two_files_of_a_rank_page_and_folder_take_the_same(context: Context, tmp_path: Path) -> None:
@@ -136,7 +138,7 @@ def test_a_file_that_has_gone_is_said(tmp_path: Path) -> None:
     folder = write_ranks(tmp_path / "job", 3)
     context = Context(TraceStore(), given_ranks=read(folder))
     (folder / "run.rank1.pickle").unlink()
-    with pytest.raises(gr.Error, match="There is no such file"):
+    with pytest.raises(gr.Error, match="The file does not exist"):
         pressed(context, Session(), click(act="open-rank", rank="1"))
 
 

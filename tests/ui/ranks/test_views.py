@@ -87,7 +87,7 @@ def test_groups_outliers_and_what_is_left_out_are_told_with_their_causes(job: Ra
     assert "7 ranks 120 MiB 0–4, 6–7" in words(groups_html(job))
     assert spans_text([0, 1, 2, 5, 7, 8]) == "0–2, 5, 7–8"
     said = words(ranks_verdict_html(job))
-    assert said.startswith("Of 8 ranks the highest peak is 128 MiB, on rank 5. 7 need the same, 1 differs.")
+    assert said.startswith("Highest peak of 8 ranks: 128 MiB, on rank 5. 7 need the same, 1 differs.")
     assert "Left out: 1 /job/rank9.pickle It is empty." in words(failed_html(job))
     first, *others = job.ranks
     short = replace(first, row=replace(first.row, ran_out=(RankRanOut(0, MiB, 0, 0, ""),), ran_out_count=1))

@@ -88,13 +88,13 @@ LTX = (
         (
             (variant("Baseline", predicted(30, 100)), variant("Half", predicted(25, 100))),
             (
-                "Nothing here makes the step fit in 23.50 GiB, with no optimizer.",
-                "The least that any variant reserves is 25.00 GiB.",
+                "No variant makes the step fit in 23.50 GiB, with no optimizer.",
+                "Lowest: 25.00 GiB reserved.",
             ),
         ),
         (
             (variant("Baseline", predicted(10, 100)), variant("Worse", predicted(12, 100))),
-            ("Nothing here saves memory: the baseline reserves 10.00 GiB.", ""),
+            ("No variant saves memory: the baseline reserves 10.00 GiB.", ""),
         ),
         ((variant("Baseline", None),), ("", "")),
         (
@@ -117,8 +117,8 @@ LTX = (
                 sized("batch 2: Half", "2", 27),
             ),
             (
-                "Nothing here makes batch 2 fit in 23.50 GiB, with no optimizer.",
-                "The least that any variant of it reserves is 26.00 GiB.",
+                "No variant makes batch 2 fit in 23.50 GiB, with no optimizer.",
+                "Lowest of its variants: 26.00 GiB reserved.",
             ),
         ),
         (
@@ -135,7 +135,7 @@ LTX = (
                 variant("Third", predicted(25, 90)),
             ),
             (
-                "Half may make the step fit, with no optimizer: it is close.",
+                "Half may make the step fit, with no optimizer, but it is close.",
                 "It reserves 23.60 GiB of 23.50 GiB to 23.75 GiB usable.",
             ),
         ),
@@ -207,7 +207,7 @@ def test_on_a_card_that_it_nearly_fills_or_that_the_context_decides_it_says_so()
     only = (variant("Baseline", replace(known, fit=squeezed)),)
     assert str(headline(only)) == (
         "Without a limit this step reserves 25.14 GiB at its peak. It fits in 23.50 GiB, with no optimizer, "
-        "where it gives back what is cached and reserves 22.69 GiB."
+        "where cached memory is released and 22.69 GiB are reserved."
     )
     shown = words(results_html(OrderStatus("x", only)))
     assert "22.69 GiB without a limit 25.14 GiB" in shown

@@ -215,8 +215,8 @@ def test_the_verdict_names_a_failed_allocation() -> None:
     oom = {"action": "oom", "device_free": 7, "size": 2**30, "stream": 0, "frames": [frame(EVIL, "m.py", 2)]}
     trace = trace_of([event("segment_alloc", 0, 2**21), alloc(0, 1024), oom])
     html = verdict_html(trace, trace.devices[0])
-    assert "It ran out of memory: 1,024 MiB were asked for in m.py:2" in html
-    assert "1.00 KiB were live, and 2.00 MiB reserved and not live." in html
+    assert "It ran out of memory: 1,024 MiB requested in m.py:2" in html
+    assert "1.00 KiB were live, and 2.00 MiB reserved but not live." in html
     assert "<img" not in html
 
 
@@ -272,7 +272,7 @@ def test_a_state_alone_has_no_peak_and_what_is_not_known_is_not_nothing() -> Non
     trace = trace_of([], [segment(0, 2**21, [block(0, 512, 500)])])
     html = verdict_html(trace, trace.devices[0])
     assert "500 B are live.</h1>" in html
-    assert "The file holds no history, only the state at its end." in html.partition("<summary>")[2]
+    assert "The file has no history, only the final state." in html.partition("<summary>")[2]
     assert "peak" not in str(facts(trace, trace.devices[0]))
     recorded = trace_of([event("segment_alloc", 0, 2**21), alloc(0, 1024)])
     assert ("peak reserved", "2.00 MiB") in facts(recorded, recorded.devices[0])

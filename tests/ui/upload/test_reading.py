@@ -143,8 +143,7 @@ def test_a_broken_file_is_refused_in_words_and_nothing_is_kept():
     ] == [
         (
             "run.pickle",
-            "The file ends in the middle of its data; it was cut off while it was written or copied. "
-            "Dump or copy it again.",
+            "The file is truncated: writing or copying it was interrupted. Dump or copy it again.",
         )
     ]
     assert not store._kept

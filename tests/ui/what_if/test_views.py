@@ -70,7 +70,7 @@ def test_a_form_becomes_pytorch_settings_and_settings_a_form() -> None:
             "more",
             "CachingAllocator option max_split_size_mb",
         ),
-        (Question(more="per_process_memory_fraction:0.5"), "more", "say how large the card is"),
+        (Question(more="per_process_memory_fraction:0.5"), "more", "give the size of the card"),
         (Question(memory="lots"), "memory", "'lots' is not a size"),
         (Question(memory="0"), "memory", "No process runs in nothing."),
         (Question(card="4", overhead="5 GiB"), "overhead", "A card of 4 GiB has nothing left then."),
@@ -287,7 +287,7 @@ def test_what_a_trace_does_not_hold_is_no_answer(context: Context, replays: Repl
     pair = context.find(key)
     assert pair is not None
     parts = answers.answer_values(WhatIfState(key), Answer(pair[1], asked, searched, -1))
-    assert text(parts["verdict"]).startswith("There is nothing to replay.")
+    assert text(parts["verdict"]).startswith("Nothing to replay.")
     assert {name: parts[name] for name in EMPTY if name != "verdict"} == {
         name: value for name, value in EMPTY.items() if name != "verdict"
     }
