@@ -127,7 +127,7 @@ def plot_waterfall(result: Changes, *, other: int = 1, dark: bool = False) -> go
     drawing = figure(dark=dark, title=title)
     steps = _steps(result, other)
     if not steps:
-        return nothing_to_show(drawing, "Every row holds as many bytes in both.")
+        return nothing_to_show(drawing, "Every row holds the same bytes in both.")
     colours = palette(dark)
     ends = list(accumulate(step.change for step in steps))
     _add_rows(

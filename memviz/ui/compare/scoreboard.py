@@ -133,7 +133,7 @@ def _bar(score: Score, order: Sequence[str], scale: int) -> Html:
         label = f"{bytes_text(score.live_bytes)} live, reserved {NOT_IN_FILE}"
         return tag("div", *parts, class_="mv-peakbar", role="img", aria_label=label)
     label = f"{bytes_text(score.live_bytes)} live of {bytes_text(score.reserved_bytes)} reserved"
-    gap = f"reserved and not live {bytes_text(score.gap_bytes)}"
+    gap = f"reserved but not live {bytes_text(score.gap_bytes)}"
     hatch = tag("i", class_="mv-hatched", style=f"width:{_share(max(score.gap_bytes, 0), scale)}", title=gap)
     tick = tag("i", class_="mv-tick", style=f"left:{_share(score.reserved_bytes, scale)}")
     return tag("div", *parts, hatch, tick, class_="mv-peakbar", role="img", aria_label=label)

@@ -82,7 +82,7 @@ def parse_question(question: Question) -> ParsedQuestion:
     card = _card(question, overhead, faults)
     settings = _settings(question, release, faults)
     if settings is not None and card is None and settings.per_process_memory_fraction < 1:
-        faults["more"] = f"{_SHARE} is a share of the card's memory: say how large the card is."
+        faults["more"] = f"{_SHARE} is a share of the card's memory: give the size of the card."
     return ParsedQuestion(None if faults else settings, card, release, overhead, faults)
 
 

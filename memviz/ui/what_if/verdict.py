@@ -185,7 +185,7 @@ def _facts_at_oom(replayed: Replayed, oom: RanOut) -> list[tuple[str, str]]:
         ("asked", bytes_text(oom.requested_bytes)),
         ("needed a new segment of", bytes_text(oom.asked_of_device_bytes)),
         ("allocated then", bytes_text(oom.allocated_bytes)),
-        ("cached, in no piece it could take", bytes_text(cached)),
+        ("cached, but too fragmented", bytes_text(cached)),
     ]
     if replayed.memory is not None:
         facts.append(("free under the limit", bytes_text(replayed.memory - oom.reserved_bytes)))

@@ -29,7 +29,7 @@ def test_what_an_action_saves_stands_on_a_button_and_says_what_it_assumes():
     first = elements(html, "button", data_act="estimate")[0]
     assert (first["data-finding"], first["data-kind"]) == ("activations-1", "checkpoint")
     assert f"estimate, checkpoint 4 layers: −{SAVED} MiB" in words(html)
-    assert "about 30 % more work" in first["title"]
+    assert "about 30 % more compute" in first["title"]
     assert "Estimates: the trace is edited and replayed" in words(html)
 
 

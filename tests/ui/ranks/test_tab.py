@@ -95,7 +95,7 @@ def test_what_is_open_and_no_rank_of_these_is_said(context: Context, tmp_path: P
     for name in ("rank1.later.pickle", "run.rank5.pickle"):
         session = session.with_opened(open_trace(context.store, load_trace(written(tmp_path, name))))
     verdict, value, _, _, failed, _ = draw(context, session, None)
-    assert value["ranks"] == [0, 1, 2, 5] and "1 file is left out." in words(verdict)
+    assert value["ranks"] == [0, 1, 2, 5] and "1 file was skipped." in words(verdict)
     assert "Not open here: ranks 3-4." in words(failed)
     assert "Left out: 1 rank1.later.pickle A second file of rank 1; run.rank1.pickle is used." in words(failed)
 
@@ -191,7 +191,7 @@ def test_a_second_job_is_told_apart_and_compared(context: Context, tmp_path: Pat
         r"1 120 MiB 144 MiB \+24\.0 MiB probably activation.* all 360 MiB 384 MiB \+24\.0 MiB", words(lists)
     )
     names = ["run.rank* (A)", "run.rank* (B)"] if second == "run.rank" else ["run", "other"]
-    assert words(verdict).startswith(f"{' '.join(names)} Of 3 ranks")
+    assert words(verdict).startswith(f"{' '.join(names)} Highest peak of 3 ranks")
     assert f"{names[1]} peaks 24.0 MiB higher than {names[0]}: 144 MiB at most (rank 1, before rank 0)." in words(
         verdict
     )

@@ -103,11 +103,11 @@ LTX = (
         ),
         (
             (variant("Baseline", None, state="failed", what="refused", phase="tiny: batch must be at least 1"),),
-            ("Nothing was run.", "tiny: batch must be at least 1"),
+            ("Not run.", "tiny: batch must be at least 1"),
         ),
         (
             (variant("Baseline", measured(1.0, 4)), variant("Small", measured(1.2, 2))),
-            ("Small saves 2,048 MiB, 50 % of what is reserved.", "It costs 20 % more time."),
+            ("Small saves 2,048 MiB, 50 % of reserved memory.", "It costs 20 % more time."),
         ),
         (
             (
@@ -160,7 +160,7 @@ def test_each_size_has_a_baseline_of_its_own() -> None:
         sized("2: Baseline", "2", 20),
         sized("2: Half", "2", 10),
     )
-    assert headline(variants).answer == "2: Half saves 10.00 GiB, 50 % of what is reserved."
+    assert headline(variants).answer == "2: Half saves 10.00 GiB, 50 % of reserved memory."
     html = words(results_html(OrderStatus("x", variants)))
     assert "6,144 MiB \N{MINUS SIGN}2,048 MiB" in html and "10.00 GiB \N{MINUS SIGN}10.00 GiB" in html
 
@@ -206,19 +206,19 @@ def test_on_a_card_that_it_nearly_fills_or_that_the_context_decides_it_says_so()
     squeezed = Fit(int(23.5 * GIB), True, int(22.69 * GIB), None, None, None, int(1.64 * GIB))
     only = (variant("Baseline", replace(known, fit=squeezed)),)
     assert str(headline(only)) == (
-        "Without a limit this step reserves 25.14 GiB at its peak. It fits in 23.50 GiB, with no optimizer, "
+        "Without a limit this step reserves 25.14 GiB at the peak. It fits in 23.50 GiB, with no optimizer, "
         "where cached memory is released and 22.69 GiB are reserved."
     )
     shown = words(results_html(OrderStatus("x", only)))
     assert "22.69 GiB without a limit 25.14 GiB" in shown
     only = (variant("Baseline", in_doubt(23.2, "close")),)
-    assert headline(only).reason == "It is close, with no optimizer: 23.50 GiB to 23.75 GiB usable."
+    assert headline(only).reason == "Close, with no optimizer: 23.50 GiB to 23.75 GiB usable."
     html = results_html(OrderStatus("x", only))
     assert "≈ close 23.50 GiB to 23.75 GiB usable" in words(html)
     sure = results_html(OrderStatus("x", (variant("Baseline", in_doubt(20, "yes")),)))
     assert "✓ fits" in words(sure) and "close" not in words(sure)
     only = (variant("Cast", predicted(22.5, 100, peak_while_loading=True)),)
-    assert "at its peak, while loading" in headline(only).answer
+    assert "at the peak, while loading" in headline(only).answer
     assert re.search(r"[\d.]+ GiB while loading", words(results_html(OrderStatus("x", only))))
     plain = OrderStatus("x", (variant("Cast", predicted(22.5, 100)),))
     assert "while loading" not in words(results_html(plain)) + words(head_html(plain))
@@ -379,8 +379,8 @@ def test_of_many_gpus_the_classes_stand_below_each_with_its_timeline(tmp_path: P
     status = OrderStatus("order", (variant("Baseline", found, file=own),))
     html = results_html(status)
     answer = headline(status.variants).answer
-    assert answer == "This step reserves 5,120 MiB at its peak on rank 2, the fullest of 4 GPUs."
-    assert "rank 2 of 4, the fullest" in words(html)
+    assert answer == "This step reserves 5,120 MiB at the peak on rank 2, the highest of 4 GPUs."
+    assert "rank 2 of 4, the highest" in words(html)
     assert [row[:5] for row in rows(html) if row[0].startswith("Ranks ")] == [
         ["Ranks 2, 3", "4,096 MiB", "5,120 MiB", "7 B", "✗ does not fit"],
         ["Ranks 0, 1", "2,048 MiB", "3,072 MiB", "5 B", "✓ fits"],

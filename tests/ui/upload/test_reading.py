@@ -110,9 +110,9 @@ def test_a_process_that_ends_while_it_reads_refuses_its_archive_alone():
     ("raw", "expected"),
     [
         (archive_of(rank_0=RAW, rank_10=RAW, rank_9=RAW), ["job/rank_0", "job/rank_9", "job/rank_10"]),
-        (archive_of(rank_0=RAW, rank_1=RAW[:-100]), "job/rank_1/snapshot.pickle: The file ends in the middle"),
+        (archive_of(rank_0=RAW, rank_1=RAW[:-100]), "job/rank_1/snapshot.pickle: The file is truncated"),
         (archive_of(**{f"rank_{number}": RAW for number in range(65)}), "It holds 65 snapshots, and 64 can be open"),
-        (archive_of(rank_0=RAW, rank_1=RAW)[:-60], "It is a zip archive that is damaged"),
+        (archive_of(rank_0=RAW, rank_1=RAW)[:-60], "The zip archive is damaged"),
     ],
 )
 def test_an_archive_of_ranks_opens_them_all_or_is_refused(raw: bytes, expected: list[str] | str):

@@ -293,7 +293,7 @@ def test_what_a_trace_does_not_hold_is_no_answer(context: Context, replays: Repl
     }
     trace = trace_of([], host_traces=[[alloc(0, 4096)]], host_segments=[])
     one = open_trace(context.store, trace)
-    with pytest.raises(MemvizError, match="Pinned memory has another allocator"):
+    with pytest.raises(MemvizError, match="Pinned memory uses another allocator"):
         replays.replayer(f"{one.key}/host0")
 
 
