@@ -297,7 +297,7 @@ def test_what_would_do_nothing_says_so_before_it_is_switched_on(fields: dict[str
 def test_what_is_said_and_what_has_no_field_stand_above_the_button() -> None:
     form = form_fields_of({"workload": "tiny"}, LISTING)
     refused = replace(requests_of(form, LISTING), faults={"run": "Too many.", "knobs": "Too large.", "w:batch": "x"})
-    value = form_value(form, refused, LISTING, version="1", status=refused_html("Not run."))
+    value = form_value(form, refused, LISTING, version="1", status=refused_html("Nothing was run."))
     assert words(value["parts"]["buttons"]).startswith("Nothing was run. Too many. Too large.")
     assert [field for field in ("run", "knobs") if elements(value["html"], "p", data_fault=field)] == []
     assert elements(value["html"], "p", data_fault="w:batch")
