@@ -357,11 +357,12 @@ _READ = (
     PredictorRule(
         "sorting and scanning",
         Standing.READ,
-        "Sort.cpp, SortStable.cu, TensorTopK.cu, ScanUtils.cuh, MultinomialKernel.cu",
+        "Sort.cpp, SortStable.cu, TensorTopK.cu, ScanUtils.cuh, MultinomialKernel.cu, UniqueCub.cu",
         {
             "sort": taken.sort_buffers,
             "topk": taken.topk_buffers,
             "multinomial": taken.multinomial_buffers,
+            "_unique2": taken.distinct_buffers,
             **_operators("cumsum", "cumprod", temporaries=taken.scan_buffers),
         },
         family=SORTS,
@@ -436,13 +437,13 @@ _MISSING = (
         note="cuDNN's batch norm may keep a reserve for backward; it is not predicted.",
     ),
     PredictorRule(
-        "distinct values",
+        "distinct rows",
         Standing.MISSING,
         "they are sorted in copies of about their input's size",
-        _operators("unique_dim", "_unique2", "unique_consecutive"),
+        _operators("unique_dim", "unique_consecutive"),
         family="distinct values",
-        not_counted="temporary copies of distinct values",
-        note="Finding distinct values takes temporary copies of about the input's size; they are not predicted.",
+        not_counted="temporary copies of distinct rows",
+        note="Finding distinct rows takes temporary copies of about the input's size; they are not predicted.",
         missing_bytes=_copies_of_distinct,
     ),
     PredictorRule(

@@ -525,12 +525,14 @@ def _unique(
     dim: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     if dim is None:
-        unique, inverse_shape = _empty(count, kind=self.dtype), self.shape
-    else:
-        shape = list(self.shape)
-        shape[dim] = count
-        unique, inverse_shape = _empty(*shape, kind=self.dtype), torch.Size([self.size(dim)])
-    return unique, _empty(*inverse_shape if return_inverse else (0,)), _empty(count if return_counts else 0)
+        # Values and counts keep the memory of as many as there are elements (`UniqueCub.cu`).
+        counts = _empty(self.numel()).resize_(count) if return_counts else _empty(0)
+        unique = _empty(self.numel(), kind=self.dtype).resize_(count)
+        return unique, _empty(*self.shape if return_inverse else (0,)), counts
+    shape = list(self.shape)
+    shape[dim] = count
+    inverse = _empty(self.size(dim) if return_inverse else 0)
+    return _empty(*shape, kind=self.dtype), inverse, _empty(count if return_counts else 0)
 
 
 def _empty(*shape: int, kind: torch.dtype = torch.long) -> Tensor:

@@ -434,14 +434,15 @@ def sort_buffers(call: OperatorCall) -> Sizes:
 
 def _sort_buffers(tensor: Tensor, dim: int, card: KnownCard) -> Sizes:
     count, length = tensor.numel(), tensor.shape[dim]
-    if not count:
+    if length <= _SMALL_SORT or not count:
+        yield from [(length * _INDEX,)] if count else []
         return
-    if length <= _SMALL_SORT:
-        yield (length * _INDEX,)
-        return
-    if not tensor.is_contiguous() or tensor.stride(dim) != 1:
-        # The input, its sorted values and their places, with rows that lie in one piece.
-        yield from (tensor.nbytes, tensor.nbytes, count * _INDEX)
+    dense = torch.empty_like(tensor, device="meta")
+    if dense.stride() != tensor.stride() or tensor.stride(dim) != 1:
+        # The input with contiguous rows, and results, which are laid out as the input but for its gaps.
+        yield tensor.nbytes
+        if dense.stride(dim) != 1:
+            yield from (tensor.nbytes, count * _INDEX)
     count = min(count, _INT_MAX // length * length)
     rows, size = count // length, tensor.element_size()
     if rows == 1 or length >= _LONG_ROW:
@@ -500,16 +501,35 @@ def _order_buffers(tensor: Tensor, k: int, dim: int, card: KnownCard) -> Sizes:
     yield (found.numel() * _INDEX,)
 
 
+def distinct_buffers(call: OperatorCall) -> Sizes:
+    """Sorted values, with their places where inverse indices are returned, and CUB's scratch (`UniqueCub.cu`)."""
+    tensor, count, size = call.args[0], call.args[0].numel(), call.args[0].element_size()
+    if not tensor.is_contiguous():
+        yield tensor.nbytes
+    if not count or tensor.dtype == torch.bool:
+        return
+    yield tensor.nbytes
+    scanned = _run_scratch_bytes(count)
+    if call.argument(2, "return_inverse", False):
+        scratch = _radix_scratch_bytes(count, 8 * size, call.card, (size, _INDEX))
+        yield from (count * _INDEX, count * _INDEX, (scratch,), -2, (count * _INDEX, scanned))
+    else:
+        yield (_radix_scratch_bytes(count, 8 * size, call.card, (size,)),)
+    yield from (_INDEX, (scanned,))
+
+
 def scan_buffers(call: OperatorCall) -> Sizes:
     """A copy in the type of the result, and counters of a scan of one row (`ScanUtils.cuh`)."""
     tensor, dim = call.args[:2]
     if tensor.dtype != call.out.dtype or not tensor.is_contiguous():
         yield call.out.nbytes
     if tensor.dim() and tensor.numel() == tensor.shape[dim]:
-        yield (ceil(tensor.numel() / _SCANNED_AT_ONCE) * 2 * _INDEX + _SCRATCH_ALIGNMENT,)
+        yield (_run_scratch_bytes(tensor.numel()),)
 
 
-_SCANNED_AT_ONCE = 128 * 15
+def _run_scratch_bytes(count: int) -> int:
+    """Scratch bytes of CUB's scan of a row: the state of each tile of 1,920."""
+    return ceil(count / (128 * 15)) * 2 * _INDEX + _SCRATCH_ALIGNMENT
 
 
 def multinomial_buffers(call: OperatorCall) -> Sizes:

@@ -125,8 +125,8 @@ def test_of_several_kinds_that_are_not_counted_the_sentence_says_that_one_has_no
     sorts = Unproven("distinct values", Standing.MISSING, "", 4 << 20, 0, 8 << 20)
     norms = Unproven("cuDNN's batch norm", Standing.MISSING, "", None, 0, None)
     nccl = Unproven(NCCL, Standing.MISSING, "", None, 0, None)
-    one = expected_error(["_unique2"], trains=False, card=CARD, unproven=(sorts, nccl))
-    both = expected_error(["_unique2", "native_batch_norm"], trains=False, card=CARD, unproven=(sorts, norms))
+    one = expected_error(["unique_dim"], trains=False, card=CARD, unproven=(sorts, nccl))
+    both = expected_error(["unique_dim", "native_batch_norm"], trains=False, card=CARD, unproven=(sorts, norms))
     assert (one.uncounted_bytes, one.estimates_all) == (8 << 20, True)
     assert (both.uncounted_bytes, both.estimates_all) == (8 << 20, False)
     assert both.sentence != one.sentence and "not all have an estimate" in both.sentence

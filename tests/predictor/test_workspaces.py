@@ -15,6 +15,7 @@ from memviz.predictor.device import PredictedDevice
 from memviz.predictor.workspaces import Accumulator, reduction_buffers, sort_scratch_bytes
 from memviz.trace.model import Action, Category
 from tests.predictor.rows import A100, WORKSPACE, Row, allocations, sizes
+from tests.predictor.test_unknown_values import there
 
 RTX_4090 = card_named("RTX 4090")
 NEWEST = (2, 13)
@@ -113,6 +114,7 @@ SORTED_COLUMNS = [
 MANY_LARGEST = [
     *(20_000, 40_000, 40_000, 20_000, 40_000, 4 * 2048 + 2 * 1024 + 20_224 + 40_192 + 256 + 255, 40_000),
 ]
+SORTED_KEYS = [8 * 2048 + 3 * 1024 + 65_536 + 256 + 255]
 ONE_ROW = [4 * 2048 + 3 * 1024 + 32_768 + 65_536 + 256 + 255]
 PADDED = 2 * 3 * 18 * 18 * 4
 TAKEN: dict[str, tuple[Callable[[], object], str, list[int]]] = {
@@ -126,6 +128,17 @@ TAKEN: dict[str, tuple[Callable[[], object], str, list[int]]] = {
     "put at indices of the host": (put_at_indices_of_the_host, "index_put_", [24]),
     "sort of short rows": (lambda: zeros(4, 100).sort(), "sort", [1600, 3200, 800]),
     "sort of columns": (lambda: zeros(5000, 4).sort(0), "sort", [80_000, 160_000, *SORTED_COLUMNS]),
+    "sort of rows in another order": (
+        lambda: zeros(2, 2, 10_000).transpose(0, 1).sort(), "sort", [160_000, 320_000, *FEW_ROWS]
+    ),
+    "distinct values": (
+        lambda: there(8192, dtype=torch.long).unique(), "_unique2", [65_536, 65_536, *SORTED_KEYS, 8, 336]
+    ),
+    "distinct values with places": (
+        lambda: there(8192, dtype=torch.long).unique(return_inverse=True),
+        "_unique2",
+        [*(65_536,) * 5, SORTED_KEYS[0] + 65_536, 65_536, 336, 8, 336],
+    ),
     "sort of one row": (lambda: zeros(8192).sort(), "sort", [32_768, 65_536, 65_536, *ONE_ROW]),
     "sort of few rows": (lambda: zeros(4, 10_000).sort(), "sort", [160_000, 320_000, *FEW_ROWS]),
     "sort of many rows": (lambda: half(128, 5000).sort(), "sort", [1_280_000, 5_120_000, 5_120_000, 6_400_255]),
