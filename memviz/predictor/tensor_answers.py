@@ -28,6 +28,7 @@ from memviz.predictor.assumptions import (
     UnknownNumber,
     data_needed,
     is_index_in,
+    is_printed_by,
     name_for_users,
     not_predicted,
     remedy_for,
@@ -80,14 +81,14 @@ def number_for(recorder: AllocationRecorder, tensor: Tensor, as_type: NumberType
         assumptions.took(0)
         return 0 if as_type is None else as_type(0)
     if is_condition and tensor.dtype is torch.bool:
-        if default is None:
-            raise data_needed(_CONVERSIONS[Tensor.__bool__][1], asked=assumptions.questions.last)
         assumptions.state_a_decision(f"a condition that is not computed is taken to be {bool(default)}")
         return assumptions.took(bool(default))
     if default is None and is_whole and as_type in (int, operator.index):
         caller = next(frames(), None)
         if caller is not None and is_index_in(caller, of_tensor=as_type is int):
             return assumptions.took(assumptions.first_of_list())
+        if caller is not None and is_printed_by(caller):
+            return assumptions.took(int(float(assumptions.number(is_whole=True, default=None))))
     is_length = is_whole and as_type is not float
     if as_type is not None and default is None and (is_length or as_type in (operator.index, complex)):
         raise data_needed(name, asked=assumptions.questions.last)

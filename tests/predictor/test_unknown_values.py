@@ -615,3 +615,21 @@ def test_an_operator_on_two_devices_is_refused_as_on_a_card(name: str) -> None:
             ON_HOST[name](card)
         # A number, an index and a copy may come from the host.
         assert (card * torch.tensor(2.0)).is_cuda and card[torch.tensor([1])].is_cuda and card.copy_(H).is_cuda
+
+
+def test_a_number_that_is_only_printed_needs_no_answer() -> None:
+    with PredictedDevice(A100) as device:
+        token = torch.rand(4, 3, device="cuda").argmax(1) @ torch.tensor([10, 1, 10, 1], device="cuda")
+        assert "%d of %3d" % (token, token.item()) == "1 of   1"
+        assert device.recorder.assumptions.stated
+        with pytest.raises(DataNeeded):
+            torch.zeros(int(token))
+
+
+def test_conditions_on_computed_masks_go_on_and_are_noted() -> None:
+    with PredictedDevice(A100) as device:
+        boxes = torch.rand(8, 4, device="cuda") @ torch.rand(4, 4, device="cuda")
+        near = torch.isclose(boxes, torch.zeros(1, 4, device="cuda"), atol=20.0)
+        for mask in (near, ~near.any(dim=1), boxes.bool(), near ^ near.flip(0), torch.isin(boxes, boxes[0])):
+            assert bool(mask.all()) in (True, False)
+    assert device.recorder.assumptions.stated
