@@ -605,8 +605,8 @@ class UnknownNumber(float):
         return self.default != 0
 
     def _as_integer(self) -> int:
-        """Return a number with a fraction as 1; a whole one may be a length, which nothing stands in for."""
-        if self.whole and self.default is None:
+        """Return a number with a fraction as 1; a whole one may be a length, unless it is printed."""
+        if self.whole and self.default is None and not is_printed_by(sys._getframe(1)):
             raise decision_needed(self.asked, "a size, an index or a whole number")
         self._decide()
         return int(self._value)
@@ -657,6 +657,13 @@ def is_index_in(frame: FrameType, *, of_tensor: bool = False) -> bool:
         return before != dis.opmap["BUILD_SLICE"] and (of_tensor or before != dis.opmap["BUILD_TUPLE"])
     is_operator = instruction[0] == dis.opmap["BINARY_OP"] and instruction[1] < len(_OPERATORS)
     return is_operator and _OPERATORS[instruction[1]][0] == "NB_SUBSCR"
+
+
+def is_printed_by(frame: FrameType) -> bool:
+    """Return whether the instruction of a frame is `"%d" % number`: of tensors and numbers no other "%" asks so."""
+    instruction = frame.f_code.co_code[frame.f_lasti : frame.f_lasti + 2]
+    is_operator = instruction[0] == dis.opmap["BINARY_OP"] and instruction[1] < len(_OPERATORS)
+    return is_operator and _OPERATORS[instruction[1]][0] == "NB_REMAINDER"
 
 
 def _unknown_result(own: str) -> Callable[..., Any]:

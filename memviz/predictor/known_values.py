@@ -473,6 +473,13 @@ class UniformRouting:
         self._marks: ByStorage[Fraction] = ByStorage()
         """Tensors of zeros and ones, with the share of ones."""
 
+    def put(self, index: Tensor, many: int) -> None:
+        """Note that a tensor holds indices among so many, evenly spread."""
+        self._places.put(index, many)
+
+    def choices_of(self, index: Any) -> int:
+        return self._places.of(index) or 0 if isinstance(index, Tensor) else 0
+
     def places_in(self, mask: Tensor) -> int | None:
         """Return how often a mask is true, where that follows."""
         share = self._marks.of(mask)

@@ -28,8 +28,8 @@ from memviz.predictor.assumptions import (
     UnknownNumber,
     data_needed,
     is_index_in,
+    is_printed_by,
     name_for_users,
-    not_predicted,
     remedy_for,
 )
 from memviz.predictor.compat import Patches
@@ -80,14 +80,14 @@ def number_for(recorder: AllocationRecorder, tensor: Tensor, as_type: NumberType
         assumptions.took(0)
         return 0 if as_type is None else as_type(0)
     if is_condition and tensor.dtype is torch.bool:
-        if default is None:
-            raise data_needed(_CONVERSIONS[Tensor.__bool__][1], asked=assumptions.questions.last)
         assumptions.state_a_decision(f"a condition that is not computed is taken to be {bool(default)}")
         return assumptions.took(bool(default))
     if default is None and is_whole and as_type in (int, operator.index):
         caller = next(frames(), None)
         if caller is not None and is_index_in(caller, of_tensor=as_type is int):
             return assumptions.took(assumptions.first_of_list())
+        if caller is not None and is_printed_by(caller):
+            return assumptions.took(int(float(assumptions.number(is_whole=True, default=None))))
     is_length = is_whole and as_type is not float
     if as_type is not None and default is None and (is_length or as_type in (operator.index, complex)):
         raise data_needed(name, asked=assumptions.questions.last)
@@ -466,8 +466,11 @@ def _nested(shape: Any, numbers: Iterator[Any]) -> Any:
     return [_nested(shape[1:], numbers) for _ in range(shape[0])]
 
 
-def result_of_unknown_length(func: Any, args: Any, kwargs: Any, assumptions: Assumptions) -> Any:
-    """Return results as tensors without data, or NotImplemented where their length is not stated and has no bound."""
+def result_of_unknown_length(func: Any, args: Any, kwargs: Any, assumptions: Assumptions, choices: int = 0) -> Any:
+    """Return results as tensors without data, or NotImplemented where their length is not stated and has no bound.
+
+    `choices` is the number of values that may be there; 0 where it is not known.
+    """
     make = _SHAPES_OF_LENGTH.get(func)
     if make is None:
         return NotImplemented
@@ -481,9 +484,11 @@ def result_of_unknown_length(func: Any, args: Any, kwargs: Any, assumptions: Ass
         if most is not None:
             assumptions.state("values that are not computed are taken to be all different")
             length = assumptions.took(most)
-        elif arguments.get("minlength", 0):
-            assumptions.state("values that are not computed are taken to be below minlength where they are counted")
-            length = assumptions.took(arguments["minlength"])
+        elif most := choices or arguments.get("minlength", 0):
+            assumptions.state(
+                "values that are not computed are taken to be below {number} where they are counted", most
+            )
+            length = assumptions.took(most)
         else:
             return NotImplemented
     return make(length, **arguments)
@@ -533,6 +538,17 @@ def _unique(
     shape[dim] = count
     inverse = _empty(self.size(dim) if return_inverse else 0)
     return _empty(*shape, kind=self.dtype), inverse, _empty(count if return_counts else 0)
+
+
+def _least_squares(a: Tensor, b: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return what `linalg.lstsq` gives on CUDA, whose driver has no ranks: the solution is part of what it works in."""
+    rows, columns = a.shape[-2:]
+    is_vector = b.dim() == 1 or b.shape == a.shape[:-1]
+    batch, many = (b.shape[:-1], 1) if is_vector else (b.shape[:-2], b.size(-1))
+    batch = torch.broadcast_shapes(a.shape[:-2], batch)  # type: ignore[no-untyped-call]
+    solution = _empty(*batch, many, max(rows, columns), kind=a.dtype).mT.narrow(-2, 0, columns)
+    residuals = _empty(*((*batch, many) if rows > columns else (0,)), kind=a.dtype)
+    return solution.squeeze(-1) if is_vector else solution, residuals, _empty(0), _empty(0, kind=a.dtype)
 
 
 def _empty(*shape: int, kind: torch.dtype = torch.long) -> Tensor:
@@ -601,10 +617,12 @@ class ValueReads:
             out = losses, args[0].new_empty(batch, steps, 2 * longest + 1)
             self._recorder.after_op(treatment, args, kwargs, out)
             return out
-        if (shapes := result_of_unknown_length(func, args, kwargs, self._recorder.assumptions)) is not NotImplemented:
+        choices = self._host.shares.choices_of(args[0])
+        shapes = result_of_unknown_length(func, args, kwargs, self._recorder.assumptions, choices)
+        if shapes is not NotImplemented:
             return self._without_values(func, treatment, args, kwargs, shapes)
         if func is aten.linalg_lstsq.default:
-            raise not_predicted(name_for_users(func), "no rule says what its solver takes")
+            return self._without_values(func, treatment, args, kwargs, _least_squares(*args[:2]))
         assumptions, decides = self._recorder.assumptions, torch.Tag.data_dependent_output in func.tags
         # A question about a length was asked above.
         stated = assumptions.stated_answer(CONDITION) if decides else NOT_STATED
@@ -662,6 +680,9 @@ class ValueReads:
             return places.copy_(first)
         if places.nbytes <= _MOST_PLACES_BYTES:
             self._host.known.put(places, first, _TAKEN_AS_TRUE)
+        else:
+            # A loop over rows finds its share of them at each.
+            self._host.shares.put(places, tensor.size(0))
         return places
 
     def _count(self, tensor: Tensor) -> int:

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from memviz.predictor.assumptions import DataNeeded
 from memviz.predictor.device import PredictedDevice
 from tests import forked
 from tests.predictor.rows import A100
@@ -82,13 +81,14 @@ def test_what_meets_unknown_values_loses_its_own() -> None:
 
 
 def test_large_tensors_keep_values_that_are_all_alike() -> None:
-    with PredictedDevice(A100):
+    with PredictedDevice(A100) as device:
         mask = torch.ones(64, 1, 1024, 1024, dtype=torch.bool, device="cuda")
         assert mask.all() and not (~mask).any() and not (mask.float() * 2 != 2).any()
         mask[0, 0, 0, 0] = False
         assert "values unknown" in repr(mask)
-        with pytest.raises(DataNeeded):
-            bool(mask.all())
+        assert not device.recorder.assumptions.stated
+        assert not mask.all()
+    assert device.recorder.assumptions.stated
 
 
 def test_true_or_anything_is_true() -> None:

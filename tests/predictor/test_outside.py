@@ -46,7 +46,6 @@ OUTSIDE: dict[str, Callable[[], Any]] = {
     "Kernels in C++": _jiterator,
     "`torch.export`": lambda: torch.export.export(nn.Linear(3, 3).cuda(), (drawn(2, 3),)),
     "Operators that take functions": _cond,
-    "Solvers": lambda: torch.linalg.lstsq(drawn(9, 3), drawn(9, 2)),
     "A second card": lambda: torch.ones(3, device="cuda:1"),
 }
 ROWS = dict(re.findall(r"^\| ([^|]+) \| [^|]+ \| (.+) \|$", text_of("memviz/predictor/README.md"), re.MULTILINE))

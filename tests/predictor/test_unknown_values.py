@@ -615,3 +615,46 @@ def test_an_operator_on_two_devices_is_refused_as_on_a_card(name: str) -> None:
             ON_HOST[name](card)
         # A number, an index and a copy may come from the host.
         assert (card * torch.tensor(2.0)).is_cuda and card[torch.tensor([1])].is_cuda and card.copy_(H).is_cuda
+
+
+def test_a_number_that_is_only_printed_needs_no_answer() -> None:
+    with PredictedDevice(A100) as device:
+        token = torch.rand(4, 3, device="cuda").argmax(1) @ torch.tensor([10, 1, 10, 1], device="cuda")
+        assert "%d of %3d" % (token, token.item()) == "1 of   1"  # noqa: UP031
+        assert device.recorder.assumptions.stated
+        with pytest.raises(DataNeeded):
+            torch.zeros(int(token))
+
+
+def test_conditions_on_computed_masks_go_on_and_are_noted() -> None:
+    with PredictedDevice(A100) as device:
+        boxes = torch.rand(8, 4, device="cuda") @ torch.rand(4, 4, device="cuda")
+        near = torch.isclose(boxes, torch.zeros(1, 4, device="cuda"), atol=20.0)
+        for mask in (near, ~near.any(dim=1), boxes.bool(), near ^ near.flip(0), torch.isin(boxes, boxes[0])):
+            assert bool(mask.all()) in (True, False)
+    assert device.recorder.assumptions.stated
+
+
+def test_a_loop_over_the_rows_of_a_large_mask_finds_the_share_of_each() -> None:
+    with PredictedDevice(A100):
+        masks = (torch.rand(48, 200, 200, device="cuda") @ torch.rand(200, 200, device="cuda")) > 0
+        places = masks.flatten(1).nonzero()
+        assert places.shape == (48 * 200 * 200, 2)
+        assert all(places[places[:, 0] == row, 1].shape == (200 * 200,) for row in range(3))
+
+
+def test_counts_of_choices_have_one_for_each_choice() -> None:
+    with PredictedDevice(A100):
+        choices = torch.rand(64, 10, device="cuda").argmax(1)
+        assert torch.bincount(choices).shape == (10,)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(9, 4), (4, 9)])
+def test_least_squares_have_the_shapes_of_the_drivers_of_a_card(rows: int, columns: int) -> None:
+    here = torch.linalg.lstsq(torch.rand(3, rows, columns), torch.rand(3, rows, 2), driver="gels")
+    with PredictedDevice(A100):
+        a = torch.rand(3, rows, columns, device="cuda", requires_grad=True)
+        there = torch.linalg.lstsq(a, torch.rand(3, rows, 2, device="cuda"))
+        assert [one.shape for one in there] == [one.shape for one in here]
+        there.solution.sum().backward()
+        assert a.grad is not None and a.grad.shape == a.shape
