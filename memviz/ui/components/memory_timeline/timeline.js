@@ -98,7 +98,7 @@ export class MemoryTimeline extends Component {
   constructor(host, gradio) {
     super(host, gradio);
     this.root.className = "mvt";
-    this.plot.append(this.canvas.node, this.labels.node, this.marks.node, this.tools.box, this.tools.bytesAxis, this.tools.eventsAxis, this.tools.fullHeight, this.interaction.tip);
+    this.plot.append(this.canvas.node, this.labels.node, this.tools.box, this.tools.bytesAxis, this.tools.eventsAxis, this.tools.fullHeight, this.interaction.tip);
     const help = el("div", { class: "mvt-hidden", id: `mvt-keys-${this.id}` }, KEYS_HELP);
     const bar = el("div", { class: "mvt-bar" }, this.legend.node, this.controls.node);
     this.root.append(bar, this.title, this.overview.node, this.phases.node, this.plot, this.hostLane.node, help, this.live, this.waiting);
@@ -139,7 +139,7 @@ export class MemoryTimeline extends Component {
 
   // -- a trace
 
-  /** @override @param {Value | null} value */
+  /** @param {Value | null} value */
   async load(value) {
     if (!value?.isAhead) this.ahead.end();
     if (!value || !value.key) {
@@ -350,7 +350,6 @@ export class MemoryTimeline extends Component {
     this.controls.draw();
     this.overview.placeWindow();
     this.phases.draw();
-    this.marks.draw();
     this.hostLane.draw();
     if (!value.plain) this.legend.draw(data);
     this.root.dataset.drawMs = (performance.now() - started).toFixed(2);
