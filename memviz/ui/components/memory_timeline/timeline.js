@@ -58,11 +58,11 @@ export class MemoryTimeline extends Component {
   /** Nothing of it is on the screen. */
   isAway = true;
   isSharp = false;
-  /** Something has changed that is not drawn. */
+  /** The allocations are to be drawn anew; else only what is written over them. */
   isStale = true;
   frame = 0;
   settle = onceQuiet(() => {
-    this.isSharp = true;
+    this.isSharp = this.isStale = true;
     this.schedule();
   }, SETTLE_MS);
   /** Tokens of the page. Asking for a style is slow, so each is asked for once per mode.
@@ -330,6 +330,12 @@ export class MemoryTimeline extends Component {
     this.schedule();
   }
 
+  /** Only what is written over the allocations has changed. */
+  retouch() {
+    if (this.isAway) this.isStale = true;
+    else this.schedule();
+  }
+
   schedule() {
     if (this.frame) return;
     this.frame = requestAnimationFrame(() => {
@@ -342,7 +348,7 @@ export class MemoryTimeline extends Component {
   /** @param {Value} value @param {TimelineData} data */
   draw(value, data) {
     const started = performance.now();
-    this.canvas.draw(this.isSharp, data);
+    if (this.isStale) this.canvas.draw(this.isSharp, data);
     this.isSharp = this.isStale = false;
     this.labels.draw(data);
     this.ruler.draw();
