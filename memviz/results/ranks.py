@@ -20,15 +20,18 @@ _FEW = 4
 _MOST_SPANS = 8
 
 
-def ranks_headline(job: RankSummary, card: OnCard | None = None) -> Headline:
+def ranks_headline(job: RankSummary, card: OnCard | None = None, *, is_brief: bool = False) -> Headline:
+    """Return the headline; a brief one leaves out the outlier and the lowest rank."""
     highest = job.highest
     peak = f"Highest peak of {counted(len(job.ranks), 'rank')}: {bytes_text(highest.row.peak_bytes)}, on rank"
     answer = f"{peak} {highest.number}."
     if job.ran_out:
         ran_out = _rank_names([rank.number for rank in job.ran_out])
         answer = f"{ran_out[0].upper()}{ran_out[1:]} ran out of memory. {answer}"
-    sentences = ["" if card is None else card_sentence(card), _group_sentence(job), _outlier_sentence(job)]
-    if gap := job.imbalance.bytes:
+    sentences = ["" if card is None else card_sentence(card), _group_sentence(job)]
+    if not is_brief:
+        sentences.append(_outlier_sentence(job))
+    if (gap := job.imbalance.bytes) and not is_brief:
         sentences.append(f"The lowest peak, on rank {job.imbalance.lowest}, is {bytes_text(gap)} lower.")
     if many := len(job.failed):
         sentences.append(f"{counted(many, 'file')} {'was' if many == 1 else 'were'} skipped.")

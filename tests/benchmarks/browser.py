@@ -7,6 +7,9 @@ picture of the whole file (live bytes in grey, and the reserved line); *coloured
 the first partial picture while the file is read. A second time is from the load of a page with the file already open
 to *coloured*. Each ends two frames after the page reports that it has drawn; a mark in the page takes the time, because
 polling the page would take half of the CPU.
+Then allocations are clicked, until the outline and until the stack is shown (MemoryViz.js shows the stack alone), and
+tabs are turned to, until two frames after their panel is seen; each from the event to the frame that shows it.
+How long the page takes to open is told as the processor time of its own thread too, which other load disturbs little.
 MemoryViz.js is timed from the load of its page, which fetches the file from this machine, to two frames after its
 polygons are drawn. Then both get the same wheel events, one per frame: a step is the time between two frames that draw,
 with style, layout and paint. No frame may be empty, because after an empty frame Chromium waits for the next tick of a
@@ -94,6 +97,55 @@ async ([selector, steps]) => {
   return turns;
 }
 """
+_CLICKS = """
+async ({ count, selector, outlined, told }) => {
+  const wordsOf = (node) => node.getAttribute("d") || node.textContent;
+  const shown = (query) => [...document.querySelectorAll(query)].map(wordsOf).join("|");
+  const until = (test) => new Promise((done) => {
+    const end = performance.now() + 5000;
+    const look = () => (test() || performance.now() > end ? done(performance.now()) : requestAnimationFrame(look));
+    look();
+  });
+  const taken = [];
+  for (let k = 0; k < count; k++) {
+    const targets = [...document.querySelectorAll(selector)].filter((node) => node.getBoundingClientRect().height > 3);
+    const target = targets[Math.floor((targets.length * k) / count)];
+    const box = target.getBoundingClientRect();
+    const share = targets.length > 1 ? 0.5 : 0.15 + (0.7 * ((k * 7) % count)) / count;
+    const place = { clientX: box.x + share * box.width, clientY: box.bottom - 0.1 * box.height };
+    const at = { ...place, pointerId: 1, bubbles: true, cancelable: true };
+    target.setPointerCapture = () => {};
+    const before = [outlined, told].map((query) => query && shown(query));
+    const begun = performance.now();
+    for (const name of ["mouseover", "mousedown"]) target.dispatchEvent(new MouseEvent(name, at));
+    for (const name of ["pointerdown", "pointerup"]) target.dispatchEvent(new PointerEvent(name, at));
+    const outline = outlined ? (await until(() => shown(outlined) !== before[0])) - begun : 0;
+    taken.push([outline, (await until(() => shown(told) !== before[1])) - begun]);
+    await new Promise((rest) => setTimeout(rest, 400));
+  }
+  return taken;
+}
+"""
+_TABS = """
+async (rounds) => {
+  const seen = () => [...document.querySelectorAll("#tabs [role=tabpanel]")].find((panel) => panel.offsetHeight > 0);
+  const frame = () => new Promise((done) => requestAnimationFrame(done));
+  const taken = [];
+  for (let round = 0; round < 4 * rounds; round++) {
+    const name = ["Compare", "Run", "What if", "Explore"][round % 4];
+    const before = seen();
+    const begun = performance.now();
+    [...document.querySelectorAll("#tabs [role=tab]")].find((tab) => tab.textContent.trim().startsWith(name)).click();
+    while ((!seen() || seen() === before) && performance.now() - begun < 5000) await frame();
+    await frame();
+    await frame();
+    taken.push(performance.now() - begun);
+    await new Promise((rest) => setTimeout(rest, 1200));
+  }
+  return taken;
+}
+"""
+_CLICKED = 12
 
 
 def main() -> None:
@@ -130,10 +182,13 @@ def _ours(browser: Any, file: Path) -> list[str]:
         page = browser.new_page(viewport={"width": 1440, "height": 1000})
         sent = _count_bytes(page)
         page.add_init_script(f"({MARKS})({json.dumps({'marks': _OURS, 'since': 'choice'})})")
+        tools = page.context.new_cdp_session(page)
+        tools.send("Performance.enable", {"timeDomain": "threadTicks"})
         started = time.perf_counter()
         page.goto(address)
         page.wait_for_selector(".mv-sample", timeout=60_000)
         opens = time.perf_counter() - started
+        metrics = {each["name"]: each["value"] for each in tools.send("Performance.getMetrics")["metrics"]}
         # A person looks at the page for a moment before choosing a file.
         page.wait_for_timeout(2000)
         before = sum(sent)
@@ -146,6 +201,10 @@ def _ours(browser: Any, file: Path) -> list[str]:
         page.wait_for_timeout(3000)
         received = sum(sent) - before
         steps = _zoom(page, ".mvt-plot")
+        page.locator("#inspector section").first.wait_for()
+        outlined, told = "#timeline .mvt-outline", "#inspector .mv-pinned .mv-figure, #inspector .mv-pinned .mv-stack"
+        clicks = _clicked(page, "#timeline .mvt-plot", told, outlined)
+        tabs = page.evaluate(_TABS, 3)
         page.close()
     with serving([sys.executable, "-m", "memviz", "open", str(file)]) as address:
         page = browser.new_page(viewport={"width": 1440, "height": 1000})
@@ -163,7 +222,17 @@ def _ours(browser: Any, file: Path) -> list[str]:
         f"{uploaded['coloured'] / 1000:.2f} s",
         f"{given['coloured'] / 1000:.2f} s",
     ]
-    return [*shown, *_steps(steps), received_text, f"{opens:.2f} s"]
+    turned = f"{statistics.median(tabs):.0f} / {max(tabs):.0f} ms"
+    thread = f"{opens:.2f} s, {metrics['TaskDuration']:.2f} s of its thread"
+    return [*shown, *_steps(steps), received_text, *clicks, turned, thread]
+
+
+def _clicked(page: Page, selector: str, told: str, outlined: str = "") -> list[str]:
+    """Return median and longest milliseconds to the outline, which MemoryViz.js has none of, and to the stack."""
+    asked = {"count": _CLICKED, "selector": selector, "outlined": outlined, "told": told}
+    taken: list[list[float]] = page.evaluate(_CLICKS, asked)
+    parts = [[outline for outline, _ in taken], [stack for _, stack in taken]]
+    return [f"{statistics.median(part):.0f} / {max(part):.0f} ms" if any(part) else "" for part in parts]
 
 
 def marked(page: Page, last: str = "coloured") -> dict[str, float]:
@@ -227,6 +296,8 @@ def _theirs(browser: Any, file: Path, bundle: Path) -> list[str]:
                 *_steps(_zoom(page, "svg"))[:2],
                 "",
                 f"{file.stat().st_size / 1e6:.2f} MB",
+                *_clicked(page, "svg polygon", "pre"),
+                "",
                 "",
             ]
         finally:
@@ -280,6 +351,9 @@ def _table(rows: list[list[str]]) -> str:
         "zoom step, longest",
         "of it our script",
         "bytes to the browser",
+        "click, to the outline",
+        "click, to the stack",
+        "tab, median / longest",
         "page opens",
     ]
     machine = f"{os.cpu_count()} cores, {platform.system()}, headless Chromium without a GPU, 1440 x 1000"

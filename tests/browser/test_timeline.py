@@ -115,5 +115,5 @@ def test_a_mark_of_the_program_chooses_its_moment(same_page: Any) -> None:
     marked = replace(device, events=replace(device.events, time_us=times), annotations=annotations)
     mount_timeline(same_page, replace(trace, strings=(*trace.strings, "after <eval>"), devices=(marked,)))
     same_page.locator(".mvt-marktext", has_text="after <eval>").wait_for()
-    same_page.locator(".mvt-name-of-moment").click()
+    same_page.locator(".mvt-mark-of-program text").click()
     same_page.locator(".mvt-pilltext", has_text=f"event {at:,}").wait_for()

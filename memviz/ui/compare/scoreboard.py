@@ -98,7 +98,6 @@ def _name(board: Board, place: int) -> Html:
         title=title,
         aria_label=f"{side.letter}, {title[0].lower()}{title[1:]}",
         data_letter=side.letter,
-        draggable="true",
     )
     where = _where(side)
     # What is true of all of them tells none from another.

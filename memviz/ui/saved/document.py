@@ -49,7 +49,7 @@ Follow = Callable[[Mapping[str, str]], State | None]
 _DROPPED_ACTS = frozenset({"toggle", "home", "close", "sample", "weight", "colour", "open", "pin", "unpin", "compare"})
 """Actions on the page's other traces, or without an equivalent in a saved page; their labels are dropped too."""
 _DROPPED_TABS = frozenset({"segments", "events"})
-_BUTTONS_ONLY = frozenset({"type", "data_act", "data_letter", "draggable", "role", "tabindex"})
+_BUTTONS_ONLY = frozenset({"type", "data_act", "data_letter", "role", "tabindex"})
 """Attributes that a button loses, besides those for screen readers, where it becomes plain text."""
 
 

@@ -231,6 +231,7 @@ def _trace_row(
         peak = timeline(device).peak_bytes
         facts = f"{bytes_text(peak)} · {trace.about.origin}"
         if highest:
+            facts = bytes_text(peak)
             bar = tag("i", class_="mv-peakline", style=f"width:{100 * peak / highest:.1f}%")
             ahead = timeline_key(opened) if len(device.events) <= _MOST_AHEAD else None
     # A lone trace is compared with nothing, so it is no A.
@@ -261,12 +262,12 @@ def refused_html(session: Session) -> Html:
     if not session.refused:
         return Html("")
     others = len(session.opened)
-    safe = f" Your {others} open trace{'s are' if others > 1 else ' is'} untouched." if others else ""
     rows = []
     for refusal in session.refused:
         head = tag("b", f"{refusal.name} was not opened. ")
-        text = f"{refusal.reason} Nothing in the file was run.{safe}"
-        rows.append(tag("p", head, text, data_refused=refusal.turn))
+        rows.append(tag("p", head, refusal.reason, data_refused=refusal.turn))
+    if others:
+        rows.append(tag("p", f"Your {others} open trace{'s are' if others > 1 else ' is'} untouched.", class_="mv-soft"))
     return tag("div", *rows, button("Dismiss", "dismiss", None), class_="mv-band", role="alert")
 
 

@@ -154,7 +154,7 @@ class EventList extends Component {
   }
 
   /** Taken out of the page, an element forgets where it was scrolled to.
-   * @override */
+   * */
   attach() {
     const isAnew = super.attach();
     if (isAnew && this.scale) this.setTop(this.top, this.scale);
@@ -163,7 +163,7 @@ class EventList extends Component {
 
   // -- what to show
 
-  /** @override @param {Value | null} value */
+  /** @param {Value | null} value */
   load(value) {
     this.root.hidden = !value || !value.key;
     if (!value || !value.key) this.key = null;

@@ -32,18 +32,8 @@ export class Labels extends Part {
     const rules = byteRules(viewport.top, viewport, (bytes) => viewport.yOf(bytes), viewport.bottom);
     this.clipped.replaceChildren(this.reservedLine(data));
     const chosen = [...this.pinned(data), ...this.moment(data)];
-    this.node.replaceChildren(this.definition, ...rules, ...this.heightBar(), ...this.ticks(), this.clipped, ...this.timeline.marks.shapes(), ...this.marks(data), ...chosen, this.ruler, this.timeline.ruler.node);
+    this.node.replaceChildren(this.definition, ...rules, ...this.ticks(), this.clipped, ...this.timeline.marks.shapes(), ...this.marks(data), ...chosen, this.ruler, this.timeline.ruler.node);
     this.drawRuler();
-  }
-
-  /** Along the byte axis: which part of the height is seen. */
-  heightBar() {
-    const { viewport } = this;
-    if (viewport.isFullHeight()) return [];
-    const { height, bottom, top, most } = viewport;
-    const high = Math.max(((top - bottom) / most) * height, 3);
-    const y = clamp(height * (1 - top / most), 0, height - high);
-    return [shape("rect", { x: -5, y: 0, width: 3, height, class: "mvt-heights" }), shape("rect", { x: -5, y, width: 3, height: high, class: "mvt-seen" })];
   }
 
   ticks() {

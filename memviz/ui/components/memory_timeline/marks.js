@@ -1,6 +1,6 @@
 // @ts-check
 // Moments that the program named (`memviz.mark`): a line through the plot with a label, which chooses the moment.
-import { el, shape } from "../base.js";
+import { shape } from "../base.js";
 import { cutMiddle, eventText } from "../words.js";
 import { Part } from "./viewport.js";
 
@@ -13,33 +13,25 @@ const ROW = 13;
 const ROWS = 2;
 
 /** A line, and its label where there is room: `side` is the way that it reads from the line.
- * @typedef {{ x: number, instant: number, name: string, text: string, wide: number, side: 1 | -1, row: number }} Flag */
+ * @typedef {{ x: number, instant: number, name: string, text: string, side: 1 | -1, row: number }} Flag */
 
 export class Marks extends Part {
-  /** What is clicked; the labels are drawn with the plot, so that they are in its pictures. */
-  node = el("div", { class: "mvt-named" });
-
-  draw() {
-    const buttons = this.flags().map((flag) => {
-      const left = flag.side > 0 ? flag.x - 3 : flag.x - flag.wide;
-      const title = `${flag.name} · ${eventText(flag.instant - 1)}`;
-      const go = () => this.timeline.choosing.setMoment(flag.instant);
-      const button = el("button", { type: "button", class: "mvt-name-of-moment", tabindex: "-1", title, "aria-label": title, style: `left:${left}px;top:${flag.row * ROW}px;width:${flag.wide + 3}px`, onclick: go });
-      // Not a press on the plot, which would choose what lies below.
-      button.addEventListener("pointerdown", (event) => event.stopPropagation());
-      return button;
-    });
-    this.node.replaceChildren(...buttons);
-  }
-
   /** @returns {SVGElement[]} */
   shapes() {
     const { height } = this.viewport;
-    return this.flags().flatMap(({ x, text, side, row }) => [
-      shape("line", { x1: x, x2: x, y1: 0, y2: height, class: "mvt-markline" }),
-      shape("path", { d: `M${x},${row * ROW}h${side * 6}l${side * -2},3l${side * 2},3h${side * -6}z`, class: "mvt-flag" }),
-      ...(text ? [shape("text", { x: x + side * 9, y: row * ROW + 11, class: "mvt-marktext", "text-anchor": side > 0 ? "start" : "end" }, text)] : []),
-    ]);
+    return this.flags().map(({ x, instant, name, text, side, row }) => {
+      const flag = shape("g", { class: "mvt-mark-of-program" });
+      flag.append(
+        shape("title", {}, `${name} · ${eventText(instant - 1)}`),
+        shape("line", { x1: x, x2: x, y1: 0, y2: height, class: "mvt-markline" }),
+        shape("path", { d: `M${x},${row * ROW}h${side * 6}l${side * -2},3l${side * 2},3h${side * -6}z`, class: "mvt-flag" }),
+        ...(text ? [shape("text", { x: x + side * 9, y: row * ROW + 11, class: "mvt-marktext", "text-anchor": side > 0 ? "start" : "end" }, text)] : []),
+      );
+      // Not a press on the plot, which would choose what lies below.
+      flag.addEventListener("pointerdown", (event) => event.stopPropagation());
+      flag.addEventListener("click", () => this.timeline.choosing.setMoment(instant));
+      return flag;
+    });
   }
 
   /** Those in sight, from left to right. @returns {Flag[]} */
@@ -59,7 +51,7 @@ export class Marks extends Part {
       const side = x + wide <= viewport.width ? 1 : -1;
       const row = free.findIndex((from) => (side > 0 ? x : x - wide) >= from);
       if (row >= 0) free[row] = side > 0 ? x + wide : x;
-      flags.push({ x, instant, name, text: row < 0 ? "" : text, wide: row < 0 ? 8 : wide, side, row: Math.max(row, 0) });
+      flags.push({ x, instant, name, text: row < 0 ? "" : text, side, row: Math.max(row, 0) });
     }
     return flags;
   }

@@ -81,7 +81,7 @@ export class Choosing extends Part {
   }
 
   changed() {
-    this.timeline.redraw();
+    this.timeline.retouch();
     this.timeline.say();
   }
 }

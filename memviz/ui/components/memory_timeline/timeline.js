@@ -58,11 +58,11 @@ export class MemoryTimeline extends Component {
   /** Nothing of it is on the screen. */
   isAway = true;
   isSharp = false;
-  /** Something has changed that is not drawn. */
+  /** The allocations are to be drawn anew; else only what is written over them. */
   isStale = true;
   frame = 0;
   settle = onceQuiet(() => {
-    this.isSharp = true;
+    this.isSharp = this.isStale = true;
     this.schedule();
   }, SETTLE_MS);
   /** Tokens of the page. Asking for a style is slow, so each is asked for once per mode.
@@ -98,7 +98,7 @@ export class MemoryTimeline extends Component {
   constructor(host, gradio) {
     super(host, gradio);
     this.root.className = "mvt";
-    this.plot.append(this.canvas.node, this.labels.node, this.marks.node, this.tools.box, this.tools.bytesAxis, this.tools.eventsAxis, this.tools.fullHeight, this.interaction.tip);
+    this.plot.append(this.canvas.node, this.labels.node, this.tools.box, this.tools.bytesAxis, this.tools.eventsAxis, this.tools.fullHeight, this.interaction.tip);
     const help = el("div", { class: "mvt-hidden", id: `mvt-keys-${this.id}` }, KEYS_HELP);
     const bar = el("div", { class: "mvt-bar" }, this.legend.node, this.controls.node);
     this.root.append(bar, this.title, this.overview.node, this.phases.node, this.plot, this.hostLane.node, help, this.live, this.waiting);
@@ -139,7 +139,7 @@ export class MemoryTimeline extends Component {
 
   // -- a trace
 
-  /** @override @param {Value | null} value */
+  /** @param {Value | null} value */
   async load(value) {
     if (!value?.isAhead) this.ahead.end();
     if (!value || !value.key) {
@@ -330,6 +330,12 @@ export class MemoryTimeline extends Component {
     this.schedule();
   }
 
+  /** Only what is written over the allocations has changed. */
+  retouch() {
+    if (this.isAway) this.isStale = true;
+    else this.schedule();
+  }
+
   schedule() {
     if (this.frame) return;
     this.frame = requestAnimationFrame(() => {
@@ -342,7 +348,7 @@ export class MemoryTimeline extends Component {
   /** @param {Value} value @param {TimelineData} data */
   draw(value, data) {
     const started = performance.now();
-    this.canvas.draw(this.isSharp, data);
+    if (this.isStale) this.canvas.draw(this.isSharp, data);
     this.isSharp = this.isStale = false;
     this.labels.draw(data);
     this.ruler.draw();
@@ -350,7 +356,6 @@ export class MemoryTimeline extends Component {
     this.controls.draw();
     this.overview.placeWindow();
     this.phases.draw();
-    this.marks.draw();
     this.hostLane.draw();
     if (!value.plain) this.legend.draw(data);
     this.root.dataset.drawMs = (performance.now() - started).toFixed(2);

@@ -165,7 +165,8 @@ export class Controls {
     this.timeline = timeline;
     this.order = choice("Stack", [["category", "by colour"], ["age", "by age"]], (order) => {
       timeline.order = order;
-      timeline.choosing.changed();
+      timeline.redraw();
+      timeline.say();
     });
     this.meaning = choice("Colour", [["category", "category"], ["site", "site"], ["module", "module"], ["size", "size"]], (meaning) => timeline.setMeaning(meaning));
     this.axes = switchOf("Axis", { event: "Event", time: "Time" }, (axis) => timeline.setAxis(axis));

@@ -30,12 +30,11 @@ class Overlay extends MemoryTimeline {
     Object.assign(this.labels, { pinned: () => [], moment: () => [] });
   }
 
-  /** @override */
   get kinds() {
     return { Canvas: Lines, Labels: Peaks, Interaction: Pointing };
   }
 
-  /** @override @param {any} value */
+  /** @param {any} value */
   async load(value) {
     this.wanted = value && value.linked ? value : null;
     this.root.hidden = !this.wanted || !this.wanted.shown;
@@ -64,7 +63,7 @@ class Overlay extends MemoryTimeline {
     this.resize();
   }
 
-  /** @override @param {import("../memory_timeline/data.js").TimelineData} data */
+  /** @param {import("../memory_timeline/data.js").TimelineData} data */
   part(data) {
     const [first, ...others] = this.sides.map(({ value }) => `${value?.badge} ${value?.name || ""}`);
     const other = this.sides[this.wanted?.other ?? 0]?.value?.badge;
@@ -72,10 +71,8 @@ class Overlay extends MemoryTimeline {
     return { ...super.part(data), title: "", keys: keys.map(([colour, words]) => /** @type {[string, string]} */ ([this.colour(colour), words])) };
   }
 
-  /** @override */
   showLit() {}
 
-  /** @override */
   say() {}
 }
 
@@ -86,7 +83,6 @@ class Lines extends PlotCanvas {
   /** Most live bytes in each column of each side; NaN where it has nothing. @type {Float64Array[]} */
   lines = [];
 
-  /** @override */
   draw() {
     const { width, height } = this.viewport;
     const { sides, wanted } = overlayOf(this);
@@ -161,13 +157,12 @@ class Lines extends PlotCanvas {
 }
 
 class Peaks extends Labels {
-  /** @override */
   reservedLine() {
     return shape("path", { d: "", class: "mvt-reserved" });
   }
 
   /** Each peak with its letter, and its bytes at the right.
-   * @override @returns {SVGElement[]} */
+   * @returns {SVGElement[]} */
   marks() {
     const { viewport } = this;
     const { width, height } = viewport;
@@ -189,7 +184,7 @@ class Peaks extends Labels {
 }
 
 class Pointing extends Interaction {
-  /** @override @param {PointerEvent} event */
+  /** @param {PointerEvent} event */
   hover(event) {
     const { sides, canvas } = overlayOf(this);
     const lines = canvas instanceof Lines ? canvas.lines : [];
@@ -201,7 +196,6 @@ class Pointing extends Interaction {
     showTip(this.tip, at, this.viewport, words);
   }
 
-  /** @override */
   click() {}
 }
 

@@ -32,7 +32,7 @@ class PlainForm extends Component {
     narrow.addEventListener("change", () => this.fold());
   }
 
-  /** @override @param {Value | null} value */
+  /** @param {Value | null} value */
   load(value) {
     this.form.hidden = !value || !value.html;
     if (!value) return;

@@ -72,7 +72,7 @@ class RankMap extends Component {
     new ResizeObserver(() => this.draw()).observe(this.plot);
   }
 
-  /** @override @param {Value | null} value */
+  /** @param {Value | null} value */
   load(value) {
     this.value = value && value.ranks?.length ? value : null;
     this.root.hidden = !this.value;
@@ -143,7 +143,7 @@ class RankMap extends Component {
   label(value) {
     const share = 100 / value.steps.length;
     const every = Math.ceil(LEAST_STEP_WIDTH / Math.max(this.plot.clientWidth / value.steps.length, 1));
-    this.steps.replaceChildren(...value.steps.map((words, i) => el("span", { style: `left:${i * share}%`, title: words }, i % every ? "" : words)));
+    this.steps.replaceChildren(...value.steps.map((words, i) => el("span", { style: `left:${i * share}%`, title: words }, i % every ? "" : i > 1 ? words.replace(/^step /, "") : words)));
     const apart = Math.max(1, Math.ceil(LABELS_APART / this.height));
     const middle = this.height / 2;
     const shown = value.ranks.map((_, row) => row).filter((row) => row % apart === 0);

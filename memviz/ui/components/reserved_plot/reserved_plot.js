@@ -65,7 +65,7 @@ class ReservedPlot extends Component {
     return { nodes: [this.svg, this.over], width: this.width, height: this.height, room: { left: 60, right: 110, upper: 12, lower: 30 }, keys: swatches };
   }
 
-  /** @override @param {any} value */
+  /** @param {any} value */
   load(value) {
     this.value = value && value.axes ? /** @type {Value} */ (value) : null;
     this.root.hidden = !this.value;

@@ -84,7 +84,7 @@ export class SegmentMap extends Component {
 
   // -- what to show
 
-  /** @override @param {Value | null} value */
+  /** @param {Value | null} value */
   load(value) {
     this.root.hidden = !value || !value.key;
     if (!value || !value.key) this.key = null;

@@ -32,7 +32,7 @@ class SegmentPair extends Component {
     return { caption, root, map };
   }
 
-  /** @override @param {{ maps?: { caption: string, map: import("../segment_map/segment_map.js").Value }[] } | null} value */
+  /** @param {{ maps?: { caption: string, map: import("../segment_map/segment_map.js").Value }[] } | null} value */
   load(value) {
     this.sides.forEach(({ root, caption, map }, i) => {
       const shown = value?.maps?.[i];

@@ -2,7 +2,7 @@
 // What people do in a comparison, apart from its timelines:
 //   [data-compare-by][data-compare-row]  hovering or focusing lights those allocations in all its timelines at once;
 //                                        a click on it keeps them lit, Esc or another click ends that
-//   [data-letter]                        a trace's badge: dragging it onto A, or Shift and the letter, makes it A
+//   [data-letter]                        a trace's badge: a click on it, or Shift and the letter, makes it A
 // Which allocations a row has in each trace is asked of the server once for all of them.
 import { all, isTyping, nearest, say } from "../base.js";
 import { bytesOf, unpack } from "../memory_timeline/packed.js";
@@ -30,7 +30,6 @@ class Rows {
   /** @type {Map<string, Masks>} */ known = new Map();
   /** @type {Named | null} */ kept = null;
   shown = "";
-  /** @type {HTMLElement | null} */ dragged = null;
 
   /** @param {HTMLElement} element @param {Gradio["server"]} server */
   constructor(element, server) {
@@ -42,9 +41,6 @@ class Rows {
     document.addEventListener("focusout", () => isHere() && this.hover(null));
     document.addEventListener("click", (event) => isHere() && this.click(event));
     document.addEventListener("keydown", (event) => isHere() && this.key(event), true);
-    document.addEventListener("dragstart", (event) => isHere() && this.drag(event));
-    document.addEventListener("dragover", (event) => isHere() && this.drag(event));
-    document.addEventListener("drop", (event) => isHere() && this.drag(event));
   }
 
   /** @returns {HTMLElement | null} */
@@ -123,16 +119,6 @@ class Rows {
     event.preventDefault();
     event.stopPropagation();
     letter.click();
-  }
-
-  /** @param {DragEvent} event */
-  drag(event) {
-    const badge = nearest(event, "[data-letter]");
-    if (event.type === "dragstart") this.dragged = badge;
-    const onto = badge || /** @type {HTMLElement | null | undefined} */ (nearest(event, "tr")?.querySelector("[data-letter]"));
-    if (!this.dragged || onto?.dataset.letter !== "A") return;
-    event.preventDefault();
-    if (event.type === "drop") this.dragged.click();
   }
 }
 
