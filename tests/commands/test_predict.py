@@ -410,22 +410,12 @@ if __name__ == "__main__":
     mp.spawn(work, args=(2,), nprocs=2)
 """
 FOLLOWED = {
-    "subprocess": (f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {CHILD!r}], check=True)\n", [2]),
-    "nested": (
+    "by a launcher that imports torch, which one without it started": (
         "import subprocess, sys\n"
-        f"inner = 'import subprocess, sys; subprocess.run([sys.executable, \"-c\", ' + repr({CHILD!r}) + '])'\n"
-        "subprocess.run([sys.executable, '-c', inner], check=True)\n",
-        [2],
-    ),
-    "by a launcher that imports torch": (
-        "import subprocess, sys\n"
-        f"inner = 'import subprocess, sys, torch; subprocess.run([sys.executable, \"-c\", ' + repr({CHILD!r}) + '])'\n"
-        "subprocess.run([sys.executable, '-c', inner], check=True)\n",
-        [2],
-    ),
-    "a process": (
-        "import torch.multiprocessing as mp\ndef work():\n    import torch\n    torch.ones(9, device='cuda')\n"
-        "if __name__ == '__main__':\n    p = mp.get_context('spawn').Process(target=work); p.start(); p.join()\n",
+        "def launcher(imports, code):\n"
+        "    return f'import {imports}; subprocess.run([sys.executable, \"-c\", {code!r}], check=True)'\n"
+        f"inner = launcher('subprocess, sys, torch', {CHILD!r})\n"
+        "subprocess.run([sys.executable, '-c', launcher('subprocess, sys', inner)], check=True)\n",
         [2],
     ),
     "in its own place": (f"import os, sys\nos.execlp(sys.executable, sys.executable, '-c', {CHILD!r})\n", [2]),

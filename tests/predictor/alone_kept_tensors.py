@@ -469,11 +469,14 @@ def test_what_keeps_tensors_is_named_with_the_line_to_change(program: Program, m
         assert finding.line == line and line in finding.remedy
 
 
+ONE_OF_EACH_KIND = {program.kind: name for name, program in reversed(PROGRAMS.items())}
+
+
 @pytest.mark.parametrize(
     "program",
     [
-        pytest.param(program, id=name, marks=[] if name in QUICK[:2] else [pytest.mark.slow])
-        for name, program in PROGRAMS.items()
+        pytest.param(PROGRAMS[name], id=name, marks=[] if name in QUICK else [pytest.mark.slow])
+        for name in dict.fromkeys((*QUICK, *ONE_OF_EACH_KIND.values()))
     ],
 )
 def test_a_real_process_says_the_same(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,15 +145,6 @@ def test_weights_at_the_peak_are_those_that_are_on_the_card_then(granularity):
     assert share > 0.99 if granularity == "model" else share < (0.25 if granularity == "leaf" else 0.9)
 
 
-@pytest.mark.slow
-def test_flux_fits_a_card_of_12_gib_where_its_weights_wait_on_the_host():
-    chosen = (("weight_offload", {"granularity": "block"}),)
-    request = Request("flux", {}, chosen, card="RTX 3060", warmup=0, numerics=False)
-    run = predict(plan_of(request), lambda _: None, figures_only=True).run
-    assert run.fit is not None and run.fit.word == "yes" and run.weights_bytes > 1.9 * run.fit.usable_bytes
-    assert run.peak_reserved_bytes < 2 * GIB
-
-
 _SCRIPT = """
 import torch
 from torch import nn
@@ -195,8 +186,12 @@ CONVERTING = ("layerwise_casting", "weight_quantization", "weight_offload")
 
 
 def combinations(workload: str) -> Iterator[Plan]:
-    """The workload at reduced size as it is and with each optimization, loaded both ways where that differs."""
-    for name, needs in (("", "any"), *((kind.name, kind.needs) for kind in OPTIMIZATIONS)):
+    """The workload at reduced size as it is and with a third of the optimizations, loaded both ways where that differs.
+
+    Each optimization comes with a third of the workloads.
+    """
+    first = [kind.name for kind in WORKLOADS].index(workload) % 3
+    for name, needs in (("", "any"), *((kind.name, kind.needs) for kind in OPTIMIZATIONS[first::3])):
         mode = {} if workload == "transformer_block" else {"mode": needs.replace("any", "inference")}
         for load in ("host", "device") if name in CONVERTING else ("host",):
             chosen = ((name, {}),) if name else ()

@@ -158,7 +158,9 @@ def test_the_price_of_every_optimization_is_made_again_for_two_presets() -> None
     assert {name for name, count in made.items() if count >= 2} == stored
 
 
-def _check_stored(name: str, rows: dict[str, Any]) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STORED)
+def test_stored_prices_are_what_is_predicted(name: str, rows: dict[str, Any]) -> None:
     if prices._stored()["libraries"] != prices._releases():
         pytest.skip("the stored prices are of other releases of the libraries")
     row = next(row for row in rows["workloads"] if row["name"] == name)
@@ -173,14 +175,3 @@ def _check_stored(name: str, rows: dict[str, Any]) -> None:
         entry["prices"] = {price["name"]: price for price in entry["prices"] if _is_made_again(name, price["name"])}
     differing = [key for key, price in made["prices"].items() if stored["prices"].get(key) != price]
     assert made == stored, f"Make the prices anew: python -m memviz.runner.prices {' '.join(differing) or name}"
-
-
-@pytest.mark.slow
-def test_the_stored_prices_of_a_preset_are_what_is_predicted(rows: dict[str, Any]) -> None:
-    _check_stored("feed_forward", rows)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", STORED)
-def test_all_stored_prices_are_what_is_predicted(name: str, rows: dict[str, Any]) -> None:
-    _check_stored(name, rows)
