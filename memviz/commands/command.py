@@ -44,7 +44,7 @@ _FIRST_DEVICE = "the one that ran out of memory, else the one with the highest p
 
 
 def add_device(parser: argparse.ArgumentParser, default: str = _FIRST_DEVICE) -> None:
-    parser.add_argument("--device", metavar="N", help=f"a number, or host0 for pinned memory (default: {default})")
+    parser.add_argument("--device", metavar="N", help=f"device number, or host0 for pinned memory (default: {default})")
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +52,7 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def add_grouping(parser: argparse.ArgumentParser, groupings: Sequence[str]) -> None:
-    parser.add_argument("--by", choices=groupings, default="site", help="what a row is (default: %(default)s)")
+    parser.add_argument("--by", choices=groupings, default="site", help="group rows by this (default: %(default)s)")
     add_top(parser)
 
 
@@ -72,7 +72,7 @@ def count(text: str) -> int:
 def add_platform(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--platform", choices=("linux", "wsl", "windows"), default="linux",
-        help="whose driver orders the addresses of segments, which decide between cached blocks of equal size "
+        help="platform whose driver orders segment addresses, which decide between cached blocks of equal size "
         "(default: %(default)s)",
     )  # fmt: skip
 
@@ -80,29 +80,31 @@ def add_platform(parser: argparse.ArgumentParser) -> None:
 def add_memory(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--memory", metavar="SIZE",
-        help="of the card, as in 48GiB: of one that is not in the list, or with --card in the place of that card's own",
+        help="memory of the card, such as 48GiB: for an unlisted card, or to override the memory of --card",
     )  # fmt: skip
 
 
 def add_host_memory(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--host-memory", default="", metavar="SIZE", help="of the machine, as in 64GiB: say whether it fits there"
+        "--host-memory", default="", metavar="SIZE", help="host memory, such as 64GiB: report whether the program fits"
     )
 
 
 def add_parallel(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--gpus", type=positive, default=1, metavar="N",
-        help="predict one rank of each class among N GPUs, sharded unless --parallel says otherwise (default: 1)",
+        help="predict one rank per class of equal ranks among N GPUs, sharded unless --parallel is given (default: 1)",
     )  # fmt: skip
     parser.add_argument(
         "--parallel", action="append", default=[], metavar="AXIS=N",
-        help="along data, shard, tensor or pipeline; may be given several times",
+        help="parallelism along data, shard, tensor or pipeline; repeatable",
     )  # fmt: skip
 
 
 def add_knobs(parser: argparse.ArgumentParser, help_with: str) -> None:
-    parser.add_argument("--set", action="append", default=[], metavar="KNOB=VALUE", help="a knob of the workload")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KNOB=VALUE", help="set a knob of the workload; repeatable"
+    )
     metavar = "NAME[:KNOB=VALUE,...]"
     parser.add_argument(
         "--with", dest="optimizations", action="append", default=[], metavar=metavar, help=help_with
@@ -112,14 +114,14 @@ def add_knobs(parser: argparse.ArgumentParser, help_with: str) -> None:
 def add_optimizer(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--optimizer", choices=("none", "sgd", "adamw", "adamw-fused", "adamw-for-loop"), default="none",
-        help="that steps after backward (default: %(default)s, gradients add up)",
+        help="optimizer that steps after backward (default: %(default)s, no optimizer step)",
     )  # fmt: skip
 
 
 def add_script(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-m", "--module", action="store_true", help="run a module instead of a file")
-    parser.add_argument("script", metavar="SCRIPT", help="the script, or with -m the module")
-    parser.add_argument("arguments", metavar="ARGUMENT", nargs=argparse.REMAINDER, help="given to it")
+    parser.add_argument("script", metavar="SCRIPT", help="script file, or module with -m")
+    parser.add_argument("arguments", metavar="ARGUMENT", nargs=argparse.REMAINDER, help="arguments of the script")
 
 
 def request_of(args: argparse.Namespace, **more: Any) -> Request:
@@ -129,7 +131,7 @@ def request_of(args: argparse.Namespace, **more: Any) -> Request:
     from memviz.runner.config_source import with_config
     from memviz.runner.request import Request, parse_name_and_knobs
 
-    axes = dict(pair(text, "--parallel takes AXIS=N, as in --parallel tensor=2") for text in args.parallel)
+    axes = dict(pair(text, "--parallel takes AXIS=N, such as --parallel tensor=2") for text in args.parallel)
     request = Request(
         workload=args.workload,
         settings=dict(map(pair, args.set)),
@@ -144,10 +146,10 @@ def request_of(args: argparse.Namespace, **more: Any) -> Request:
     return with_config(request)
 
 
-def pair(text: str, how: str = "--set takes KNOB=VALUE, as in --set batch=2") -> tuple[str, str]:
+def pair(text: str, how: str = "--set takes KNOB=VALUE, such as --set batch=2") -> tuple[str, str]:
     knob, equals, value = text.partition("=")
     if not equals:
-        raise UsageError(f"{how}; not {text}.")
+        raise UsageError(f"{how}, not {text}.")
     return knob.strip(), value.strip()
 
 

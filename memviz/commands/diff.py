@@ -49,7 +49,7 @@ def markdown(comparison: Comparison, *, grown: Sequence[int], link: str | None) 
     for number in range(1, len(changes.moments)):
         parts += [*_markdown_causes(changes, number), ""]
     for number in grown:
-        parts += [f"**The peak of {letter(number)} grew by more than is allowed.**", ""]
+        parts += [f"**The peak of {letter(number)} grew by more than allowed.**", ""]
     if link:
         parts += [f"[Open it in memviz]({link})", ""]
     return "\n".join(parts)
@@ -57,7 +57,7 @@ def markdown(comparison: Comparison, *, grown: Sequence[int], link: str | None) 
 
 def _peaks(comparison: Changes) -> list[str]:
     rows = [
-        _markdown_row("", "trace", "live at the peak", "reserved at most", "against A"),
+        _markdown_row("", "trace", "live at the peak", "peak reserved", "change from A"),
         _markdown_row("---", "---", *["---:"] * 3),
     ]
     for number, moment in enumerate(comparison.moments):
@@ -74,7 +74,7 @@ def _markdown_causes(comparison: Changes, number: int) -> list[str]:
         :_CAUSES
     ]
     if not rows:
-        return [f"Nothing is held differently at the peaks of A and {letter(number)}."]
+        return [f"The peaks of A and {letter(number)} hold the same allocations."]
     head = _markdown_row(f"from A to {letter(number)}", "A", letter(number), "change")
     lines = [head, _markdown_row("---", *["---:"] * 3)]
     lines += [_markdown_cells(code(row.thing.name), row.bytes[0], row.bytes[number]) for row in rows]
@@ -115,14 +115,14 @@ def print_comparison(comparison: Comparison, top: int | None) -> None:
         change = "" if number == 0 else f", {_change(comparison.found, number)}"
         device = f", device {moment.which.name}" if moment.which.is_one_of_several else ""
         in_file = is_reserved_known(moment.live_bytes, moment.reserved_peak_bytes)
-        reserved = f"{bytes_text(moment.reserved_peak_bytes)} reserved at most" if in_file else "reserved not known"
-        live = f"{bytes_text(moment.live_bytes)} at the peak{change}"
+        reserved = f"peak reserved {bytes_text(moment.reserved_peak_bytes)}" if in_file else "reserved not known"
+        live = f"{bytes_text(moment.live_bytes)} live at the peak{change}"
         print(f"{letter(number)}  {printable(moment.source)}{device}: {live}; {reserved}")
     print()
     print_result_table(comparison.table(top))
     for setting in setting_differences([trace for trace, _ in comparison.sides]):
         if setting.is_known_to_differ:
-            values = ("not said" if value is None else value or "not set" for value in setting.values)
+            values = ("unknown" if value is None else value or "not set" for value in setting.values)
             print(f"\n{printable(setting.name)}: {printable(', '.join(values))}")
 
 
@@ -143,7 +143,7 @@ def share_or_bytes(text: str) -> tuple[float, str]:
             raise ValueError
         return share, "share"
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither a percentage nor a size, such as 5% or 200MiB") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a percentage or a size, such as 5% or 200MiB") from None
 
 
 def _report_exceeded(comparison: Changes, grown: Sequence[int], ran_out: Sequence[int]) -> None:
@@ -153,13 +153,13 @@ def _report_exceeded(comparison: Changes, grown: Sequence[int], ran_out: Sequenc
     for i in ran_out:
         moment, baseline = comparison.moments[i], comparison.moments[0]
         event = count_text(moment.ran_out_at or 0)
-        message = f"{moment.source} ran out of memory at event {event}, and {baseline.source} did not"
+        message = f"{moment.source} ran out of memory at event {event}, but {baseline.source} did not"
         print(f"memviz: {message}", file=sys.stderr)
 
 
 def _link(text: str) -> str:
     if not re.fullmatch(r"https?://[^\s()<>\\]+", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no address such as https://host/page")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a URL such as https://host/page")
     return text
 
 
@@ -195,7 +195,7 @@ def _diff_jobs(args: argparse.Namespace) -> int:
     for line in refused:
         print(f"memviz: {printable(line)}", file=sys.stderr)
     if lost and not refused:
-        raise UsageError(f"{_numbers(lost)} of {names[0]} cannot be checked: {names[1]} has no snapshot of it.")
+        raise UsageError(f"Cannot check {_numbers(lost, 'r')} of {names[0]}: no snapshot in {names[1]}.")
     return GREW if refused else 0
 
 
@@ -211,12 +211,14 @@ def _check_jobs(files: Sequence[Path], by: str) -> None:
     if single is not None:
         other = next(path for path in files if _is_job(path))
         raise UsageError(
-            f"{other} is a job of several ranks and {single} is not. Name two folders, or files of one rank each."
+            f"{other} is a job of several ranks, {single} is not. Compare two folders, or files of one rank each."
         )
     if len(files) != 2:
-        raise UsageError(f"Two jobs are compared, not {len(files)}. Name the baseline first.")
+        raise UsageError(f"diff compares two jobs, not {len(files)}. Name the baseline first.")
     if by not in _JOB_GROUPINGS:
-        raise UsageError(f"Jobs are compared by {' or '.join(_JOB_GROUPINGS)}. For {by}, name the files of one rank.")
+        raise UsageError(
+            f"Jobs are compared by {' or '.join(_JOB_GROUPINGS)}. For {by}, compare the files of one rank."
+        )
 
 
 def _jobs_exceeded(changes: JobChanges, allowed: tuple[float, str], names: Sequence[str]) -> list[str]:
@@ -227,17 +229,17 @@ def _jobs_exceeded(changes: JobChanges, allowed: tuple[float, str], names: Seque
         most = max(grown, key=lambda change: change.delta_bytes)
         share = f" ({percent_text(most.delta_bytes, most.peaks[0])})" if most.peaks[0] else ""
         which = _numbers([change.ranks[0] for change in grown])
-        also = f", the most on rank {most.ranks[0]}" if len(grown) > 1 else ""
+        also = f", most on rank {most.ranks[0]}" if len(grown) > 1 else ""
         lines.append(f"{which} grew by more than allowed{also}: {delta_text(most.delta_bytes)}{share}")
     if ran_out := changes.ran_out():
-        lines.append(f"{_numbers(ran_out)} ran out of memory in {names[1]}, and not in {names[0]}")
+        lines.append(f"{_numbers(ran_out)} ran out of memory in {names[1]}, but not in {names[0]}")
     return lines
 
 
-def _numbers(ranks: Sequence[int]) -> str:
+def _numbers(ranks: Sequence[int], initial: str = "R") -> str:
     from memviz.results.ranks import ranks_text
 
-    return f"R{ranks_text(ranks)[1:]}"
+    return f"{initial}{ranks_text(ranks)[1:]}"
 
 
 def _print_jobs(changes: JobChanges, args: argparse.Namespace, names: Sequence[str], top: int | None) -> None:
@@ -251,7 +253,7 @@ def _print_jobs(changes: JobChanges, args: argparse.Namespace, names: Sequence[s
     changed = sorted((one for one in changes.ranks if one.delta_bytes), key=lambda one: -abs(one.delta_bytes))
     _print_changes("ranks", changed[:top], args.by, changes.total)
     if 1 < len(changes.groups) < len(changed):
-        _print_changes("ranks alike in A and in B", changes.groups[:top], args.by, changes.total)
+        _print_changes("ranks equal in A and B", changes.groups[:top], args.by, changes.total)
     print()
     rows, rest = changes.total.rows(args.by, top)
     cells = [[delta_text(row.delta_bytes), row.words] for row in rows]
@@ -312,25 +314,23 @@ def _jobs_markdown(changes: JobChanges, names: Sequence[str], by: str, refused: 
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_file(parser, many="+", help="snapshots, the baseline first; or two folders with a snapshot of each rank")
+    add_file(parser, many="+", help="snapshots, baseline first; or two folders with one snapshot per rank")
     add_device(parser)
     add_grouping(parser, GROUPINGS)
     parser.add_argument(
-        "--max-growth",
-        type=share_or_bytes,
-        metavar="5%|200MiB",
-        help="end with status 1 if a peak is higher than the first by more, or if a later one alone ran out of memory",
-    )
+        "--max-growth", type=share_or_bytes, metavar="5%|200MiB",
+        help="exit with status 1 if a peak exceeds the first by more, or if only a later trace ran out of memory",
+    )  # fmt: skip
     add_json(parser)
-    parser.add_argument("--markdown", action="store_true", help="write a comment for a pull request")
-    parser.add_argument("--link", type=_link, metavar="URL", help="where the comment leads to")
+    parser.add_argument("--markdown", action="store_true", help="write Markdown for a pull request comment")
+    parser.add_argument("--link", type=_link, metavar="URL", help="link to add to the comment")
 
 
 def _run(args: argparse.Namespace) -> int:
     if len(args.files) < 2:
-        raise UsageError("diff takes two files or more: the baseline first.")
+        raise UsageError("diff takes two or more files, baseline first.")
     if args.json and args.markdown:
-        raise UsageError("--json or --markdown, not both.")
+        raise UsageError("Use --json or --markdown, not both.")
     if any(map(_is_job, args.files)):
         return _diff_jobs(args)
     traces = [open_trace(path) for path in args.files]

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from memviz.results.findings import Findings
 
 _HISTORY = {
-    "complete": "complete from the first byte",
-    "late": "started late: something was there before the first event",
-    "none": "none: only the state at the end is known",
+    "complete": "complete",
+    "late": "started late: memory was allocated before the first event",
+    "none": "none: only the final state is known",
 }
 
 
@@ -65,23 +65,23 @@ def _print_device(device: DeviceSummary) -> None:
     print(f"\nDevice {device.device}: {counted(device.events, 'event')}, history {_HISTORY[device.history]}")
     moment = f"at event {count_text(device.peak_event)}"
     if device.peak_event < 0:
-        moment = "before the first event" if device.events else "which is the end, all that is known"
+        moment = "before the first event" if device.events else "in the final state"
     print(f"  live      {bytes_text(device.peak_bytes)} at the peak, {moment}")
     print(f"            {bytes_text(device.start_bytes)} at the start, {bytes_text(device.end_bytes)} at the end")
     reserved, end = bytes_text(device.reserved_peak_bytes), bytes_text(device.reserved_end_bytes)
     print(f"  reserved  {f'{reserved} at its peak, {end} at the end' if device.reserved_is_known else 'not known'}")
     for oom in device.oom:
         requested, free = bytes_text(oom["requested_bytes"] or 0), oom["device_free_bytes"]
-        rest = "what was free on the device is not known" if free is None else f"{bytes_text(free)} free on the device"
-        print(f"  out of memory at event {count_text(oom['event'] or 0)}: {requested} asked, {rest}")
+        rest = "free memory on the device not known" if free is None else f"{bytes_text(free)} free on the device"
+        print(f"  out of memory at event {count_text(oom['event'] or 0)}: {requested} requested, {rest}")
 
 
 def _add_moment(parser: argparse.ArgumentParser) -> None:
     moment = parser.add_mutually_exclusive_group(required=True)
-    moment.add_argument("--event", type=int, metavar="N", help="after this event; -1 is before the first")
-    moment.add_argument("--time", type=float, metavar="SECONDS", help="since the first event, or since 1970")
-    moment.add_argument("--mark", metavar="NAME", help="at the end of the last annotation, such as memviz.mark(NAME)")
-    parser.add_argument("--since", metavar="NAME", help="say what changed since the last annotation NAME, by group")
+    moment.add_argument("--event", type=int, metavar="N", help="state after event N; -1: before the first")
+    moment.add_argument("--time", type=float, metavar="SECONDS", help="seconds since the first event, or Unix time")
+    moment.add_argument("--mark", metavar="NAME", help="end of the last annotation NAME, such as memviz.mark(NAME)")
+    parser.add_argument("--since", metavar="NAME", help="show the change since the last annotation NAME, by group")
 
 
 def _live(args: argparse.Namespace, *, is_peak: bool) -> int:
@@ -117,7 +117,7 @@ def _print_change(change: LiveChange, most: int | None) -> None:
 def print_live(live: Live, event_count: int) -> None:
     moment = f"after event {count_text(live.event)}"
     if live.event < 0:
-        moment = "before the first event" if event_count else "at the end, all that is known"
+        moment = "before the first event" if event_count else "in the final state"
     waiting = f", {bytes_text(live.waiting_bytes)} of it waiting to be freed" if live.waiting_bytes else ""
     in_file = is_reserved_known(live.live_bytes, live.reserved_bytes)
     reserved = f"{bytes_text(live.reserved_bytes)} reserved" if in_file else "reserved not known"
@@ -129,12 +129,12 @@ def print_live(live: Live, event_count: int) -> None:
 def _print_other_oom(trace: Trace, device: DeviceTrace) -> None:
     note = other_oom_note(trace, device)
     if note:
-        print(f"\n{printable(note)} --device looks at another one.")
+        print(f"\n{printable(note)} Choose a device with --device.")
 
 
 def _add_estimates(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--estimates", action="store_true", help="replay what could be done about each, and what it saves"
+        "--estimates", action="store_true", help="replay possible fixes of each finding and show what they save"
     )
 
 
@@ -160,7 +160,7 @@ def _print_findings(result: Findings) -> None:
     from memviz.analysis.findings.finding import Facts
 
     if not result.rows:
-        print(f"Device {result.device}: nothing stands out.")
+        print(f"Device {result.device}: no findings.")
     for finding in result.rows:
         print(f"{bytes_text(finding.bytes):>10}  {printable(finding.sentence)}")
         print(f"{'':10}  {printable(finding.remedy)}")

@@ -30,9 +30,7 @@ def _export(args: argparse.Namespace) -> int:
     kind = args.format or _format_of(args.output)
     if args.table is not None and kind != "csv":
         name = args.output.name
-        raise UsageError(
-            f"A table is written as CSV, and {name} would be {kind}. Leave the table away, or name a .csv."
-        )
+        raise UsageError(f"--table needs a CSV file, but {name} is {kind}. Drop --table, or name a .csv file.")
     trace = open_trace(args.file)
     if args.device is not None:
         trace = replace(trace, devices=(choose_device(trace, args.device),))
@@ -60,20 +58,20 @@ class _Utf8:
 def _format_of(path: Path) -> str:
     ending = path.name.removesuffix(".gz").rpartition(".")[2].lower()
     if ending not in _FORMATS:
-        raise UsageError(f"{path.name} does not say which format to write. Add --format pickle, json or csv.")
+        raise UsageError(f"The format of {path.name} is not clear from its name. Add --format pickle, json or csv.")
     return _FORMATS[ending]
 
 
 def _add_export_arguments(parser: argparse.ArgumentParser) -> None:
     add_file(parser)
     parser.add_argument(
-        "-o", "--output", type=Path, required=True, metavar="FILE", help=".pickle, .json or .csv; .gz packs it"
+        "-o", "--output", type=Path, required=True, metavar="FILE", help=".pickle, .json or .csv; add .gz to compress"
     )
     parser.add_argument(
-        "--format", choices=sorted(set(_FORMATS.values())), help="where the file's ending does not say it"
+        "--format", choices=sorted(set(_FORMATS.values())), help="output format (default: from the file name)"
     )
-    parser.add_argument("--table", choices=list(_TABLES), help=f"of a CSV (default: {_USUAL_TABLE})")
-    parser.add_argument("--strip-paths", action="store_true", help="for sharing: leave no folder of yours in it")
+    parser.add_argument("--table", choices=list(_TABLES), help=f"table of a CSV file (default: {_USUAL_TABLE})")
+    parser.add_argument("--strip-paths", action="store_true", help="remove folder names, for sharing")
     add_device(parser, "all")
 
 
@@ -98,9 +96,9 @@ def _add_report_arguments(parser: argparse.ArgumentParser) -> None:
 def _check_place(output: Path, files: Sequence[Path]) -> None:
     """Refuse to replace a recording by a page."""
     if any(output.exists() and file.exists() and output.samefile(file) for file in files):
-        raise UsageError(f"{output.name} is the recording itself. Name another file, such as report.html.")
+        raise UsageError(f"{output.name} is the recording itself. Choose another file, such as report.html.")
     if output.name.removesuffix(".gz").rpartition(".")[2].lower() in _FORMATS:
-        raise UsageError(f"{output.name}: a report is a page. Name it .html.")
+        raise UsageError(f"{output.name}: a report is an HTML page. Use a name with .html.")
 
 
 COMMANDS = {"export": Command(_add_export_arguments, _export), "report": Command(_add_report_arguments, _report)}

@@ -27,7 +27,7 @@ from memviz.commands.command import (
 )
 from memviz.commands.terminal import progress
 from memviz.errors import UsageError
-from memviz.units import bytes_text, count_text, duration_text, parse_seconds
+from memviz.units import bytes_text, count_text, counted, duration_text, parse_seconds
 
 if TYPE_CHECKING:
     from memviz.runner.fit.fit import FitAnswer
@@ -45,47 +45,44 @@ _MEASURED = 3
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("workload", help="a name from `run --list`, a config.json, or FILE.py:function")
-    parser.add_argument("--card", help="the card it is to fit on, by a part of its name (default: RTX 4090)")
+    parser.add_argument("--card", help="card to fit on, by part of its name (default: RTX 4090)")
     add_memory(parser)
     add_host_memory(parser)
     add_platform(parser)
-    add_knobs(parser, "an optimization that is on in every configuration; --keep is relative to it")
+    add_knobs(parser, "optimization used in every configuration, and in the reference of --keep; repeatable")
     parser.add_argument(
         "--keep", choices=_KEEPS, default="outputs",
-        help="what must stay as without the changes: outputs to rounding; the model, trained with another optimizer or "
-        "number format; or nothing, so that weights may be stored in fewer bits (default: %(default)s)",
+        help="what must not change: outputs (up to rounding), training (optimizer and number format may change), or "
+        "nothing (weights may be quantized too) (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--largest", choices=("batch", "sequence"),
-        help="how large it may get with the chosen configuration, or where none fits with the smallest",
+        help="find the largest that fits with the chosen configuration, or with the smallest if none fits",
     )  # fmt: skip
-    parser.add_argument("--grid", action="store_true", help="map batch x sequence with it, with the border exact")
+    parser.add_argument("--grid", action="store_true", help="also map batch x sequence, with the exact limit")
     parser.add_argument(
-        "--time-limit",
-        type=option(parse_seconds),
-        metavar="TIME",
-        help="stop then, as in 90s, 10m or 2h, and show what was found",
-    )
+        "--time-limit", type=option(parse_seconds), metavar="TIME",
+        help="stop after TIME, such as 90s, 10m or 2h, and show the results so far",
+    )  # fmt: skip
     parser.add_argument(
-        "--tries",
-        type=positive,
-        metavar="N",
-        help="predict N at most (default: 300, or all of fewer, and fewer where more gain nothing)",
-    )
+        "--tries", type=positive, metavar="N",
+        help="predict at most N configurations (default: 300; stops earlier when more gain nothing)",
+    )  # fmt: skip
     parser.add_argument(
-        "--all", action="store_true", help="list every configuration that was predicted, not only the Pareto front"
+        "--all", action="store_true", help="list every predicted configuration, not only the Pareto front"
     )
     add_optimizer(parser)
     add_parallel(parser)
     parser.add_argument(
-        "--scheduler", metavar="ADDRESS", help="of Dask, whose workers predict; they need the same memviz and PyTorch"
-    )
+        "--scheduler", metavar="ADDRESS",
+        help="predict on the workers of this Dask scheduler; they need the same memviz and PyTorch",
+    )  # fmt: skip
     parser.add_argument(
         "--measure", type=_count, nargs="?", const=_MEASURED, metavar="N",
-        help="measure the N cheapest ways that fit, on the GPU here or, with --scheduler, on those of the workers that "
-        "have one (default: %(const)s)",
+        help="measure the N cheapest configurations that fit, on the local GPU or, with --scheduler, on the workers' "
+        "GPUs (default: %(const)s)",
     )  # fmt: skip
-    parser.add_argument("--processes", type=_count, metavar="N", help="that predict at once (default: one a core)")
+    parser.add_argument("--processes", type=_count, metavar="N", help="parallel processes (default: one per core)")
     add_json(parser)
 
 
@@ -133,9 +130,9 @@ def _run(args: argparse.Namespace) -> int:
         print(f"memviz: {_stop_sentence(answer)}", file=sys.stderr)
     if not ways and not answer.stopped:
         reasons = answer.searched.refused
-        refused = "The only configuration that was tried could not be predicted"
+        refused = "The only configuration tried could not be predicted"
         if len(reasons) > 1:
-            refused = f"None of the {count_text(len(reasons))} configurations that were tried could be predicted"
+            refused = f"None of the {count_text(len(reasons))} configurations tried could be predicted"
         raise UsageError(f"{refused}. {reasons[0]}")
     return stop.status if answer.stopped else 0
 
@@ -153,7 +150,7 @@ def _stop_sentence(answer: FitAnswer) -> str:
 
     searched = answer.searched
     sentence = stop_text(_STOPPED_BY[answer.stopped], searched.tried, searched.planned)
-    return f"{sentence} The same command continues from there." if is_cacheable(answer.request) else sentence
+    return f"{sentence} Run the same command again to continue." if is_cacheable(answer.request) else sentence
 
 
 @contextmanager
@@ -189,8 +186,8 @@ def _measured(answer: FitAnswer, gpus: list[Gpu], count: int) -> list[Measuremen
 
     ways = trials_to_measure(answer.listed, count)
     used = select_gpus(gpus, plan_of(answer.request).card.model)
-    progress(f"measuring {count_text(len(ways))} ways on {count_text(len(used))} GPUs ...")
-    return measured(ways, used, lambda done: progress(f"{done} of {len(ways)} ways measured ..."))
+    progress(f"measuring {counted(len(ways), 'configuration')} on {counted(len(used), 'GPU')} ...")
+    return measured(ways, used, lambda done: progress(f"{done} of {counted(len(ways), 'configuration')} measured ..."))
 
 
 class _Progress:
@@ -229,7 +226,7 @@ def _print(answer: FitAnswer, measured: list[Measurement] | None = None, every: 
     from memviz.runner.plan import plan_of
 
     plan, chosen = plan_of(answer.request), answer.chosen
-    room = f"the {bytes_text(answer.usable_bytes)} that a process gets of {plan.card.name}"
+    room = f"the {bytes_text(answer.usable_bytes)} usable on {plan.card.name}"
     if memory := answer.request.host_memory_bytes:
         room += f" and {bytes_text(memory)} of host memory"
     if chosen is None:
@@ -241,14 +238,14 @@ def _print(answer: FitAnswer, measured: list[Measurement] | None = None, every: 
     _print_ways(answer, every)
     searched, refused = answer.searched, len(answer.searched.refused)
     predicted = f"Predicted {count_text(searched.tried - refused)} of {count_text(searched.of)} configurations"
-    predicted += f", the last {WITHOUT_GAIN} of them with almost no gain" if searched.is_settled else ""
-    are = "1 was refused" if refused == 1 else f"{count_text(refused)} were refused, the first"
+    predicted += f" and stopped: the last {WITHOUT_GAIN} gained almost nothing" if searched.is_settled else ""
+    are = "1 was refused" if refused == 1 else f"{count_text(refused)} were refused, the first because"
     rest = f"; {are}: {searched.refused[0]}" if refused else "."
     print(f"\n{printable(f'{predicted}{rest}')}")
     if answer.stopped:
         print(_stop_sentence(answer))
     if any(trial.cost.seconds_low is not None for trial in answer.listed):
-        print(f"Seconds are an estimate from the work of a {plan.unit} and the card's data sheet, and no measurement.")
+        print(f"Seconds are estimated from the work of a {plan.unit} and the card's data sheet, not measured.")
     if measured is not None:
         _print_measured(measured, plan)
     if chosen is not None:
@@ -260,17 +257,17 @@ def _print(answer: FitAnswer, measured: list[Measurement] | None = None, every: 
 def _print_least(answer: FitAnswer, room: str) -> None:
     from memviz.runner.fit.fit import short_label
 
-    print(f"Nothing that was tried fits in {room}.")
+    print(f"No configuration tried fits in {room}.")
     least = answer.grown
     if least is not None:
-        print(f"The least is {short_label(least)}: {bytes_text(least.peak_reserved_bytes)} reserved.")
+        print(f"The smallest is {short_label(least)}: {bytes_text(least.peak_reserved_bytes)} reserved, predicted.")
     _print_largest(answer)
     if answer.largest is not None:
         from memviz.runner.request import command_of
 
         print(printable(command_of(answer.largest.request)))
     elif answer.keep != "nothing" and not answer.stopped:
-        print(f"`--keep {_KEEPS[_KEEPS.index(answer.keep) + 1]}` lets more be changed.")
+        print(f"`--keep {_KEEPS[_KEEPS.index(answer.keep) + 1]}` allows more changes.")
 
 
 def _print_chosen(answer: FitAnswer, chosen: Trial, room: str) -> None:
@@ -279,7 +276,7 @@ def _print_chosen(answer: FitAnswer, chosen: Trial, room: str) -> None:
 
     label, reserved = short_label(chosen), bytes_text(chosen.peak_reserved_bytes)
     if chosen.prediction.fit == "close":
-        print(f"{label} is close: it fits in {room} as predicted, and may not on a card. {reserved} reserved.")
+        print(f"{label} is close: {reserved} reserved, predicted, fit in {room}, but may not on a real card.")
     else:
         print(f"{label} fits in {room}: {reserved} reserved, predicted.")
     if sentence := (chosen.prediction.expected_error or {}).get("sentence"):
@@ -288,7 +285,7 @@ def _print_chosen(answer: FitAnswer, chosen: Trial, room: str) -> None:
     plain = answer.as_it_is
     if plain is not None and plain.fits and plain is not chosen:
         peak = bytes_text(plain.peak_reserved_bytes)
-        print(f"It fits as it is too, at {peak}: this way is cheaper, by its estimate.")
+        print(f"Without changes it fits too, with {peak}; this configuration is estimated to be cheaper.")
     _print_largest(answer)
 
 
@@ -304,9 +301,7 @@ def _print_largest(answer: FitAnswer) -> None:
 def _print_grid(answer: FitAnswer) -> None:
     if answer.grid is None or not answer.grid.rows:
         return
-    print(
-        "\nGiB reserved without a limit, by sequence and batch; with ! it does not fit. The last column is the border."
-    )
+    print("\nGiB reserved without a memory limit, by sequence and batch. A ! marks what does not fit.")
     batches = answer.grid.batches
     rows = []
     for row in answer.grid.rows:
@@ -333,19 +328,19 @@ def _print_ways(answer: FitAnswer, every: Sequence[Trial]) -> None:
         rows.append([reserved, cost_figure(trial), f"{fit_cell(trial)}{mark}", trial_label(way)])
     per = cost_unit(trial_json(ways[0]))
     if first:
-        print(f"{count_text(first)} that cost less and do not fit are left out")
+        print(f"{count_text(first)} cheaper configurations that do not fit are not shown")
     print_table(["reserved", per, "", "configuration, cheapest first"], rows, number_columns=1)
     if len(ways) > first + most:
-        print(f"and {len(ways) - first - most} that take less and cost more")
+        print(f"and {len(ways) - first - most} more that use less memory and cost more")
     if not every and (beside := len(answer.searched.ways) - len(ways)) > 0:
-        print(f"{count_text(beside)} others cost or take as much or more than one of these; --all lists them.")
+        print(f"{count_text(beside)} others are no better than one of these in memory or cost; --all lists them.")
 
 
 def _print_measured(measured: list[Measurement], plan: Plan) -> None:
     from memviz.runner.fit.fit import trial_label
 
     if not measured:
-        print("\nNothing fits as predicted, so nothing was measured.")
+        print("\nNo configuration is predicted to fit, so none was measured.")
         return
     card = plan.card.model
     rows = []
@@ -356,13 +351,13 @@ def _print_measured(measured: list[Measurement], plan: Plan) -> None:
         predicted = bytes_text(each.way.prediction.peak_reserved_bytes)
         rows.append([trial_label(each.way), each.gpu, reserved, predicted, time_text])
     print()
-    heads = ["measured", "on", "reserved", f"predicted for {card}", f"seconds a {plan.unit}"]
+    heads = ["measured", "on", "reserved", f"predicted for {card}", f"seconds per {plan.unit}"]
     print_table(heads, rows, number_columns=2)
     for each in measured:
         if each.run is None:
             print(f"- {printable(trial_label(each.way))}: {printable(each.why)}")
     if not all(each.gpu.startswith(card) for each in measured):
-        print(f"Where the GPU is no {card}, it may choose other kernels, and its seconds are its own.")
+        print(f"GPUs other than {card} may choose other kernels, and their times differ.")
 
 
 COMMANDS = {"fit": Command(_add_arguments, _run)}

@@ -7,22 +7,22 @@ VERSION = "0.1.0"
 PROGRAM = "python -m memviz"
 DESCRIPTION = "Explore PyTorch memory snapshots."
 COMMANDS = {
-    "summary": "What a snapshot holds, and what to know about it.",
-    "peak": "What the peak is made of.",
-    "findings": "What is worth knowing about a snapshot, ranked by bytes.",
-    "at": "What is live after an event or at a time.",
-    "diff": "From one peak to another: what holds more, what less.",
-    "ranks": "Many ranks: the highest, who is out of line and why.",
-    "history": "The peak from commit to commit, from files that CI keeps.",
-    "replay": "What if: other allocator settings, or another card.",
-    "report": "One self-contained page to keep or to send.",
-    "export": "Write a trace again: normalised, stripped, as JSON or as CSV.",
-    "open": "Start the page, with these files open in it.",
+    "summary": "Summarize a snapshot: devices, peaks and notes.",
+    "peak": "List what is live at the peak.",
+    "findings": "List findings about a snapshot, ranked by bytes.",
+    "at": "List what is live after an event or at a time.",
+    "diff": "Compare peaks: what holds more, what less.",
+    "ranks": "Compare many ranks: the highest peak, outliers and their causes.",
+    "history": "Show the peak from commit to commit, from files kept by CI.",
+    "replay": "Replay with other allocator settings or on another card.",
+    "report": "Write a self-contained HTML page.",
+    "export": "Convert a trace: normalized, stripped, as JSON or as CSV.",
+    "open": "Start the page with these files open.",
     "run": "Run a model with optimizations: predicted for a card, or measured on a GPU.",
-    "fit": "Find the cheapest way to make a model fit on a card, predicted.",
-    "reproduce": "The published tables of the four seeds beside ours.",
-    "predict": "Run your own script on a GPU that is not there, and say what it would take.",
-    "record": "Run your own script with the recording on, and write what it allocated.",
+    "fit": "Find the cheapest configuration that makes a model fit on a card, predicted.",
+    "reproduce": "Compare four published tables with predictions.",
+    "predict": "Predict the GPU memory of your script, without a GPU.",
+    "record": "Run your script and record its GPU memory as a snapshot.",
 }
 """Each command is a file of this folder that is imported when it is used, so no command pays for another's imports."""
 EPILOG = "Every command reads a snapshot of any PyTorch release: a pickle or JSON, plain, gzipped or in a zip."

@@ -37,7 +37,7 @@ def _cause(point: HistoryPoint) -> str:
     site = point.chief_site or next((one for one in point.because if one.name != REST), None)
     causes = filter(None, (point.chief_category, site))
     text = ", ".join(f"{delta_text(cause.delta_bytes)} {cause.words}" for cause in causes)
-    return text or ("not in the files" if point.is_move else "")
+    return text or ("not recorded" if point.is_move else "")
 
 
 def _shown(history: History, top: int) -> list[HistoryPoint]:
@@ -69,8 +69,8 @@ def _print(history: History, top: int) -> None:
     ]
     print_table(["peak", "reserved", "change", "", "file", "why"], rows, number_columns=3)
     if left := len(history.points) - len(shown):
-        print(f"... and {count_text(left)} more that did not move it, or earlier (--top 0)")
-    print(f"\nRead: {', '.join(_origins(history))}. * moved the peak.")
+        print(f"... and {count_text(left)} more: earlier, or without a change (--top 0)")
+    print(f"\nRead: {', '.join(_origins(history))}. * changed the peak.")
     for skipped in history.skipped:
         print(f"\n! {printable(skipped.place)}\n  {printable(skipped.reason)}")
 
@@ -78,7 +78,7 @@ def _print(history: History, top: int) -> None:
 def _origins(history: History) -> list[str]:
     counts: dict[str, int] = {}
     for point in history.points:
-        origin = printable(point.origin or "of an origin that their files do not say")
+        origin = printable(point.origin or "of unknown origin")
         counts[origin] = counts.get(origin, 0) + 1
     return [f"{count_text(many)} {origin}" for origin, many in counts.items()]
 
@@ -130,7 +130,7 @@ def _chart(points: Sequence[HistoryPoint]) -> Html:
     names = (cut(points[0].name, 40), _LEFT, "start"), (cut(points[-1].name, 40), _WIDE - 20, "end")
     for name, place, anchor in names if len(points) > 1 else ():
         marks.append(tag("text", name, x=place, y=_HIGH + 2 * _TOP, text_anchor=anchor, fill="currentColor"))
-    label = f"Peak of {count_text(len(points))} files, in their order"
+    label = f"Peak of {count_text(len(points))} files, in order"
     return tag("svg", line, *marks, viewBox=f"0 0 {_WIDE} {_HIGH + 2 * _TOP + 6}", role="img", aria_label=label)
 
 
@@ -164,28 +164,28 @@ def _skipped(history: History) -> Html:
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "folder", metavar="FOLDER", type=Path,
-        help="with the outputs of predict, peak or diff --json, or snapshots; one for each commit",
+        help="folder with one file per commit: the output of predict, peak or diff --json, or a snapshot",
     )  # fmt: skip
     parser.add_argument(
         "--order", choices=("name", "time"), default="name",
-        help="by name, 2 before 10, or by the time a file was written (default: %(default)s)",
+        help="order by name (2 before 10) or by modification time (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--commits", type=Path, metavar="FILE",
-        help='the output of git log --format="%%h %%s": gives the order and the titles; names of files have the hashes',
+        help='output of git log --format="%%h %%s", for order and titles; file names contain the hashes',
     )  # fmt: skip
     parser.add_argument(
         "--moved", type=share_or_bytes, default=(0.01, "share"), metavar="1%|10MiB",
-        help="name the files that change the peak by more (default: 1%%)",
+        help="list files that change the peak by more (default: 1%%)",
     )  # fmt: skip
     add_top(parser)
     add_json(parser)
-    parser.add_argument("--html", type=Path, metavar="PAGE.html", help="write a page of one file")
+    parser.add_argument("--html", type=Path, metavar="PAGE.html", help="write a self-contained HTML page")
 
 
 def _run(args: argparse.Namespace) -> int:
     if args.html is not None and args.html.suffix.lower() not in (".html", ".htm"):
-        raise UsageError(f"{args.html.name}: a history is a page. Name it .html.")
+        raise UsageError(f"{args.html.name}: a history is an HTML page. Use a name with .html.")
 
     def show(done: int, total: int) -> None:
         progress(f"Reading {count_text(done)} of {count_text(total)} files")

@@ -14,24 +14,24 @@ _MOST_PORTS = 1 << 16
 
 def _port(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) >= _MOST_PORTS:
-        raise argparse.ArgumentTypeError(f"{text!r} is no port: those are 0 to {_MOST_PORTS - 1}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port: use 0 to {_MOST_PORTS - 1}")
     return int(text)
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_file(parser, many="*")
     parser.add_argument(
-        "--port", type=_port, metavar="PORT", help="where the page answers (default: 7860 or the next that is free)"
+        "--port", type=_port, metavar="PORT", help="port of the page (default: 7860 or the next free one)"
     )
     parser.add_argument(
         "--program", type=Path, action="append", default=[], metavar="FILE.py",
-        help="a Python file of yours whose functions Run offers, each returning a model and its inputs; everybody who "
-        "sees the page can run them",
+        help="Python file for the Run tab: each of its functions returns a model and its inputs; everyone who can open "
+        "the page can run them",
     )  # fmt: skip
     parser.add_argument(
-        "--ranks", metavar="PLACE", help="show many ranks: a folder, a glob, or the table that `ranks -o` wrote"
+        "--ranks", metavar="PLACE", help="show many ranks: a folder, a glob, or a table from `ranks -o`"
     )
-    parser.add_argument("--browser", action="store_true", help="open it in a browser")
+    parser.add_argument("--browser", action="store_true", help="open the page in a browser")
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -73,13 +73,12 @@ class _LineTracking(io.FileIO):
 
 
 _MORE = """\
-The script really runs, in this process and as `python SCRIPT ...` would run it, with a CUDA device that is
-pretended: what it prints and downloads is its own, and so is its exit status. The files that it writes are kept
-apart, as they hold no computed values; it finds them there. Nothing is computed on that device; its memory is
-counted as the card's allocator would. Where the script asks for values that are not computed
-it gets a natural answer, which is noted, or is stopped with exit status 3: state the answer with --assume then.
-Python processes that it starts (torchrun, mp.spawn, subprocess) are predicted too, each by itself; exit status 4 says
-that what one of them takes is not known.
+The script runs in this process, as `python SCRIPT ...` would run it, on a simulated CUDA device: nothing is computed
+there, and memory is counted as PyTorch's allocator would on the card. Output, downloads and exit status are the
+script's own. Files that it writes hold no computed values and go to a separate folder, where the script finds them.
+Where the script needs a value that is not computed, it gets a default, which is reported, or it stops with exit
+status 3: state the value with --assume. Python processes that it starts (torchrun, mp.spawn, subprocess) are
+predicted separately; exit status 4 means that the memory of one of them is unknown.
 """
 _NOT_OF_HOST = "Python objects, libraries, other processes, the page cache"
 _RARELY_A_SCRIPTS = ("--card", "--assume", "--assume-file", "--settings", "--with", "--torch", "--platform")
@@ -90,26 +89,30 @@ def add_device(parser: argparse.ArgumentParser) -> None:
     """Add the options that a cell of a notebook takes too."""
     parser.add_argument(
         "--card",
-        help="by a part of its name; its memory is the limit then (default: no limit); `predict` takes several: L4,T4",
-    )
+        help="card, by part of its name; its memory is the limit (default: no limit); `predict` takes several: L4,T4",
+    )  # fmt: skip
     add_memory(parser)
-    parser.add_argument("--gpus", type=positive, default=1, metavar="N", help="such cards of the process: cuda:0 ...")
-    parser.add_argument("--torch", default="", metavar="RELEASE", help="with the kernels of another release, as in 2.6")
+    parser.add_argument(
+        "--gpus", type=positive, default=1, metavar="N", help="number of cards of the process: cuda:0 ..."
+    )
+    parser.add_argument(
+        "--torch", default="", metavar="RELEASE", help="use the kernels of another PyTorch release, such as 2.6"
+    )
     add_platform(parser)
-    parser.add_argument("--settings", help="as in PYTORCH_CUDA_ALLOC_CONF, which holds by default")
-    parser.add_argument("--steps", type=positive, metavar="N", help="end after N steps of the optimizer")
+    parser.add_argument("--settings", help="allocator settings (default: PYTORCH_CUDA_ALLOC_CONF)")
+    parser.add_argument("--steps", type=positive, metavar="N", help="stop after N optimizer steps")
     parser.add_argument(
         "--assume", action="append", default=[], metavar="FILE.py:LINE[#N]=VALUE[,VALUE ...]",
-        help="the answer where a line asks for values (#N: its Nth question), or where a variable is assigned "
-        "(FILE.py:NAME=VALUE), or several, taken in turn; may be given several times",
+        help="value to use where a line needs one that is not computed (#N: Nth such place of a line), or where a "
+        "variable is assigned (FILE.py:NAME=VALUE); several values are used in turn; repeatable",
     )  # fmt: skip
     parser.add_argument(
         "--assume-file", action="append", default=[], type=Path, metavar="FILE",
-        help="assumptions, one a line, with comments after #",
+        help="file of assumptions, one per line; # starts a comment",
     )  # fmt: skip
     parser.add_argument(
         "--continue", dest="goes_beyond_card", action="store_true",
-        help="where memory runs out, go on beyond the card and say what the program needs",
+        help="on out of memory, continue beyond the card's memory and report what the program needs",
     )  # fmt: skip
     parser.add_argument(
         "--holders", dest="notes_holders", action="store_true",
@@ -117,13 +120,15 @@ def add_device(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--compile", dest="compiles", action="store_true",
-        help="compile what the script gives to torch.compile, and predict the compiled code (takes a minute or more)",
+        help="predict code under torch.compile as compiled (takes a minute or more)",
     )  # fmt: skip
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE.pickle", help="the snapshot; .gz packs it")
-    parser.add_argument("--overwrite", action="store_true", help="replace FILE if it is there already")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE.pickle", help="write a snapshot; add .gz to compress"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace FILE if it exists")
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -133,24 +138,27 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_device(parser)
     parser.add_argument(
         "--with", dest="optimizations", action="append", default=[], metavar="NAME[:KNOB=VALUE,...]",
-        help="an optimization, applied to the script's models as they reach the device; may be given several times",
+        help="optimization to apply to the script's models when they are moved to the device; repeatable",
     )  # fmt: skip
-    parser.add_argument("--set", action="append", default=[], metavar="KNOB=VALUE", help="a knob of the optimizations")
-    parser.add_argument("--write-assume", type=Path, metavar="FILE", help="write the answers that the run took")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KNOB=VALUE", help="set a knob of the optimizations; repeatable"
+    )
+    parser.add_argument("--write-assume", type=Path, metavar="FILE", help="write the values that were assumed")
     parser.add_argument(
         "--world-size", type=positive, metavar="N",
-        help="run as one process of N, as torchrun would start it; the others are pretended",
+        help="run as one of N processes, as torchrun would start it; the others are simulated",
     )  # fmt: skip
     parser.add_argument(
-        "--rank", metavar="R|all", help="which of them (default: 0), or all: one for each class of equal ones"
+        "--rank", metavar="R|all", help="rank to predict (default: 0), or all: one per class of equal ranks"
     )
     parser.add_argument(
-        "--host-memory", type=byte_count, metavar="SIZE", help="of the machine, as in 64GiB: say whether it fits there"
-    )
+        "--host-memory", type=byte_count, metavar="SIZE",
+        help="host memory, such as 64GiB: report whether the program fits",
+    )  # fmt: skip
     add_output(parser)
     parser.add_argument(
         "--outputs", type=Path, metavar="DIR",
-        help="keep the files that the script writes, apart from the real ones; a further run finds them there "
+        help="keep the files that the script writes in DIR; later runs find them there "
         "(default: removed at the end)",
     )  # fmt: skip
     add_json(parser)
@@ -165,22 +173,20 @@ def _predict(args: argparse.Namespace) -> int:
 
     if args.script.endswith(".json"):
         line = f"python -m memviz run {args.script} --on predict"
-        raise UsageError(f"{args.script} is no script. A config.json is run as a model: {line}")
+        raise UsageError(f"{args.script} is not a script. Run a config.json as a model: {line}")
     if len(cards := card_names(args.card or "")) > 1:
         from memviz.commands.predict_ranks import predict_cards
 
         return predict_cards(args, cards)
     if args.rank == "all" and args.gpus > 1:
-        raise UsageError("--gpus is of one process, and each rank has one card: use --world-size alone.")
+        raise UsageError("--gpus cannot be used with --rank all: each rank has one card. Use --world-size.")
     if args.rank == "all":
         from memviz.commands.predict_ranks import predict_all_ranks
 
         return predict_all_ranks(args)
     names = (argument.partition("=")[0] for argument in args.arguments)
     if misplaced := next((name for name in names if name in _RARELY_A_SCRIPTS), ""):
-        print_line(
-            f"{misplaced} stands after {args.script} and went to it; what is for memviz stands before the script"
-        )
+        print_line(f"{misplaced} after {args.script} is passed to the script; put memviz options before the script")
     stdout = LastLine() if args.json else None
     script = (load_module if args.module else load_script)(args.script, args.arguments)
     order = ScriptOrder(
@@ -227,7 +233,7 @@ def _group_rank(args: argparse.Namespace) -> GroupRank | None:
 
     if args.world_size is None:
         if args.rank is not None:
-            raise UsageError("--rank says which process of a group; say of how many with --world-size N.")
+            raise UsageError("--rank needs the number of processes: add --world-size N.")
         return rank_of_environment(os.environ)
     if not (args.rank or "0").isdigit():
         raise UsageError(f"--rank takes a number from 0 to {args.world_size - 1}, not {args.rank}.")
@@ -246,12 +252,12 @@ def _lines_of_files(paths: list[Path]) -> Iterator[str]:
 
 def _write_assume(path: Path, done: ScriptPrediction) -> None:
     """Write the answers of the run, as `--assume-file` takes them."""
-    head = "# Answers where the program asked for values that are not computed, for --assume-file."
+    head = "# Values assumed in place of values that are not computed, for --assume-file."
     try:
         path.write_text("".join(f"{line}\n" for line in (head, *done.assume)), encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{path} cannot be written ({error.strerror or error}).") from None
-    print_line(f"the assumptions are in {path}; change them and give them with --assume-file {path}")
+    print_line(f"assumptions written to {path}; edit them and pass them with --assume-file {path}")
 
 
 def stated_answers(args: argparse.Namespace) -> dict[str, Any]:
@@ -268,12 +274,12 @@ def _assumed(text: str) -> tuple[str, Any]:
 
     place, equals, value = text.partition("=")
     if not equals or not is_place(place):
-        forms = "train.py:12=3.5, train.py:12#2=3.5 (its second question) or train.py:count=3"
-        raise UsageError(f"--assume takes a place and a value, as in {forms}; not {text}.")
+        forms = "train.py:12=3.5, train.py:12#2=3.5 (the second such place of the line) or train.py:count=3"
+        raise UsageError(f"--assume takes a place and a value, such as {forms}, not {text}.")
     try:
         return place, ast.literal_eval(value)
     except (ValueError, SyntaxError):
-        raise UsageError(f"--assume takes a value that Python can read, as in True, 3 or 0.5; not {value}.") from None
+        raise UsageError(f"--assume takes a Python literal, such as True, 3 or 0.5, not {value}.") from None
 
 
 def summary_lines(
@@ -289,7 +295,7 @@ def summary_lines(
     if has_children:
         yield from _child_lines(done)
     if done.not_known:
-        yield f"the peak of the whole program is not known: {done.not_known}"
+        yield f"the peak of the whole program is unknown: {done.not_known}"
     else:
         if estimate.peak_requested or not has_children:
             yield f"  {estimate.expected_error.sentence}"
@@ -305,42 +311,42 @@ def summary_lines(
     if done.unused_sentence:
         yield f"error: {done.unused_sentence}"
     if output is not None:
-        yield f"the snapshot is in {output}; look at it with python -m memviz open {output}"
+        yield f"snapshot written to {output}; view it with python -m memviz open {output}"
 
 
 def _files_line(done: ScriptPrediction) -> str:
     if done.outputs is not None:
-        return f"- files that the script writes are kept apart: {count_text(done.files)} in {done.outputs}"
+        return f"- files written by the script: {count_text(done.files)} in {done.outputs}"
     count = "1 file" if done.files == 1 else f"{count_text(done.files)} files"
-    return f"- the script wrote {count}, in a folder apart that was removed: --outputs DIR keeps it"
+    return f"- the script wrote {count} to a temporary folder, now removed; --outputs DIR keeps such files"
 
 
 def _part_lines(done: ScriptPrediction) -> Iterator[str]:
     """Yield the cells of a notebook, and what did not run or was not followed."""
     for cell in done.cells:
         live, left = bytes_text(cell.peak_requested_bytes), bytes_text(cell.end_requested_bytes)
-        yield f"  cell {cell.number:<5} live {live} at the highest moment, {left} at its end"
+        yield f"  cell {cell.number:<5} live {live} at the peak, {left} at its end"
     if done.skipped:
-        yield f"- not run, as only Jupyter can: {', '.join(f'`{line}`' for line in done.skipped)}"
+        yield f"- not run (only Jupyter can): {', '.join(f'`{line}`' for line in done.skipped)}"
     for command, times in done.estimate.commands.items():
         yield f"- not predicted: `{command}`{f' ({count_text(times)} times)' if times > 1 else ''}"
 
 
 def _child_lines(done: ScriptPrediction) -> Iterator[str]:
     estimate = done.estimate
-    yield f"processes that it started, each predicted by itself on {estimate.card.name}:"
+    yield f"child processes, each predicted separately on {estimate.card.name}:"
     for child in done.children:
         yield f"  {child.sentence()}"
     for sentence in dict.fromkeys(child.expected_error for child in done.children):
         yield f"  {sentence}"
     shared = done.shared_cards()
     for card, count, reserved in shared:
-        beside = f"beside a CUDA context of {estimate.context.interval} for each"
-        yield f"  cuda:{card} has {count} processes, with {bytes_text(reserved)} at most together, {beside}"
+        beside = f"plus a CUDA context of {estimate.context.interval} each"
+        yield f"  cuda:{card}: {count} processes with at most {bytes_text(reserved)} together, {beside}"
     if shared and done.fits is None and estimate.limited and not done.not_known:
-        yield "  whether they fit one card depends on when each has its peak"
+        yield "  whether they fit on one card depends on when each reaches its peak"
     elif done.fits is not None:
-        yield f"  all of it {'fits' if done.fits else 'does not fit'}"
+        yield f"  all together: {'fits' if done.fits else 'does not fit'}"
 
 
 def _host_lines(estimate: Estimate, memory_bytes: int | None) -> Iterator[str]:
@@ -348,11 +354,11 @@ def _host_lines(estimate: Estimate, memory_bytes: int | None) -> Iterator[str]:
 
     peak, processes = estimate.host, _processes_of_machine(estimate)
     parts = f"{bytes_text(peak.pageable_bytes)} pageable, {bytes_text(peak.pinned_bytes)} pinned"
-    yield f"  host       {bytes_text(peak.bytes)} of tensors at the highest moment: {parts}"
+    yield f"  host       {bytes_text(peak.bytes)} of tensors at the peak: {parts}"
     for line in children_line(peak.workers, "predicted"):
         yield f"             + {line.text}, {line.source}"
     if processes > 1:
-        yield f"             {bytes_text(processes * peak.total_bytes)} with {processes} such processes on a machine"
+        yield f"             {bytes_text(processes * peak.total_bytes)} for {processes} such processes on one machine"
     if memory_bytes is not None:
         fits = "fits" if peak.fits(memory_bytes, processes) else "does not fit"
         yield f"             {fits} in {bytes_text(memory_bytes)} of host memory; not counted: {_NOT_OF_HOST}"
@@ -378,7 +384,7 @@ def _host_json(estimate: Estimate, memory_bytes: int | None) -> dict[str, Any]:
 
 
 def _figure_lines(done: ScriptPrediction, host_memory: int | None) -> Iterator[str]:
-    estimate, until = done.estimate, ", until there" if done.not_known else ""
+    estimate, until = done.estimate, ", incomplete" if done.not_known else ""
     steps = f", {count_text(estimate.steps)} {'step' if estimate.steps == 1 else 'steps'}" if estimate.steps else ""
     rank = "" if estimate.rank is None else f", rank {estimate.rank.number} of {estimate.rank.world_size}"
     card = estimate.card.name
@@ -407,10 +413,10 @@ def _figure_lines(done: ScriptPrediction, host_memory: int | None) -> Iterator[s
 
 def _peak_lines(estimate: Estimate) -> Iterator[str]:
     """Yield the peaks of one card."""
-    blocks = f"in blocks of {bytes_text(estimate.peak_allocated)}"
+    blocks = f"allocated {bytes_text(estimate.peak_allocated)}"
     if estimate.peak_allocated < estimate.peak_requested:
-        blocks += " as torch counts, which leaves out what is freed and waits for a stream"
-    yield f"  live       {bytes_text(estimate.peak_requested)} at the highest moment, {blocks}"
+        blocks += " (torch leaves out freed blocks that wait for a stream)"
+    yield f"  live       {bytes_text(estimate.peak_requested)} at the peak, {blocks}"
     free, squeezed = estimate.peak_reserved_without_limit, estimate.peak_reserved_on_card
     unlimited = ""
     if free is not None and squeezed is not None and squeezed < free:
@@ -432,21 +438,21 @@ def bill_of_estimate(estimate: Estimate) -> DeviceBill | None:
 def _common_text(estimate: Estimate) -> str:
     """Name common cards by verdict, where no --card was given."""
     if not estimate.peak_reserved:
-        return "it took no memory of a card"
+        return "no GPU memory was allocated"
     from memviz.predictor.cards import short_name
 
     fits = {short_name(name): word for name, word in estimate.common_fits().items()}
     names = {word: [name for name, has in fits.items() if has == word] for word in ("yes", "close", "no")}
-    verdicts = (("held by", names["yes"]), ("close on", names["close"]), ("not by", names["no"]))
+    verdicts = (("fits on", names["yes"]), ("close on", names["close"]), ("does not fit on", names["no"]))
     text = "; ".join(f"{what} {', '.join(cards)}" for what, cards in verdicts if cards)
-    return f"{text} (--card NAME makes one card's memory the limit)"
+    return f"{text} (--card NAME sets the limit)"
 
 
 def _needs_text(done: ScriptPrediction, estimate: Estimate) -> str:
     needs = estimate.needs
     assert needs is not None
-    least = "at least, until it ended, " if done.not_known else ""
-    beyond = f", {bytes_text(needs.beyond_bytes)} more than a process gets there" if needs.beyond_bytes else ""
+    least = "at least " if done.not_known else ""
+    beyond = f", {bytes_text(needs.beyond_bytes)} more than usable" if needs.beyond_bytes else ""
     return f"it needs {least}{bytes_text(needs.reserved_bytes)}{beyond}"
 
 
@@ -457,21 +463,21 @@ def _fit_text(done: ScriptPrediction, estimate: Estimate) -> str:
     if estimate.out_of_memory:
         if estimate.needs is not None:
             needs = _needs_text(done, estimate)
-            return f"does not fit: {name} ran out of memory, and the program went on beyond it; {needs}"
+            return f"does not fit: {name} ran out of memory, and the program continued beyond it; {needs}"
         times = f"{count_text(estimate.out_of_memory)} times" if estimate.out_of_memory > 1 else "once"
         if estimate.is_limited_by_itself:
-            return f"does not fit: the program ran out of the share of {name} that it allows itself {times}"
+            return f"does not fit: the program exceeded its own memory fraction of {name} {times}"
         usable = usable_text(estimate.fit())
-        unknown = "what it needs in all is not known, and predict --continue says it"
-        after = unknown if done.exit_status else "the program went on to its end"
+        unknown = "its full need is unknown; use predict --continue"
+        after = unknown if done.exit_status else "the program continued to its end"
         return f"does not fit: {name} ran out of memory {times}, with {usable}; {after}"
     fit = estimate.fit()
-    usable = f"the {bytes_text(fit.usable_bytes)} that a process gets of {name}"
+    usable = f"the {bytes_text(fit.usable_bytes)} usable on {name}"
     if word == "close":
-        return f"whether it fits is close: {usable_text(fit)} of {name}"
+        return f"close to the limit: {usable_text(fit)} on {name}"
     if fit.fits:
         return f"fits in {usable}"
-    return f"does not fit in {usable}: it would run out at event {count_text(fit.event or 0)}"
+    return f"does not fit in {usable}: out of memory at event {count_text(fit.event or 0)}"
 
 
 COMMANDS = {"predict": Command(_add_arguments, _predict, takes_over=True)}

@@ -57,7 +57,7 @@ def predict_all_ranks(args: argparse.Namespace) -> int:
     from memviz.predictor.group.ranks import classes_of
 
     if args.world_size is None:
-        raise UsageError("--rank all predicts the ranks of a group; say of how many with --world-size N.")
+        raise UsageError("--rank all needs the number of processes: add --world-size N.")
     if args.output is not None:
         # Of whichever class, the first rank is there.
         free_path(sibling_path(args.output, "rank0"), overwrite=args.overwrite)
@@ -69,13 +69,13 @@ def predict_all_ranks(args: argparse.Namespace) -> int:
         print_line(_class_sentence(ranks, one.figures, file))
     runs.print_failure()
     if runs.unused:
-        print_line(f"error: no line of any rank used --assume {', '.join(sorted(runs.unused))}")
+        print_line(f"error: no rank used --assume {', '.join(sorted(runs.unused))}")
     class_figures = [
         {"ranks": ranks, **{peak: one.figures[peak] for peak in _PEAKS}, "file": file}
         for (ranks, one), file in zip(classes, files, strict=True)
     ]
     _, highest = max(classes, key=lambda item: item[1].figures["peak_reserved_bytes"])
-    print_line(f"ran {runs.count} of {args.world_size} ranks; the others take what one of these takes")
+    print_line(f"ran {runs.count} of {args.world_size} ranks; each other rank equals one of these")
     if args.json:
         result = {**highest.figures, "rank": "all", "ran": runs.count, "classes": class_figures, "file": None}
         sys.stdout.write(json.dumps(result) + "\n")
@@ -127,8 +127,8 @@ class _Runs:
         """Print the error of the first rank that failed: equal ranks fail alike."""
         for rank in sorted(self._failed)[:1]:
             sys.stderr.write(f"{self._failed[rank]}\n")
-            others = f", as {len(self._failed) - 1} more of those that ran" if len(self._failed) > 1 else ""
-            print_line(f"rank {rank} ended with the error above{others}; the figures are those until there")
+            others = f", as did {len(self._failed) - 1} more" if len(self._failed) > 1 else ""
+            print_line(f"rank {rank} ended with the error above{others}; the figures are those up to the error")
 
     def _options(self, rank: int) -> Iterator[str]:
         yield from _options_of(self._args, _NAMED)
@@ -174,7 +174,7 @@ def _keep_snapshot(args: argparse.Namespace, source: Path, rank: int) -> str | N
 
 def _class_sentence(ranks: Sequence[int], figures: dict[str, Any], file: str | None) -> str:
     if figures.get("not_known") and not figures["peak_reserved_bytes"]:
-        return f"{rank_list(ranks)}: not known, as {figures['not_known']}"
+        return f"{rank_list(ranks)}: unknown: {figures['not_known']}"
     live, reserved = (bytes_text(figures[name]) for name in ("peak_requested_bytes", "peak_reserved_bytes"))
     where = f", in {file}" if file else ""
     return f"{rank_list(ranks)}: live {live}, reserved {reserved} at most{where}"
@@ -182,7 +182,7 @@ def _class_sentence(ranks: Sequence[int], figures: dict[str, Any], file: str | N
 
 _OF_A_CARD = ("torch", "platform", "settings", "steps", "world_size", "rank", "host_memory")
 _ALONE = {"memory": "--memory", "outputs": "--outputs", "write_assume": "--write-assume"}
-_VERDICTS = {"yes": "fits", "close": "close", "no": "does not fit", None: "not known"}
+_VERDICTS = {"yes": "fits", "close": "close", "no": "does not fit", None: "unknown"}
 
 
 def predict_cards(args: argparse.Namespace, names: Sequence[str]) -> int:
@@ -192,9 +192,9 @@ def predict_cards(args: argparse.Namespace, names: Sequence[str]) -> int:
     cards = [card_named(name).name for name in names]
     for name, option in _ALONE.items():
         if getattr(args, name):
-            raise UsageError(f"{option} goes with one card; --card names {len(cards)}.")
+            raise UsageError(f"{option} works with one card; --card names {len(cards)}.")
     if args.rank == "all" or args.gpus > 1:
-        raise UsageError(f"--rank all and --gpus go with one card; --card names {len(cards)}.")
+        raise UsageError(f"--rank all and --gpus work with one card; --card names {len(cards)}.")
     files = [_file_of_card(args, short_name(card)) for card in cards]
     with ThreadPoolExecutor(min(_MOST_AT_ONCE, os.cpu_count() or 1)) as pool:
         done = list(pool.map(lambda card, file: _predict_card(args, card, file), names, files))
@@ -203,7 +203,7 @@ def predict_cards(args: argparse.Namespace, names: Sequence[str]) -> int:
     print_line(f"predicted for {len(cards)} cards, each with its own kernels and limit:")
     for card, (figures, _) in zip(cards, done, strict=True):
         print_line(f"  {short_name(card):<{width}}  {_card_sentence(figures)}")
-    print_line("--card with one of them alone says what was assumed, and how sure it is")
+    print_line("predict one of them alone to see assumptions and the expected error")
     if args.json:
         by_card = [figures for figures, _ in done]
         sys.stdout.write(json.dumps({**by_card[0], "by_card": by_card}) + "\n")
@@ -233,7 +233,7 @@ def _predict_card(args: argparse.Namespace, card: str, file: Path | None) -> tup
 
 def _card_sentence(figures: dict[str, Any]) -> str:
     if figures["not_known"] and not figures["out_of_memory"]:
-        return f"not known: {figures['not_known']}"
+        return f"unknown: {figures['not_known']}"
     live, reserved = (bytes_text(figures[f"peak_{kind}_bytes"]) for kind in ("requested", "reserved"))
     if not figures["out_of_memory"]:
         return f"live {live}, reserved {reserved} at most: {_VERDICTS[figures['fit']]}"

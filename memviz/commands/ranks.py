@@ -29,9 +29,9 @@ from memviz.results.ranks import card_memory, missing_ranks, ranks_headline, ran
 from memviz.units import bytes_text, count_text, counted, delta_text, percent_text
 
 _MORE = """\
-PLACE is a folder, a glob, one or several files, or any of these where fsspec reaches (s3://, hf://, ssh://);
-or the table that -o wrote before: then no snapshot is read.
-A rank's number is the one in its file's name, unless the file says it.
+PLACE is a folder, a glob, one or several files, also on remote file systems of fsspec (s3://, hf://, ssh://);
+or a table written by -o, in place of the snapshots.
+The rank number comes from the file, else from the file name.
 """
 
 
@@ -39,7 +39,7 @@ def _print(job: RankSummary, card: OnCard | None, top: int) -> None:
     print(f"{printable(str(ranks_headline(job, card)))}\n")
     _print_ranks(job, top)
     if len(job.groups) > 1:
-        print(f"\nGroups of ranks that {'reached' if job.ran_out else 'need'} the same:")
+        print("\nGroups of similar ranks:")
         for group in job.usual_groups[: top or None]:
             peaks = bytes_text(group.peak_bytes)
             if group.least_bytes != group.most_bytes:
@@ -48,13 +48,13 @@ def _print(job: RankSummary, card: OnCard | None, top: int) -> None:
             print(f"  {peaks}: {counted(len(group.ranks), 'rank')}, {spans}")
         _print_rest(len(job.usual_groups), top, "group")
     for one in job.outliers[: top or None]:
-        against = f"rank {one.against}, the median beside it"
-        print(f"\nRank {one.rank} has {delta_text(one.delta_bytes)} against {against}:")
+        against = f"rank {one.against}, the median of the nearest group"
+        print(f"\nRank {one.rank}: {delta_text(one.delta_bytes)} compared with {against}:")
         _print_differences(one.because)
-    _print_rest(len(job.outliers), top, "rank out of line")
+    _print_rest(len(job.outliers), top, "outlier")
     gap = job.imbalance
     if gap.bytes:
-        print(f"\nFrom rank {gap.lowest}, the lowest, to rank {gap.highest}, the highest: {delta_text(gap.bytes)}")
+        print(f"\nFrom rank {gap.lowest} (lowest) to rank {gap.highest} (highest): {delta_text(gap.bytes)}")
         _print_differences(gap.categories)
     if job.missing:
         print(f"\n{missing_ranks(job)}")
@@ -71,10 +71,10 @@ def _print_ranks(job: RankSummary, top: int) -> None:
         most = row.categories[0] if row.categories else None
         kind = f"{percent_text(most.bytes, row.peak_bytes)} {most.words}" if most else ""
         site = f"{bytes_text(row.sites[0].bytes)} {row.sites[0].label}" if row.sites else ""
-        ran_out = f" (out of memory: {bytes_text(row.ran_out[-1].requested_bytes)} asked)" if row.ran_out else ""
+        ran_out = f" (out of memory: {bytes_text(row.ran_out[-1].requested_bytes)} requested)" if row.ran_out else ""
         reserved = reserved_text(row.peak_bytes, row.reserved_peak_bytes)
         rows.append([str(rank.number), bytes_text(row.peak_bytes), reserved, kind, f"{site}{ran_out}"])
-    print_table(["rank", "peak", "reserved", "most of it", "largest site"], rows, number_columns=3)
+    print_table(["rank", "peak", "reserved", "largest category", "largest site"], rows, number_columns=3)
     _print_rest(len(in_order), top, "rank")
     for line in _unlike_others(in_order, top):
         print(printable(line))
@@ -86,7 +86,7 @@ def _unlike_others(ranks: Sequence[Rank], top: int) -> list[str]:
     lines = []
     for number, row in ((rank.number, rank.row) for rank in ranks[: top or None]):
         if row.device_count > 1:
-            lines.append(f"Rank {number} is device {row.device}, one of {count_text(row.device_count)} in its file.")
+            lines.append(f"Rank {number} is device {row.device} of {count_text(row.device_count)} devices in its file.")
         if row.origin != usual:
             lines.append(f"Rank {number} is {row.origin}, others are {usual}.")
     return lines
@@ -95,7 +95,7 @@ def _unlike_others(ranks: Sequence[Rank], top: int) -> list[str]:
 def _print_rest(many: int, top: int, noun: str) -> None:
     left = many - top
     if top and left > 0:
-        print(f"... and {count_text(left)} more {noun}{'' if left == 1 or noun.endswith('line') else 's'} (--top 0)")
+        print(f"... and {count_text(left)} more {noun}{'' if left == 1 else 's'} (--top 0)")
 
 
 def _print_differences(rows: Sequence[NamedDelta]) -> None:
@@ -106,18 +106,25 @@ def _print_differences(rows: Sequence[NamedDelta]) -> None:
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _MORE
-    parser.add_argument("places", metavar="PLACE", nargs="+", help="where the snapshots lie")
+    parser.add_argument("places", metavar="PLACE", nargs="+", help="location of the snapshots")
     add_device(parser)
     parser.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help="ranks.parquet: the rows; begun there, it goes on there"
-    )
-    parser.add_argument("--scheduler", metavar="ADDRESS", help="of Dask, whose workers read then (tcp://host:8786)")
-    parser.add_argument("--processes", type=positive, metavar="N", help="on this machine (default: one for each core)")
+        "-o", "--output", type=Path, metavar="FILE",
+        help="write the rows, such as ranks.parquet; a second run resumes there",
+    )  # fmt: skip
     parser.add_argument(
-        "--mesh", default="", metavar="SIZES", help="what the ranks are, where their files do not say it: pp=2,dp=4"
+        "--scheduler", metavar="ADDRESS", help="read on the workers of this Dask scheduler (tcp://host:8786)"
     )
-    parser.add_argument("--card", metavar="CARD", help="a smaller card, by name or size: who would run out first?")
-    parser.add_argument("--overhead", type=byte_count, metavar="SIZE", help="of that card, for the CUDA context")
+    parser.add_argument(
+        "--processes", type=positive, metavar="N", help="parallel processes on this machine (default: one per core)"
+    )
+    parser.add_argument(
+        "--mesh", default="", metavar="SIZES", help="device mesh, if the files do not contain it: pp=2,dp=4"
+    )
+    parser.add_argument(
+        "--card", metavar="CARD", help="smaller card, by name or size: which ranks would run out of memory first?"
+    )
+    parser.add_argument("--overhead", type=byte_count, metavar="SIZE", help="memory of that card for the CUDA context")
     add_top(parser)
     add_json(parser)
 

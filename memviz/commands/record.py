@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 _MORE = """\
 The script runs in this process, as `python SCRIPT ...` would run it, and its exit status is kept.
-FILE is written when it ends, also by an error, by running out of memory, by Ctrl-C or by SIGTERM;
-SIGUSR1 writes FILE with .signal1, .signal2 ... in its name and lets the script go on.
+FILE is written when the script ends, also after an error, out of memory, Ctrl-C or SIGTERM.
+SIGUSR1 writes FILE with .signal1, .signal2 ... in its name while the script continues.
 Under torchrun (`torchrun ... -m memviz record ...`) every process writes its own FILE.rank0, FILE.rank1 ...,
-or those that --ranks chooses; a rank that fails writes its own in any case. `memviz ranks` reads them together.
-With --profile the trace of torch's profiler is written beside it when the script ends, also by Ctrl-C or SIGTERM.
+or only those of --ranks; a rank that fails always writes its file. `memviz ranks` reads them together.
+With --profile, the trace of torch.profiler is written next to FILE when the script ends, also after Ctrl-C or SIGTERM.
 """
 
 
@@ -25,41 +25,30 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.usage = "python -m memviz record -o FILE [options] (SCRIPT | -m MODULE) [ARGUMENT ...]"
     parser.epilog = _MORE
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help=".pickle; .gz packs it")
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help=".pickle; add .gz to compress")
     parser.add_argument(
-        "--stacks",
-        choices=("python", "all", "none"),
-        default="python",
-        help="frames of Python, of C++ as well, or no stacks at all (default: %(default)s)",
-    )
+        "--stacks", choices=("python", "all", "none"), default="python",
+        help="stack frames: of Python only, also of C++, or none (default: %(default)s)",
+    )  # fmt: skip
     parser.add_argument(
-        "--max-entries",
-        type=positive,
-        metavar="N",
-        help="events to keep, the last ones (default: what fits a quarter of the free memory, at most 5,000,000)",
-    )
+        "--max-entries", type=positive, metavar="N",
+        help="keep the last N events (default: as many as fit in a quarter of free memory, at most 5,000,000)",
+    )  # fmt: skip
     parser.add_argument(
-        "--profile",
-        action="store_true",
-        help="run torch's profiler too, for a few steps at most, and write its trace beside FILE (.profile.json.gz)",
-    )
+        "--profile", action="store_true",
+        help="also run torch.profiler and write its trace next to FILE (.profile.json.gz); for a few steps at most",
+    )  # fmt: skip
     parser.add_argument(
-        "--holders",
-        action="store_true",
-        help="find what keeps each tensor in every file, not only at memviz.mark and where memory runs out",
-    )
-    parser.add_argument("--overwrite", action="store_true", help="replace FILE if it is there already")
+        "--holders", action="store_true",
+        help="find what holds each tensor in every file, not only at memviz.mark and on out of memory",
+    )  # fmt: skip
+    parser.add_argument("--overwrite", action="store_true", help="replace FILE if it exists")
     parser.add_argument(
-        "--ranks",
-        default="all",
-        metavar="LIST",
-        help="under torchrun, which ranks write: numbers, spans, first, last, stage or all, as in 0,last",
-    )
+        "--ranks", default="all", metavar="LIST",
+        help="ranks that write under torchrun: numbers, ranges, first, last, stage or all, such as 0,last",
+    )  # fmt: skip
     parser.add_argument(
-        "--mesh",
-        default="",
-        metavar="SIZES",
-        help="what the ranks are, the outermost axis first, for their files' names: pp=2,dp=4",
+        "--mesh", default="", metavar="SIZES", help="device mesh, outermost axis first, for the file names: pp=2,dp=4"
     )
     add_script(parser)
 

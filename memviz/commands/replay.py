@@ -43,27 +43,25 @@ def _print(replay: Replay, overhead: int) -> None:
         return
     print(f"\nDevice {replay.device.name}, {printable(replayed.trace.about.label)}{_card_text(outcome.card)}")
     live = max(replayed.peak_requested_bytes, outcome.recorded.peak_requested_bytes)
-    until = ", until then" if replayed.oom else ""
+    until = ", until out of memory" if replayed.oom else ""
     # Where the recording goes on, it tells what the replay did not come to.
     of_replay = until if live == replayed.peak_requested_bytes else ""
-    print(f"  live       {bytes_text(live)} at the peak, whatever the settings{of_replay}")
+    print(f"  live       {bytes_text(live)} at the peak, with any settings{of_replay}")
     allocated, unused = bytes_text(replayed.peak_allocated_bytes), bytes_text(replayed.unused_at_peak_bytes)
-    print(f"  allocated  {allocated} at the peak, in whole blocks{until}")
+    print(f"  allocated  {allocated} at the peak, in blocks{until}")
     share = percent_text(replayed.unused_at_peak_bytes, replayed.peak_reserved_bytes)
     reserved, end = bytes_text(replayed.peak_reserved_bytes), bytes_text(replayed.reserved_end_bytes)
-    print(
-        f"  reserved   {reserved} at its peak, {unused} ({share}) of it above what is ever allocated; {end} at the end"
-    )
+    print(f"  reserved   {reserved} at its peak, {unused} ({share}) above the allocated peak; {end} at the end")
     _print_recorded(outcome)
     print(f"  retries    {count_text(replayed.retries)}")
     if replayed.oom is not None:
         _print_oom(replayed)
     if outcome.context is not None:
-        print(f"  context    {outcome.context.interval} beside it, {outcome.context.source}")
-    fits_on = "no card that is sold"
+        print(f"  context    {outcome.context.interval} in addition, {outcome.context.source}")
+    fits_on = "no listed card"
     if outcome.smallest_card is not None:
-        set_aside = f", of which {bytes_text(overhead)} are set aside" if overhead else ""
-        fits_on = f"a card of {outcome.smallest_card.name} or more{set_aside}"
+        set_aside = f", {bytes_text(overhead)} set aside" if overhead else ""
+        fits_on = f"cards of {outcome.smallest_card.name} or more{set_aside}"
     print(f"  fits on    {fits_on}")
     exact = exactness(outcome.recorded)
     print(f"\n{exact[0].upper()}{exact[1:]}.".replace("..", "."))
@@ -72,7 +70,7 @@ def _print(replay: Replay, overhead: int) -> None:
     if searched is not None:
         _print_search(outcome, searched)
     elif replayed.oom is not None:
-        print("\nWith --search it says which settings would have carried it through.")
+        print("\nUse --search to look for settings that avoid the OOM.")
 
 
 def _print_recorded(outcome: WhatIf) -> None:
@@ -80,21 +78,21 @@ def _print_recorded(outcome: WhatIf) -> None:
     if not (outcome.divergence or outcome.why_not_as_recorded):
         return
     recorded = f"{bytes_text(outcome.recorded_peak_bytes)} reserved at its peak"
-    print(f"  recording  {recorded if outcome.knows_recorded_peak else 'what it reserves is not in the file'}")
+    print(f"  recording  {recorded if outcome.knows_recorded_peak else 'reserved memory is not in the file'}")
     if outcome.compared_with is not outcome.replayed:
         other = outcome.compared_with
-        until = "until it stops" if other.oom else "at its peak"
-        print(f"  recorded settings, replayed alike: {bytes_text(other.peak_reserved_bytes)} reserved {until}")
+        until = "until out of memory" if other.oom else "at its peak"
+        print(f"  recorded settings, replayed: {bytes_text(other.peak_reserved_bytes)} reserved {until}")
 
 
 def _card_text(card: CardMemory | None) -> str:
     if card is None:
-        return ", memory without end"
+        return ", no memory limit"
     usable = bytes_text(card.usable_bytes)
     if not card.overhead_bytes:
         return f", in {usable}"
-    source = "an assumption" if card.overhead_bytes == OVERHEAD_BYTES else "as you said"
-    overhead = f"{bytes_text(card.overhead_bytes)} are taken to go to the CUDA context and libraries, {source}"
+    source = "an assumption" if card.overhead_bytes == OVERHEAD_BYTES else "as given"
+    overhead = f"{bytes_text(card.overhead_bytes)} are set aside for the CUDA context and libraries, {source}"
     return f", in {usable} of a card of {card.name}: {overhead}"
 
 
@@ -104,8 +102,8 @@ def _print_oom(replayed: Replayed) -> None:
     when = f"at event {count_text(oom.event)}" if oom.event >= 0 else "before the first event"
     requested, segment = bytes_text(oom.requested_bytes), bytes_text(oom.asked_of_device_bytes)
     live, cached = bytes_text(oom.allocated_bytes), bytes_text(oom.reserved_bytes - oom.allocated_bytes)
-    print(f"  out of memory {when}: {requested} asked, which needs {segment} more")
-    print(f"             {live} allocated and {cached} cached then")
+    print(f"  out of memory {when}: {requested} requested, needs {segment} from the device")
+    print(f"             {live} allocated, {cached} cached")
 
 
 def _print_search(outcome: WhatIf, searched: Search) -> None:
@@ -122,33 +120,27 @@ def _print_search(outcome: WhatIf, searched: Search) -> None:
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_file(parser)
     parser.add_argument(
-        "--settings", metavar="TEXT", help="as in PYTORCH_CUDA_ALLOC_CONF (default: those of the recording)"
-    )
+        "--settings", metavar="TEXT",
+        help="allocator settings, as in PYTORCH_CUDA_ALLOC_CONF (default: those of the recording)",
+    )  # fmt: skip
     parser.add_argument(
-        "--memory", type=byte_count, metavar="SIZE", help="of the card, such as 24GiB (default: no limit)"
+        "--memory", type=byte_count, metavar="SIZE", help="memory of the card, such as 24GiB (default: no limit)"
     )
     parser.add_argument(
         "--overhead",
         type=byte_count,
         default=OVERHEAD_BYTES,
         metavar="SIZE",
-        help="of the card, for the CUDA context and libraries (default: "
-        f"{bytes_text(OVERHEAD_BYTES)}, an assumption; seen were {UNKNOWN.interval}, by generation of card)",
+        help="memory of the card for the CUDA context and libraries (default: "
+        f"{bytes_text(OVERHEAD_BYTES)}, an assumption; measured: {UNKNOWN.interval}, by GPU generation)",
     )
     parser.add_argument(
-        "--release",
-        type=option(partial(parse_release, oldest=OLDEST, newest=NEWEST)),
-        default=NEWEST,
-        metavar="2.N",
-        help="of PyTorch, whose settings they are",
-    )
-    parser.add_argument("--search", action="store_true", help="also try the settings that matter, and advise")
+        "--release", type=option(partial(parse_release, oldest=OLDEST, newest=NEWEST)), default=NEWEST, metavar="2.N",
+        help="PyTorch release of the settings",
+    )  # fmt: skip
+    parser.add_argument("--search", action="store_true", help="also try other settings and recommend one")
     parser.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        metavar="FILE",
-        help="write the replay as a snapshot (.pickle) or as a page (.html)",
+        "-o", "--output", type=Path, metavar="FILE", help="write the replay as a snapshot (.pickle) or a page (.html)"
     )
     add_device(parser)
     add_json(parser)
@@ -174,7 +166,7 @@ def _run(args: argparse.Namespace) -> int:
 def _write(replay: Replay, path: Path) -> None:
     ending = path.name.removesuffix(".gz").rpartition(".")[2].lower()
     if ending not in (*_SNAPSHOT, "html"):
-        raise UsageError(f"{path.name}: a replay is written as a snapshot (.pickle) or as a page (.html).")
+        raise UsageError(f"{path.name}: unsupported format. Use .pickle for a snapshot or .html for a page.")
     with replacing(path) as file:
         if ending in _SNAPSHOT:
             write_pickle(replay.trace, file)

@@ -19,7 +19,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     if args.seed not in (None, *_NAMES):
-        raise UsageError(f"There is no seed {args.seed}. There are {', '.join(_NAMES)}.")
+        raise UsageError(f"Unknown table: {args.seed}. Choose one of {', '.join(_NAMES)}.")
     from memviz.runner.published import SEEDS
 
     everything: list[dict[str, Any]] = []
@@ -40,7 +40,7 @@ def _run(args: argparse.Namespace) -> int:
 
 def _print(seed: Any, rows: list[dict[str, Any]]) -> None:
     progress("")
-    print(f"{seed.title}\npublished in {seed.source}; ours predicted. {seed.window}\n")
+    print(f"{seed.title}\npublished in {seed.source}; ours: predicted. {seed.window}\n")
     cells = [
         [
             row["case"],

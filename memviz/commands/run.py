@@ -35,34 +35,41 @@ if TYPE_CHECKING:
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("workload", nargs="?", help="a name from --list, a config.json, or FILE.py[:function]")
-    parser.add_argument("--list", action="store_true", help="show the workloads, optimizations and cards there are")
-    add_knobs(parser, "an optimization; may be given several times")
-    parser.add_argument("--on", choices=("auto", "predict", "cuda"), default="auto", help="(default: %(default)s)")
-    parser.add_argument("--card", help="the card to predict for, by a part of its name")
+    parser.add_argument("--list", action="store_true", help="list workloads, optimizations and cards")
+    add_knobs(parser, "optimization to apply; repeatable")
+    parser.add_argument(
+        "--on", choices=("auto", "predict", "cuda"), default="auto",
+        help="predict, or measure on a GPU (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--card", help="card to predict for, by part of its name")
     add_memory(parser)
     add_host_memory(parser)
     add_optimizer(parser)
-    parser.add_argument("--warmup", type=int, default=1, metavar="N", help="steps before (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=1, metavar="N", help="(default: %(default)s)")
+    parser.add_argument(
+        "--warmup", type=int, default=1, metavar="N", help="steps before the counted ones (default: %(default)s)"
+    )
+    parser.add_argument("--steps", type=int, default=1, metavar="N", help="counted steps (default: %(default)s)")
     parser.add_argument(
         "--load", choices=("host", "device"), default="host",
-        help="where weights are when they are cast, quantized or offloaded; with device they are on the card whole "
-        "first, and that counts (default: %(default)s)",
+        help="where weights are cast, quantized or offloaded; with device, the full weights are on the card first and "
+        "count (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--conversion", choices=("before", "measured", "on-host"),
-        help="older spelling of --load: measured is device, the others are host",
+        help="old name of --load: measured means device, the others host",
     )  # fmt: skip
     parser.add_argument(
         "--torch", default="", metavar="RELEASE",
-        help="predict with the kernels of another release, as in 2.6 (default: those of the installed one)",
+        help="predict with the kernels of another PyTorch release, such as 2.6 (default: the installed one)",
     )  # fmt: skip
     add_platform(parser)
     add_parallel(parser)
-    parser.add_argument("--keep-output", action="store_true", help="the warm-up's output stays alive")
+    parser.add_argument("--keep-output", action="store_true", help="keep the output of the warm-up alive")
     parser.add_argument("--no-numerics", action="store_true", help="do not compare outputs on a reduced model")
-    parser.add_argument("--timeout", type=_seconds, metavar="SECONDS", help="(default: MEMVIZ_MAX_RUN_SECONDS, or 900)")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE.pickle", help="keep the trace")
+    parser.add_argument(
+        "--timeout", type=_seconds, metavar="SECONDS", help="time limit (default: MEMVIZ_MAX_RUN_SECONDS, or 900)"
+    )
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE.pickle", help="write the trace")
     add_json(parser)
 
 
@@ -73,9 +80,9 @@ def _run(args: argparse.Namespace) -> int:
         print_json(listing()) if args.json else _print_listing(listing())
         return 0
     if not args.workload:
-        raise UsageError("Name a workload; `python -m memviz run --list` shows those there are.")
+        raise UsageError("Name a workload. `python -m memviz run --list` lists them.")
     if args.output and args.output.suffix not in (".pickle", ".pkl", ".gz"):
-        raise UsageError(f"{args.output} would be a snapshot: end its name in .pickle.")
+        raise UsageError(f"{args.output}: the trace is a snapshot. Use a name with .pickle.")
     run, path = run_one(_request(args), keep=args.output, timeout=args.timeout)
     if args.json:
         from memviz.runner.request import run_json
@@ -120,7 +127,7 @@ def run_one(request: Request, *, keep: Path | None = None, timeout: float | None
             last = _last_event(worker.run([request]))
         if last.kind == "failed" or last.run is None:
             where = f"\n  at {last.where}" if last.where and last.what == "exception" else ""
-            last_output = f"\nIts last words:\n{last.where}" if last.where and last.what == "killed" else ""
+            last_output = f"\nIts last output:\n{last.where}" if last.where and last.what == "killed" else ""
             raise RunError(f"{last.text}{where}{last_output}")
         if keep is not None and last.file is not None:
             with last.file.open("rb") as written, replacing(keep) as target:
@@ -161,7 +168,7 @@ def _print(run: Run, path: Path | None) -> None:
     print(f"\n  weights    {bytes_text(run.weights_bytes)}, {count_text(run.parameters)} parameters")
     print(f"  allocated  {bytes_text(run.peak_allocated_bytes)} {peak_text(run)}")
     without = "without a limit" if reserved_on_card(run) is not None else "at its peak"
-    print(f"  reserved   {bytes_text(run.peak_reserved_bytes)} {without}, {gap} of it above what is ever allocated")
+    print(f"  reserved   {bytes_text(run.peak_reserved_bytes)} {without}, {gap} of it above the allocated peak")
     if host := host_text(run):
         print(f"  on host    {host}")
     if run.fit is not None:
@@ -184,7 +191,7 @@ def _print(run: Run, path: Path | None) -> None:
     for note in run.notes:
         print(f"- {printable(note)}")
     if path:
-        print(f"\nThe trace is in {printable(str(path))}; look at it with python -m memviz open {printable(str(path))}")
+        print(f"\nTrace written to {printable(str(path))}; view it with python -m memviz open {printable(str(path))}")
 
 
 def _print_fit(run: Run) -> None:
@@ -192,17 +199,17 @@ def _print_fit(run: Run) -> None:
         return
     from memviz.results.run import reserved_on_card, usable_text, with_optimizer
 
-    usable = f"{bytes_text(run.fit.usable_bytes)} that a process gets of {run.device}"
+    usable = f"{bytes_text(run.fit.usable_bytes)} usable on {run.device}"
     if run.fit.word == "close":
-        print(f"\nIt is close{with_optimizer(run)}: {usable_text(run.fit)} of {run.device}.")
+        print(f"\nIt is close{with_optimizer(run)}: {usable_text(run.fit)} on {run.device}.")
     elif run.fit.fits:
         spare = run.fit.usable_bytes - run.fit.peak_reserved_bytes
         squeezed = reserved_on_card(run)
-        less = "" if squeezed is None else f" It gives back what is cached there and reserves {bytes_text(squeezed)}."
+        less = "" if squeezed is None else f" On the card it frees cached memory and reserves {bytes_text(squeezed)}."
         print(f"\nIt fits in the {usable}{with_optimizer(run)}: {bytes_text(spare)} to spare.{less}")
     else:
-        request = f"asking for {bytes_text(run.fit.requested_bytes or 0)} at event {count_text(run.fit.event or 0)}"
-        print(f"\nIt does not fit in the {usable}{with_optimizer(run)}: it runs out {request}.")
+        request = f"requesting {bytes_text(run.fit.requested_bytes or 0)} at event {count_text(run.fit.event or 0)}"
+        print(f"\nIt does not fit in the {usable}{with_optimizer(run)}: out of memory {request}.")
 
 
 def _print_numerics(run: Run) -> None:
@@ -220,7 +227,7 @@ def _print_numerics(run: Run) -> None:
     finite = [difference for difference in differences if "relative_absmax" in difference]
     if worst := max(finite, key=lambda difference: float(difference["relative_l2"]), default=None):
         absmax, scale, l2 = (float(worst[key]) for key in ("absmax", "relative_absmax", "relative_l2"))
-        print(f"Differs by {absmax:.1e} at most, {scale:.1e} of the output's largest value; relative L2 {l2:.1e}.")
+        print(f"Differs by at most {absmax:.1e}, {scale:.1e} of the output's largest value; relative L2 {l2:.1e}.")
 
 
 def _print_listing(listing: dict[str, Any]) -> None:

@@ -71,7 +71,7 @@ class _Stream:
 
 def _output_fault(error: OSError) -> None:
     if isinstance(error, BrokenPipeError) or (os.name == "nt" and error.errno == errno.EINVAL):
-        raise ReaderGone("The reader of the output is gone.") from None
+        raise ReaderGone("The output pipe is closed.") from None
     raise NotWritten(f"The output cannot be written ({error.strerror or error}).") from None
 
 
@@ -116,9 +116,9 @@ def status_of(work: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except MemoryError:
-        _say("This machine has not enough memory for it.")
+        _say("This machine does not have enough memory.")
     except OSError as error:
-        _say(f"{error.filename or 'It'} cannot be used ({error.strerror or error}).")
+        _say(f"{error.filename or 'A file'} cannot be used ({error.strerror or error}).")
     except MemvizError as error:
         _say(error)
     except ModuleNotFoundError as error:
@@ -134,7 +134,7 @@ def status_of(work: Callable[[], int]) -> int:
 def _broken() -> int:
     import traceback
 
-    _say("This is a fault of memviz, and not of your file. Please report what follows.")
+    _say("This is a bug in memviz, not in your file. Please report the following.")
     traceback.print_exc()
     return BROKEN
 

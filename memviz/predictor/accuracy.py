@@ -192,21 +192,19 @@ def _bytes_by_rule(recorder: AllocationRecorder, card: int) -> tuple[dict[int, i
 def unproven_sentence(unproven: Iterable[Unproven]) -> str:
     """Name the unproven rules; empty where every rule that mattered is proved."""
     parts = [text for one in unproven if (text := _unproven_text(one))]
-    return f"No recording proves these rules: {'; '.join(parts)}." if parts else ""
+    return f"Not proved by any recording: {'; '.join(parts)}." if parts else ""
 
 
 def _unproven_text(one: Unproven) -> str:
     if one.rule == NCCL:
-        return f"{NCCL} (estimated beside the allocator)"
+        return f"{NCCL} (estimated, outside the allocator)"
     if one.standing == Standing.MISSING:
         if one.bytes is None or one.bytes_at_most is None:
             return f"{one.rule} (not predicted)"
         if one.bytes_at_most < _LEAST_SHOWN:
             return ""
         likely = "nothing" if not one.bytes else bytes_text(one.bytes)
-        return (
-            f"{one.rule} (not predicted: likely {likely} at a time, up to {bytes_text(one.bytes_at_most)} by estimate)"
-        )
+        return f"{one.rule} (not predicted: estimated {likely} at a time, up to {bytes_text(one.bytes_at_most)})"
     if one.bytes is None or one.bytes < _LEAST_SHOWN:
         return ""
     at_peak = f"{bytes_text(one.bytes_at_peak)} of the peak" if one.bytes_at_peak else "none at the peak"

@@ -26,14 +26,14 @@ from memviz.units import count_text
 
 # Errors of a predicted device that cannot continue: the line, the value it reads, and the remedy.
 
-REMEDY = "Or take the value from the host, write it as a constant, or leave this line out of what is predicted."
-_NO_VALUE_HELPS = "No value helps: leave this line out of what is predicted."
+REMEDY = "Or use a value from the host or a constant, or leave this line out of the prediction."
+_NO_VALUE_HELPS = "No value helps: leave this line out of the prediction."
 _REMEDIES = {
-    "bincount": "Or give it minlength: values are taken to lie below.",
-    "repeat_interleave": "Or give it output_size, and its shape is known.",
+    "bincount": "Or pass minlength: values are assumed to be below it.",
+    "repeat_interleave": "Or pass output_size, so that the shape is known.",
 }
 _NAMES = {
-    "_local_scalar_dense": "a decision, an index or a number taken from a tensor",
+    "_local_scalar_dense": "a decision, an index or a number read from a tensor",
     "equal": "torch.equal",
     "index": "a mask as an index",
     "nonzero": "nonzero (or torch.where with a condition alone)",
@@ -41,7 +41,7 @@ _NAMES = {
     "unique_dim": "unique",
     "_pack_padded_sequence": "pack_padded_sequence",
     "linalg_lstsq": "torch.linalg.lstsq",
-    "_linalg_check_errors": "a check of a matrix",
+    "_linalg_check_errors": "a matrix check",
     "_ctc_loss": "ctc_loss",
     "_sparse_addmm": "torch.sparse.mm",
     "_to_sparse": "to_sparse",
@@ -51,11 +51,11 @@ _NAMES = {
     "_to_copy": ".to()",
 }
 OF_SPARSE = (
-    "no rule says what it takes of a sparse tensor; of those in COO layout only products with dense tensors are known, "
-    "and what optimizers ask of gradients"
+    "no rule gives its memory for sparse tensors; known are products of COO tensors with dense tensors, and the "
+    "operators that optimizers use on sparse gradients"
 )
 
-_STATE_WHERE_TAKEN = "State the number with --assume at the line that takes it."
+_STATE_WHERE_TAKEN = "State the number with --assume at the line that reads it."
 
 _refused: list[str] = []
 """Refusals since the device was entered; only one device exists at a time."""
@@ -125,8 +125,8 @@ def caught_refusal() -> str:
     if not _refused:
         return ""
     return (
-        "The program caught a refusal and went on, so it may have gone another way than with values. "
-        f"{_refused[0]} asked for some."
+        "The program caught an error of the prediction and continued, so it may differ from a real run. "
+        f"{_refused[0]} needed values that are not computed."
     )
 
 
@@ -144,7 +144,7 @@ def no_such_kernel(why: str) -> NoSuchKernel:
 
 def data_needed(what: str, remedy: str = REMEDY, asked: AskedQuestion | None = None) -> DataNeeded:
     """Return the error for reading values by `what`, as '.tolist()'; `asked` if --assume can answer."""
-    asks = "asks for the values of a tensor, and a predicted device computes none."
+    asks = "needs the values of a tensor, which a prediction does not compute."
     return DataNeeded(what, f"{asks} {_state_hint(asked, remedy)}", "" if asked is None else asked.name)
 
 
@@ -162,13 +162,13 @@ class ReadingLine(NamedTuple):
 
 def decision_needed(line: ReadingLine, what: str = "a decision", *, without_end: bool = False) -> DataNeeded:
     """Return the error for a decision by a number taken from a tensor; `without_end` if it repeats forever."""
-    number = f"a number that was taken from a tensor{f' ({line.words})' if line.words else ''}"
+    number = f"a number read from a tensor{f' ({line.words})' if line.words else ''}"
     why = (
-        "that never changes on a predicted device, so the program would not end."
+        "which never changes in a prediction, so the program would not end."
         if without_end
-        else "and a predicted device computes none: it may be printed and added up, but this cannot be decided by it."
+        else "which a prediction does not compute: it can be printed and added up, but not decide this."
     )
-    return DataNeeded(what, f"asks for {number}, {why} {_state_hint(line.asked, REMEDY)}", line.place)
+    return DataNeeded(what, f"needs {number}, {why} {_state_hint(line.asked, REMEDY)}", line.place)
 
 
 def size_needed(error: TypeError) -> DataNeeded:
@@ -176,7 +176,7 @@ def size_needed(error: TypeError) -> DataNeeded:
     at = place_of(error.__traceback__)
     line = next(_unknown_numbers_at(error.__traceback__), UnknownNumber.last_whole)
     if line.asked is None:
-        needed = DataNeeded("A size", f"is made of a number that is not computed. {_STATE_WHERE_TAKEN}")
+        needed = DataNeeded("A size", f"depends on a number that is not computed. {_STATE_WHERE_TAKEN}")
     else:
         needed = decision_needed(line, "a size")
     needed.where = at
@@ -198,7 +198,7 @@ def _unknown_numbers_at(traceback: TracebackType | None) -> Iterator[ReadingLine
 
 def stopped_by_interrupt(error: KeyboardInterrupt) -> Stopped:
     """Return the error for Ctrl-C, with the line that the program was at."""
-    stopped = Stopped("Ctrl-C ended it.")
+    stopped = Stopped("Stopped by Ctrl-C.")
     stopped.where = place_of(error.__traceback__)
     stopped.args = (f"{stopped.where}: {stopped.what}" if stopped.where else stopped.what,)
     return stopped
@@ -207,7 +207,7 @@ def stopped_by_interrupt(error: KeyboardInterrupt) -> Stopped:
 def _state_hint(asked: AskedQuestion | None, remedy: str) -> str:
     if asked is None:
         return _NO_VALUE_HELPS
-    return f"State it with --assume {asked.name}=VALUE. VALUE is {asked.question.text}. {remedy}"
+    return f"State it with --assume {asked.name}=VALUE, where VALUE is {asked.question.text}. {remedy}"
 
 
 def raise_as_cuda(error: RuntimeError, func: Any, args: Any, card: int) -> None:
@@ -226,7 +226,7 @@ def raise_as_cuda(error: RuntimeError, func: Any, args: Any, card: int) -> None:
 
 
 def not_predicted(operator: str, why: str) -> UsageError:
-    return NotPredicted(f"{operator} cannot be predicted: {why}. Leave it out, or write it with other operators.")
+    return NotPredicted(f"{operator} cannot be predicted: {why}. Remove it, or use other operators.")
 
 
 def refusing(operator: str, why: str) -> Callable[..., None]:
@@ -242,24 +242,24 @@ def shapes_not_registered(func: Any) -> UsageError:
     """Return the error for a custom operator without registered shapes."""
     name = func.name()
     return NotPredicted(
-        f"{name} cannot be predicted: it is not one of torch's own operators, and nothing says what shapes it gives. "
-        f'Say it with @torch.library.register_fake("{name}") over a function of the same arguments, which returns '
-        "tensors of those shapes, as torch.empty_like(x)."
+        f"{name} cannot be predicted: it is a custom operator without registered shapes. "
+        f'Register them with @torch.library.register_fake("{name}") on a function of the same arguments that returns '
+        "tensors of these shapes, such as torch.empty_like(x)."
     )
 
 
 def no_such_device(index: int, card: str, count: int) -> NoSuchDevice:
-    cards = f"one {card}, which is cuda:0" if count == 1 else f"{count} cards ({card}), cuda:0 to cuda:{count - 1}"
+    cards = f"one {card} (cuda:0)" if count == 1 else f"{count} cards ({card}), cuda:0 to cuda:{count - 1}"
     return NoSuchDevice(
-        f"{_head()}CUDA error: invalid device ordinal. Device {index} is asked for, and what is predicted is a machine "
-        f"with {cards}. Name {'that one' if count == 1 else 'one of those'}, or predict more with --gpus {index + 1}."
+        f"{_head()}CUDA error: invalid device ordinal. The program uses device {index}, but the predicted machine has "
+        f"{cards}. Use {'that one' if count == 1 else 'one of those'}, or predict more with --gpus {index + 1}."
     )
 
 
 def wrong_device_for_rank(index: int, rank: int, own: int) -> NoSuchDevice:
     return NoSuchDevice(
-        f"{_head()}CUDA error: device {index} is asked for, and what is predicted is rank {rank}, whose card is "
-        f"cuda:{own}. Name that one (LOCAL_RANK is {own}), or no number at all."
+        f"{_head()}CUDA error: the program uses device {index}, but the card of the predicted rank {rank} is "
+        f"cuda:{own}. Use LOCAL_RANK ({own}), or no device number."
     )
 
 
@@ -332,17 +332,17 @@ class _LibraryRule(NamedTuple):
     """Types of answers for which a default value, if there is one, is better than the rule's."""
 
 
-_SCALER = "A scaler of gradients is taken to find no overflow: every step is taken, and its scale stays as it began."
-_VALID = "Arguments and samples of torch.distributions are taken to be valid."
-_BOUNDS = "Random weights that have to lie within bounds are taken to do so when they are first drawn."
-_NORM = "The norm of all gradients is taken to be a finite number."
-_MASKS = "Masks of attention that nobody computes are taken to hide nothing."
-_CHECKS = "What a library checks of the values of a tensor (torch._check_tensor_all) is taken to hold."
-_SEEDS = "Seeds that loaders of data draw on the card are taken to be 0."
-_CLOSE = "Values that are compared are taken to be close."
-_TEXT = "Text is taken to go on to the greatest length allowed, without an end or padding before."
-_DRAFTS = "Text is taken to go on to the greatest length allowed, and what is drafted for it to be accepted whole."
-_GRADCHECK = "What gradcheck compares is taken to agree: gradients are not computed, only what checking them takes."
+_SCALER = "A gradient scaler is assumed to find no overflow: no step is skipped, and the scale keeps its initial value."
+_VALID = "Arguments and samples of torch.distributions are assumed to be valid."
+_BOUNDS = "Random weights with bounds are assumed to be within them at the first draw."
+_NORM = "The total gradient norm is assumed to be finite."
+_MASKS = "Attention masks that are not computed are assumed to mask nothing."
+_CHECKS = "Library checks of tensor values (torch._check_tensor_all) are assumed to pass."
+_SEEDS = "Seeds that data loaders draw on the card are assumed to be 0."
+_CLOSE = "Compared values are assumed to be close."
+_TEXT = "Generated text is assumed to reach the maximum length, without an earlier end or padding."
+_DRAFTS = "Generated text is assumed to reach the maximum length, with all draft tokens accepted."
+_GRADCHECK = "gradcheck is assumed to pass: gradients are not computed, only the memory of the check is predicted."
 _DIFFER = ("_check_jacobians_equal", "_check_no_differentiable_outputs", "_check_no_differentiable_outputs_fast")
 _AGREE = ("_allclose_with_type_promotion", "_test_backward_mul_by_grad_output", "check_undefined_grad_support")
 _GENERATION = "/transformers/generation/"
@@ -371,12 +371,11 @@ _LIBRARY_RULES = (
 
 _WORD = "unknown"
 _TAKEN = (
-    "taken from a tensor is not computed: it prints as unknown, and counts as {number} where it decides and where math "
-    "or numpy take it"
+    "read from a tensor is not computed: it prints as unknown, and counts as {number} in conditions, math and numpy"
 )
 _TAKEN_AND_NO_SIZE = (
-    "taken from a tensor is not computed: it prints as unknown, counts as {number} where it is compared and where math "
-    "or numpy take it, and cannot be a size"
+    "read from a tensor is not computed: it prints as unknown, counts as {number} in comparisons, math and numpy, and "
+    "cannot be a size"
 )
 _MOST_DECISIONS = 100_000
 """Limit per line: a loop that waits for a number to change would never end."""
@@ -441,7 +440,7 @@ class Assumptions:
             return NOT_STATED
         value = answer.next()
         self._check(answer, value)
-        self.state(f"{value!r} is taken, as was asked")
+        self.state(f"{value!r} is used, as stated")
         return value
 
     def _check(self, answer: GivenAnswer, value: Any) -> None:
@@ -453,9 +452,9 @@ class Assumptions:
         # Not used, then, if the program catches this and goes on.
         answer.taken -= 1
         place = asked.name
-        own = "" if place == answer.place else f" State that one by itself with --assume {place}=VALUE."
+        own = "" if place == answer.place else f" State it separately with --assume {place}=VALUE."
         raise WrongAnswer(
-            f"--assume {answer.place}={value!r} is no answer to what is asked at {place}, {asked.question.text}.{own}"
+            f"--assume {answer.place}={value!r} is not valid at {place}, which needs {asked.question.text}.{own}"
         )
 
     def took(self, answer: Any) -> Any:
@@ -514,7 +513,7 @@ class Assumptions:
 
     def first_of_list(self) -> int:
         """Return the natural index of one element: any list that has some has this one."""
-        self.state("an index that is not computed is taken to be {number}", FIRST)
+        self.state("an index that is not computed is assumed to be {number}", FIRST)
         return FIRST
 
     def _reading_line(self) -> ReadingLine:
@@ -527,7 +526,7 @@ class Assumptions:
     def decide(self, line: ReadingLine, number: float) -> None:
         """Note a comparison with a number that is not computed."""
         self._count_decision(line)
-        self.state("a number that is not computed decides here, as if it were {number}", number)
+        self.state("a number that is not computed counts as {number} in a condition", number)
 
     def _count_decision(self, line: ReadingLine) -> None:
         place = file_and_line_of_caller()
@@ -623,7 +622,7 @@ class UnknownNumber(float):
 
     def __float__(self) -> float:
         if self.assumptions is not None:
-            self.assumptions.state("a number that is not computed is taken as {number}", int(self._value))
+            self.assumptions.state("a number that is not computed counts as {number}", int(self._value))
         return float(self._value)
 
     def is_integer(self) -> bool:
@@ -702,7 +701,7 @@ def _comparison(own: str) -> Callable[..., Any]:
         if own in _EQUALITY and self.whole and self.default is None and type(other) is not UnknownNumber:
             # A token is not the end of a text, a label not a certain one.
             if self.assumptions is not None:
-                self.assumptions.state_a_decision("a number that is not computed is taken to differ from another")
+                self.assumptions.state_a_decision("a number that is not computed is assumed to differ from another")
             return own == "__ne__"
         self._decide()
         return compare(self, other)

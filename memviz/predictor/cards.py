@@ -40,7 +40,7 @@ NATIVE_SINCE = {"bf16": (8, 0), "fp8": (8, 9)}
 """Compute capability from which matrix products of a dtype run in hardware, by NVIDIA's programming guide."""
 _WITHOUT = {
     "bf16": "PyTorch emulates it, far slower than fp16, and some kernels refuse it",
-    "fp8": "weights can be stored in it and are cast for each use, but fp8 matrix products do not run",
+    "fp8": "weights can be stored in it and cast for each use, but fp8 matrix products do not run",
 }
 _FAMILIES = ("NVIDIA ", "Tesla ", _AMD, "GeForce ", "Instinct ")
 
@@ -217,7 +217,7 @@ def _size_of(memory: str) -> int:
     except ValueError as error:
         raise UsageError(f"The memory of a card: {error}.") from None
     if size <= 0:
-        raise UsageError("The memory of a card must be more than 0; write for example 24GiB.")
+        raise UsageError("The memory of a card must be more than 0, such as 24GiB.")
     return size
 
 
@@ -295,11 +295,11 @@ def _card_from_list(name: str) -> KnownCard:
     fitting = exact or [card for card in CARDS if parts and all(part in card.name.lower() for part in parts)]
     if not fitting:
         hint = nearest(name, [short_name(card.name) for card in CARDS])
-        raise UsageError(f"No card is known as {name!r}.{hint} Or state its memory, as in 48GiB.")
+        raise UsageError(f"Unknown card {name!r}.{hint} Or give its memory, such as 48GiB.")
     plain = min(fitting, key=lambda card: len(card.name.split()))
     if not all(set(plain.name.split()) <= set(card.name.split()) for card in fitting):
         several = " or ".join(short_name(card.name) for card in fitting)
-        raise UsageError(f"{name!r} may be {several}: say which.")
+        raise UsageError(f"{name!r} matches several cards: {several}. Choose one.")
     return plain
 
 

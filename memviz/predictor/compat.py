@@ -56,7 +56,7 @@ def required(owner: Any, name: str) -> Callable[..., Any]:
     function: Callable[..., Any] | None = getattr(owner, name, None)
     if function is None:
         raise UsageError(
-            f"torch {torch.__version__} has no {owner.__name__}.{name}, by which the predictor follows backward; "
+            f"torch {torch.__version__} has no {owner.__name__}.{name}, which the predictor needs for backward; "
             "use a release from 2.6 to 2.13."
         )
     return function

@@ -40,18 +40,17 @@ _MOST_GRAPHS = 8
 """Graphs of one callable, after which torch runs it uncompiled (`recompile_limit`)."""
 _CARD = torch.device("cuda:0")
 _PREDICTED = (
-    "Code under torch.compile is predicted with the buffers that torch {version}'s own compiler plans, one graph for "
-    "each compiled call. Graph breaks, shapes that become dynamic, and kernels or padding chosen by timing are not "
-    "followed."
+    "Code under torch.compile is predicted with the buffers planned by the compiler of torch {version}, one graph per "
+    "compiled call. Graph breaks, dynamic shapes, and kernels or padding chosen by timing are not followed."
 )
-_STOPPED = "{name} ran uncompiled, operator by operator: torch's compiler stopped at it ({reason})."
+_STOPPED = "{name} ran uncompiled, operator by operator: torch's compiler failed ({reason})."
 _TOO_MANY = "it was called with more than 8 different shapes or settings"
-_HOLDS_STATE = "it is a method of an object with a state of its own"
+_HOLDS_STATE = "it is a method of an object with its own state"
 _FUSED_STEP = (
-    "A compiled step of torch's own optimizer is predicted to create its states and to change them and the weights in "
-    "place, without buffers."
+    "A compiled optimizer step is predicted to create its states and to update them and the weights in place, without "
+    "buffers."
 )
-_NO_KEY = "it takes an argument that is neither a tensor nor a plain value"
+_NO_KEY = "an argument is not a tensor or a plain value"
 
 
 @dataclass(frozen=True)

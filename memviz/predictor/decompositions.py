@@ -281,8 +281,8 @@ def backend_for(call: AttentionCall, card: KnownCard, release: tuple[int, int]) 
             return backend
     names = ", ".join(backend.name.lower() for backend in Backend if is_on(backend)) or "none"
     raise no_such_kernel(
-        f"No attention kernel that is switched on ({names}) can do this on {card.name}: "
-        f"{_described(call)}. Switch on the math kernel too, or another that can."
+        f"No enabled attention kernel ({names}) supports this on {card.name}: "
+        f"{_described(call)}. Enable the math kernel, or another that supports it."
     )
 
 
@@ -450,9 +450,7 @@ def _described(call: AttentionCall) -> str:
 
 
 # Flex attention takes memory as its compiled kernels do: the output and one number for each query, also in backward.
-FLEX_ASSUMED = (
-    "flex_attention runs as its compiled kernels would, and keeps no scores; uncompiled it would keep them all"
-)
+FLEX_ASSUMED = "flex_attention is predicted as compiled, and keeps no scores; uncompiled it would keep them all"
 ForgetValues = Callable[[Tensor], None]
 """Drops the values of a tensor, which seems to hold what lay there before."""
 

@@ -65,8 +65,8 @@ if TYPE_CHECKING:
     from memviz.predictor.holders import HolderLog
 
 RESERVED_IS_UNPROVEN = (
-    "No recording of a rank was held against a prediction yet: what is live follows PyTorch's own code, but what is "
-    "reserved depends on the order in which streams give memory back, and is not validated."
+    "No prediction of a rank was compared with a recording yet: live memory follows PyTorch's own code, but reserved "
+    "memory depends on the order in which streams free memory, and is not validated."
 )
 _MOST_CARDS = 16
 _DTYPES = {torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8"}
@@ -126,10 +126,10 @@ class PredictedDevice:
         `gpus`: how many such cards the process has.
         """
         if not 1 <= gpus <= _MOST_CARDS:
-            raise UsageError(f"A machine has 1 to {_MOST_CARDS} cards, not {gpus}.")
+            raise UsageError(f"The number of cards must be 1 to {_MOST_CARDS}, not {gpus}.")
         if gpus > 1 and (rank is not None or compiles):
-            other = "compiled code" if rank is None else "a process of a group, which has one card to itself"
-            raise UsageError(f"Several cards of one process are not predicted for {other}.")
+            other = "compiled code" if rank is None else "a process group, where each process has one card"
+            raise UsageError(f"Several cards per process cannot be combined with {other}.")
         self.card = card
         self.rank = rank
         self.platform = platform
@@ -184,7 +184,7 @@ class PredictedDevice:
 
     def __enter__(self) -> Self:
         if PredictedDevice.in_use is not None:
-            raise UsageError("A predicted device is in use already; torch can pretend only one at a time.")
+            raise UsageError("A predicted device is already in use; only one is possible at a time.")
         owners_of_a_lone_sum()
         forget_refusals()
         try:

@@ -107,7 +107,7 @@ class Estimate:
     def fit(self, card: str | KnownCard | None = None) -> Fit:
         """Replay the requests on a card with the memory that a process gets there."""
         if card is None and not self.limited:
-            raise UsageError('No card was named. Ask of one, as in fits("A100 80GB"), or predict with card=.')
+            raise UsageError('No card given. Name one, as in fits("A100 80GB"), or predict with card=.')
         chosen = self.card if card is None else card_named(card) if isinstance(card, str) else card
         if chosen.name not in self._fit:
             self._fit[chosen.name] = fit_on(
@@ -166,7 +166,7 @@ class Estimate:
         if len(self.trace.devices) > 1:
             error = replace(error, not_covered=(*error.not_covered, _SEVERAL))
         if self.commands or self.children_used_the_card:
-            return replace(error, not_counted=(*error.not_counted, "processes that it started"), estimates_all=False)
+            return replace(error, not_counted=(*error.not_counted, "child processes"), estimates_all=False)
         if not self.peak_reserved:
             return replace(error, kind=NOTHING, live=None, allocated=None, reserved=None, recordings=0, published=0)
         return error

@@ -70,30 +70,32 @@ class ExpectedError:
         if not self.elsewhere_bytes:
             return self._sentence
         change = f"{bytes_text(abs(self.elsewhere_bytes))} {'more' if self.elsewhere_bytes > 0 else 'less'}"
-        return f"{self._sentence} On {self.elsewhere} the driver orders segments otherwise, and {change} is reserved."
+        return (
+            f"{self._sentence} On {self.elsewhere}, where the driver orders segments differently, {change} is reserved."
+        )
 
     @property
     def _sentence(self) -> str:
         if self.kind == NOTHING:
-            return "Nothing is allocated on the card, so there is no error to expect."
+            return "Nothing is allocated on the card, so there is no expected error."
         if not self.recordings and not self.published:
-            text = f"No recording of {self._steps} shows the expected error."
+            text = f"The expected error is unknown: no recording of {self._steps}."
             return f"{text} The peak is a lower bound: {self.uncounted_words}." if self.is_lower_bound else text
-        without = f" without {_listed(self.not_covered)}, which no recording has" if self.not_covered else ""
+        without = f" excluding {_listed(self.not_covered)} (no recordings)" if self.not_covered else ""
         text = f"Expected error{without}: {self._figures} ({self._basis}{' like this' if self.covered else ''})."
         if self.is_lower_bound:
-            bound = f"at least this peak ({'; '.join(filter(None, (self._figures, self._basis)))}), and more"
+            bound = f"the peak is a lower bound ({'; '.join(filter(None, (self._figures, self._basis)))})"
             text = f"Expected error{without}: {bound}: {self.uncounted_words}."
-        return text if self.like_card else f"{text} None of these was on a card like this."
+        return text if self.like_card else f"{text} None was on a similar card."
 
     @property
     def uncounted_words(self) -> str:
         """Names of what is not counted, and by how much that may raise the peak."""
         if self.uncounted_bytes is None:
-            size = "by how much is not known"
+            size = "amount unknown"
         else:
-            size = f"up to {bytes_text(self.uncounted_bytes)} by estimate"
-            size += "" if self.estimates_all else " and more, as not all have an estimate"
+            size = f"up to {bytes_text(self.uncounted_bytes)} (estimated)"
+            size += "" if self.estimates_all else " and more without an estimate"
         grew = f"; one network reserved {100 * self.least_growth:.0f} % more" if self.least_growth else ""
         return f"{_listed(self.not_counted)} are not counted, {size}{grew}"
 

@@ -534,13 +534,13 @@ def _of_node(node: Any) -> Iterator[tuple[_Step, Any]]:
 
 def _of_function(function: types.FunctionType) -> Iterator[tuple[_Step, Any]]:
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
-        yield _Step(HolderKind.CLOSURE, f" → {name}, which {function.__name__} closes over"), cell
+        yield _Step(HolderKind.CLOSURE, f" → {name} in the closure of {function.__name__}"), cell
     defaults = function.__defaults__ or ()
     code = function.__code__
     for name, value in zip(
         code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount], defaults, strict=True
     ):
-        yield _Step(HolderKind.CLOSURE, f" → {name}, a default of {function.__name__}"), value
+        yield _Step(HolderKind.CLOSURE, f" → {name}, default argument of {function.__name__}"), value
     yield from _attributes(function.__kwdefaults__ or {})
     yield from _attributes(function.__dict__)
 
@@ -795,7 +795,7 @@ def _others(
         yield key, IN_CPP
 
 
-_IN_CYCLE = "no variable leads here: gc.collect() would free it"
+_IN_CYCLE = "unreachable: gc.collect() would free it"
 IN_CPP = Holder(HolderKind.OUTSIDE_PYTHON, "PyTorch, in C++", "no Python tensor refers to it")
 
 

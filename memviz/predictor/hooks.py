@@ -50,13 +50,13 @@ from memviz.predictor.shapes import tensors_among
 from memviz.trace.model import Stage
 
 _NO_FAST_PATH = (
-    "The fused kernels of nn.TransformerEncoder for inference are not predicted: its layers run operator by operator."
+    "The fused inference kernels of nn.TransformerEncoder are not predicted: its layers run operator by operator."
 )
 _NOT_COMPILED = (
-    "torch.compile is not predicted: what it would compile ran as it stands, operator by operator. Compiled code keeps "
-    "less between its operators, so this peak is that of the model without it. predict --compile predicts that code."
+    "torch.compile is not predicted: the code ran uncompiled, operator by operator. Compiled code keeps less memory "
+    "between operators, so this is the peak without compilation. Use predict --compile for compiled code."
 )
-_BLOCKS_ALONE = "A compiled create_block_mask is predicted with the blocks alone, as its code keeps no dense mask."
+_BLOCKS_ALONE = "A compiled create_block_mask is predicted with its blocks only: compiled code keeps no dense mask."
 _COMPILED = "OptimizedModule"
 """Class of a compiled module, by name because its import takes seconds."""
 _STEP = "optimizer step"
@@ -265,23 +265,20 @@ def follow_resizing(patches: Patches, recorder: AllocationRecorder) -> None:
 
 
 _NO_GRAPHS = (
-    'Code compiled with mode="reduce-overhead" or "max-autotune" runs in CUDA graphs, whose memory stays in a pool of '
-    "its own between runs: that is not predicted, and may take more than the model without it."
+    'Code compiled with mode="reduce-overhead" or "max-autotune" runs in CUDA graphs, whose memory stays in its '
+    "own pool between runs: this is not predicted, and may need more memory than the uncompiled model."
 )
 _NOT_SCRIPTED = (
-    "TorchScript (torch.jit.script, torch.jit.trace) is not predicted: what it would compile ran as it stands, "
-    "operator by operator. Compiled code keeps less between its operators, so this peak is that of the model as it is."
+    "TorchScript (torch.jit.script, torch.jit.trace) is not predicted: the code ran uncompiled, operator by "
+    "operator. Compiled code keeps less memory between operators, so this is the peak without TorchScript."
 )
 _NOT_WRITTEN = (
-    "What TorchScript would compile is not written to files (torch.jit.save); a load of such a file in this run gives "
-    "the module that was saved."
+    "TorchScript code is not written to files (torch.jit.save); loading such a file in this run returns the saved "
+    "module."
 )
 _TORCH = str(Path(torch.__file__).parent)
-_EXPORT_TRACES = (
-    "it traces with tensors without data, also a model of the host, and while a program is predicted those stand for "
-    "tensors of the card"
-)
-_INTERPRETS = "its code runs in TorchScript's interpreter, which knows no pretended device"
+_EXPORT_TRACES = "it traces with tensors without data, which a prediction uses for tensors of the card"
+_INTERPRETS = "its code runs in TorchScript's interpreter, which does not support the simulated device"
 
 
 def follow_compile(patches: Patches, recorder: AllocationRecorder, compiler: Compiler | None = None) -> None:
@@ -385,8 +382,8 @@ def follow_torchscript(patches: Patches, assumptions: Assumptions) -> None:
 
 
 TRITON_NOT_RUN = (
-    "Kernels written in Triton did not run: they write into tensors that are there, so their memory is predicted, and "
-    "what they read and write is not counted as work."
+    "Triton kernels did not run: they write into existing tensors, so their memory is predicted, but their reads and "
+    "writes are not counted as work."
 )
 
 
@@ -440,7 +437,7 @@ def _triton_driver() -> Any:
 
 
 PAGED_STATES = (
-    "Paged optimizer states of bitsandbytes are not counted: they lie in managed memory beside PyTorch's allocator, "
+    "Paged optimizer states of bitsandbytes are not counted: they are in managed memory outside PyTorch's allocator, "
     "which the driver moves to the card while a step uses them."
 )
 
@@ -474,8 +471,8 @@ _DEEPSPEED_KERNELS = {
 }
 """Functions of DeepSpeed's extensions that allocate nothing: they write into weights and states that Python made."""
 DEEPSPEED_NOT_BUILT = (
-    "DeepSpeed's optimizer kernels were neither built nor run: they write into weights and states that are there, so "
-    "their memory is predicted."
+    "DeepSpeed's optimizer kernels were not built or run: they write into existing weights and states, so their memory "
+    "is predicted."
 )
 
 
@@ -667,7 +664,7 @@ def follow_workers(patches: Patches, recorder: AllocationRecorder) -> None:
             return original_reduce(tensor)
         return _rebuild_unknown, (tuple(tensor.shape), tensor.stride(), tensor.dtype)
 
-    share: Any = refusing("sharing memory of the card with another process", "its handle means nothing there")
+    share: Any = refusing("sharing memory of the card with another process", "its handle is not valid there")
     patches.put(torch.UntypedStorage, "_share_cuda_", share)
     _rebuilders.append(recorder)
     patches.callback(_rebuilders.clear)

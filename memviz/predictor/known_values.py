@@ -106,7 +106,7 @@ _WHOLE_DRAWS = _FROM_ZERO | {aten.randint.low, aten.randint.low_generator}
 _MOST_DRAWN = 256
 _REAL_DRAWS = {aten.rand: torch.rand, aten.rand_like: torch.rand, aten.randn: torch.randn, aten.randn_like: torch.randn}
 """Drawn on the host if it is a single number: programs decide by it."""
-_DRAWN_ON_HOST = "small numbers that are drawn on the card are drawn on the host instead, from seed 0"
+_DRAWN_ON_HOST = "small random numbers of the card are drawn on the host, from seed 0"
 """Elements: offsets, lengths and steps, and not whole batches of tokens."""
 _FILL_ALL = {aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default, aten.copy_.default}
 _UNIFORM_REDUCTIONS = {
@@ -366,7 +366,7 @@ class KnownValues:
         if not self._is_absorbed(func, args, out) and isinstance(out, Tensor) and out.is_meta:
             number = _if_finite(func, args)
             if number is not None:
-                self.put_uniform(out, number, "numbers that nobody computes are taken to be finite")
+                self.put_uniform(out, number, "numbers that are not computed are assumed to be finite")
 
     def _is_absorbed(self, func: Any, args: Any, out: Any) -> bool:
         """True or anything is true, false and anything is false, and zero times a whole number is zero."""
@@ -422,8 +422,8 @@ def _on_host(kwargs: Any) -> Any:
     return {key: _HOST if key == "device" else value for key, value in kwargs.items()}
 
 
-FIRST_CHOSEN = "which of several it is, nobody computes; it is taken to be the first"
-CHOSEN_EVENLY = "which of several it is, nobody computes; each is taken to be chosen equally often"
+FIRST_CHOSEN = "a choice that is not computed is assumed to be the first"
+CHOSEN_EVENLY = "choices that are not computed are assumed to be evenly distributed"
 _ARG_EXTREMES = {
     **dict.fromkeys((aten.topk.default, aten.max.dim, aten.min.dim), 1),
     **dict.fromkeys((aten.argmax.default, aten.argmin.default, aten.multinomial.default), None),

@@ -114,7 +114,7 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if isinstance(func, HigherOrderOperator):
-            raise not_predicted(func.__name__, "it takes functions as arguments, and no rule says what they would take")
+            raise not_predicted(func.__name__, "it takes functions as arguments, and no rule gives their memory")
         try:
             with self.recorder.ledger.lock:
                 if types and any(kind.__torch_dispatch__ is not _PLAIN for kind in types):

@@ -64,7 +64,7 @@ def quoted_line_of_caller() -> str:
     own, library = _callers()
     if own is None:
         return "" if library is None else _line(library)
-    return f"{_line(own)}{'' if library is None else f' (by way of {_line(library)})'}"
+    return f"{_line(own)}{'' if library is None else f' (via {_line(library)})'}"
 
 
 def file_and_line_of_caller() -> str:

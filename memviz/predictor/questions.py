@@ -45,20 +45,20 @@ class QuestionKind:
         return (self.least is None or value >= self.least) and (self.most is None or value <= self.most)
 
 
-CONDITION = QuestionKind("what is decided: True or False", (bool, int, float))
-NUMBER = QuestionKind("the number that is taken, as in 3.5", (bool, int, float, complex))
-WHOLE_NUMBER = QuestionKind("the number that is taken: a whole number", (bool, int))
+CONDITION = QuestionKind("True or False", (bool, int, float))
+NUMBER = QuestionKind("a number, such as 3.5", (bool, int, float, complex))
+WHOLE_NUMBER = QuestionKind("a whole number", (bool, int))
 
 
 def count_question(most: int | None = None, *, least: int = 0) -> QuestionKind:
     """Return the question how many elements a result has."""
     bounds = f"of at least {least}" if most is None else f"from {least} to {count_text(most)}"
-    return QuestionKind(f"how many there are: a whole number {bounds}", (int,), least, most)
+    return QuestionKind(f"the number of elements: a whole number {bounds}", (int,), least, most)
 
 
 def mask_question(elements: int) -> QuestionKind:
-    some = f"how many of the {count_text(elements)} elements are true"
-    return QuestionKind(f"where a mask is true: True (everywhere), False (nowhere) or {some}", (bool, int), 0, elements)
+    some = f"how many of {count_text(elements)} elements are true"
+    return QuestionKind(f"True (all elements), False (none) or {some}", (bool, int), 0, elements)
 
 
 @dataclass
@@ -96,7 +96,9 @@ class GivenAnswer:
     def __init__(self, place: str, value: Any) -> None:
         parts = _PLACE.fullmatch(place)
         if parts is None:
-            raise UsageError(f"{place} is no place of --assume, as in train.py:12, train.py:12#2 or train.py:count.")
+            raise UsageError(
+                f"{place} is not a place for --assume, such as train.py:12, train.py:12#2 or train.py:count."
+            )
         self.place = place
         self.values = list(value) if isinstance(value, tuple | list) and value else [value]
         self.taken = 0
@@ -130,7 +132,9 @@ class GivenAnswer:
         if len(self._assigned_on) < 2:
             return ""
         lines = " and ".join(map(str, sorted(self._assigned_on)))
-        return f"--assume {self.place}: {self._name} is assigned on lines {lines}, which both ask. Name the line."
+        return (
+            f"--assume {self.place}: {self._name} is assigned on lines {lines}, which both need a value. Name the line."
+        )
 
     @property
     def is_numbered(self) -> bool:
@@ -195,9 +199,9 @@ class Questions:
         likely = sorted(self.all(), key=lambda asked: Path(asked.place.rpartition(":")[0]).name not in files)
         texts = [f"{asked.name} ({asked.question.text})" for asked in likely]
         rest = f" and {count_text(len(texts) - _MOST_LISTED)} more" if len(texts) > _MOST_LISTED else ""
-        where = f"Values were asked for at {'; '.join(texts[:_MOST_LISTED])}{rest}." if texts else ""
+        where = f"Values were needed at {'; '.join(texts[:_MOST_LISTED])}{rest}." if texts else ""
         places = ", ".join(given.place for given in unused)
-        return f"No line used --assume {places}. {where or 'The program asked for no value.'}"
+        return f"No line used --assume {places}. {where or 'The program needed no value.'}"
 
 
 def _calls(asking: Sequence[FrameType]) -> Hashable:

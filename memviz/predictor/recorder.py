@@ -91,7 +91,7 @@ class BlasWorkspaces:
 
     def set_size(self, which: str, size: int) -> None:
         if size < 0:
-            raise RuntimeError(f"The size of a workspace is {size}; it is 0 at least.")
+            raise RuntimeError(f"The size of a workspace must be at least 0, not {size}.")
         self._chosen[which] = size
 
     def reset_size(self, which: str) -> None:

@@ -164,7 +164,7 @@ ATTENTION, CUDNN_ATTENTION = "scaled-dot-product attention", "cuDNN's attention"
 LAYER_NORM, DROPOUT, EMBEDDINGS, SORTS = "layer norm", "dropout", "gradients of embeddings", "sorting and scanning"
 SPARSE_PRODUCTS = "products of sparse tensors"
 COMPILED = "compiled code"
-COLLECTIVES = "several processes that share a model"
+COLLECTIVES = "collective communication"
 """A family, and in place of the operators of collectives, which have many names."""
 """In place of an operator: torch takes these layers apart before any is seen."""
 SPARSE_PRODUCT = "_sparse_addmm"
@@ -172,12 +172,12 @@ _AMPERE_TO_ADA = (80, 89)
 _PROVED = (
     # Taken by a handle, once a thread and stream, so no operator is named.
     PredictorRule(CUBLAS, Standing.PROVED, "train-complete, train-mixed-precision", proved_on=_AMPERE_TO_ADA),
-    PredictorRule("casts of autocast, and those it keeps", Standing.PROVED, "train-mixed-precision, train-late-start"),
+    PredictorRule("autocast casts and their cache", Standing.PROVED, "train-mixed-precision, train-late-start"),
     PredictorRule("gradients written into zeros in place", Standing.PROVED, "train-late-start, few-frames"),
-    PredictorRule("colons as slices, up to torch 2.6", Standing.PROVED, "train-complete"),
-    PredictorRule("einsum's operands as they come, up to torch 2.8", Standing.PROVED, "train-weights-first"),
+    PredictorRule("full slices, up to torch 2.6", Standing.PROVED, "train-complete"),
+    PredictorRule("einsum's operands in given order, up to torch 2.8", Standing.PROVED, "train-weights-first"),
     PredictorRule(
-        "buffers of sums, means and extremes",
+        "buffers of sum, mean, max and min",
         Standing.PROVED,
         "train-late-start, few-frames, train-weights-first",
         {
@@ -188,14 +188,14 @@ _PROVED = (
         family=REDUCTIONS,
     ),
     PredictorRule(
-        "indices sorted to add at them",
+        "index_put with sorted indices",
         Standing.PROVED,
         "few-frames, train-weights-first",
         _operators("index_put", "index_put_", "_index_put_impl_", temporaries=taken.index_put_buffers),
         proved_on=_AMPERE_TO_ADA,
     ),
     PredictorRule(
-        "copies for products of what lies badly",
+        "copies of matrices with unsuitable strides",
         Standing.PROVED,
         "small-complete, train-weights-first",
         _operators("mm", "bmm", "baddbmm", temporaries=taken.product_copies),
@@ -218,7 +218,7 @@ _PROVED = (
         family=LAYER_NORM,
     ),
     PredictorRule(
-        "numbers raised to the power of tensors", Standing.PROVED, "train-weights-first", {"pow": taken.scalar_power}
+        "powers with a tensor as exponent", Standing.PROVED, "train-weights-first", {"pow": taken.scalar_power}
     ),
 )
 _READ = (
@@ -267,7 +267,7 @@ _READ = (
         family=LAYER_NORM,
     ),
     PredictorRule(
-        "softmax of what is strided, and gradients of softmax",
+        "softmax of strided tensors, and gradients of softmax",
         Standing.READ,
         "SoftMax.cu",
         {
@@ -277,7 +277,7 @@ _READ = (
         family="softmax",
     ),
     PredictorRule(
-        "lists of tensors in optimizers and norms",
+        "foreach operators of optimizers and norms",
         Standing.READ,
         "torch/optim, ForeachReduceOp.cu",
         {
@@ -287,7 +287,7 @@ _READ = (
         Counted.ALL,
     ),
     PredictorRule(
-        "fused optimizers take nothing",
+        "fused optimizers without temporaries",
         Standing.READ,
         "fused_adam_impl.cu",
         _operators("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_"),
@@ -317,13 +317,13 @@ _READ = (
         family=PRODUCTS,
     ),
     PredictorRule(
-        "indices that lie on the host or strided",
+        "indices on the host or strided",
         Standing.READ,
         "TensorAdvancedIndexing.cpp",
         {"index": taken.index_copies, "embedding": taken.embedding_copies},
     ),
     PredictorRule(
-        "padding of what is strided",
+        "padding of strided tensors",
         Standing.READ,
         "ReflectionPad.cu, ReplicationPadding.cu",
         _operators(
@@ -337,19 +337,19 @@ _READ = (
         ),
     ),
     PredictorRule(
-        "lists that NCCL gathers and scatters, and its barriers",
+        "NCCL gathers and scatters of lists, and barriers",
         Standing.READ,
         "ProcessGroupNCCL.cpp",
         _operators("allgather_", "reduce_scatter_", "barrier"),
     ),
     PredictorRule(
-        "copies to and from the host of what is not one piece",
+        "copies to and from the host of non-contiguous tensors",
         Standing.READ,
         "Copy.cu",
         {"_to_copy": taken.copy_to_new, "copy_": taken.copy_to_existing, "_foreach_copy_": taken.copy_lists},
     ),
     PredictorRule(
-        "images enlarged by repeating pixels",
+        "nearest-neighbor upsampling",
         Standing.READ,
         "UpSampleNearest2d.cu",
         {"upsample_nearest2d": taken.enlarging_copies},
@@ -386,7 +386,7 @@ _ESTIMATED = (
     PredictorRule(
         "attention over sequences of different lengths",
         Standing.ESTIMATED,
-        "as for sequences of one length, with rows to spare for each",
+        "as for sequences of one length, with spare rows for each",
         {
             "_flash_attention_forward": None,
             "_flash_attention_backward": taken.varlen_flash_backward,
@@ -414,17 +414,17 @@ _ESTIMATED = (
 )
 _MISSING = (
     PredictorRule(
-        "cuDNN's convolutions beyond their copies",
+        "cuDNN convolution workspaces",
         Standing.MISSING,
-        "cuDNN chooses a workspace as it runs",
+        "cuDNN chooses them at run time",
         {
             **_operators("convolution", "convolution_backward", temporaries=taken.convolution_buffers),
             **_operators("cudnn_convolution", "cudnn_convolution_transpose"),
         },
         family=CONVOLUTIONS,
         not_counted="some of cuDNN's workspaces",
-        note="cuDNN takes a workspace for each convolution, chosen as it runs. Its copies for tensor cores are "
-        "counted, as measured on an H100; what it takes besides, most in training, is not.",
+        note="cuDNN chooses a workspace for each convolution at run time. Its copies for tensor cores are counted, as "
+        "measured on an H100; its other workspaces, largest in training, are not.",
         missing_bytes=_more_of_convolutions,
     ),
     PredictorRule(
@@ -439,7 +439,7 @@ _MISSING = (
     PredictorRule(
         "distinct rows",
         Standing.MISSING,
-        "they are sorted in copies of about their input's size",
+        "sorting takes copies of about the input's size",
         _operators("unique_dim", "unique_consecutive"),
         family="distinct values",
         not_counted="temporary copies of distinct rows",
@@ -447,7 +447,7 @@ _MISSING = (
         missing_bytes=_copies_of_distinct,
     ),
     PredictorRule(
-        "libraries of linear algebra",
+        "linear algebra libraries",
         Standing.MISSING,
         "cuSOLVER takes workspaces",
         _operators(
@@ -478,7 +478,7 @@ _MISSING = (
     PredictorRule(
         NCCL,
         Standing.MISSING,
-        "they lie beside PyTorch's allocator",
+        "they are outside PyTorch's allocator",
         _operators("allreduce_", "_allgather_base_", "_reduce_scatter_base_", "broadcast_", "alltoall_base_"),
     ),
 )
@@ -537,7 +537,7 @@ def _operators_by_name() -> dict[str, str]:
 
 
 _ONLY_MEMORY = (
-    f"Of the card only the memory is known: kernels, workspaces and compute capability are taken from {DEFAULT_CARD}."
+    f"Only the memory of the card is known: kernels, workspaces and compute capability are those of {DEFAULT_CARD}."
 )
 
 

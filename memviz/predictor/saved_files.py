@@ -175,7 +175,7 @@ def path_of(file: Any) -> str | None:
 
 
 _NOT_WRITTEN = (
-    "values that are not computed were not written to a file; what loads that file in a prediction gets their shapes"
+    "values that are not computed were not written to a file; loading it in a prediction restores their shapes"
 )
 
 

@@ -28,7 +28,7 @@ _FROM_DENSE = (aten._to_sparse.default, aten._to_sparse.sparse_dim)
 _ALWAYS = {_MAKE, _BAGS, _COPY, *_FROM_DENSE}
 """Operators whose arguments do not show whether the result is sparse."""
 _COMPOSED = torch._C.DispatchKey.CompositeImplicitAutograd
-ALL_DIFFERENT = "indices that are not computed are taken to be all different, which takes most"
+ALL_DIFFERENT = "indices that are not computed are assumed to be all different, which takes the most memory"
 
 
 class Sparse:

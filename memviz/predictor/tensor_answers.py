@@ -80,7 +80,7 @@ def number_for(recorder: AllocationRecorder, tensor: Tensor, as_type: NumberType
         assumptions.took(0)
         return 0 if as_type is None else as_type(0)
     if is_condition and tensor.dtype is torch.bool:
-        assumptions.state_a_decision(f"a condition that is not computed is taken to be {bool(default)}")
+        assumptions.state_a_decision(f"a condition that is not computed is assumed to be {bool(default)}")
         return assumptions.took(bool(default))
     if default is None and is_whole and as_type in (int, operator.index):
         caller = next(frames(), None)
@@ -156,9 +156,7 @@ class TensorAnswers:
                     "Use Tensor.cpu() to copy the tensor to host memory first."
                 )
             if self._host.is_unknown(tensor):
-                self._assumptions.state(
-                    f"{word} of values that are not computed gives what stands in for them, mostly zeros"
-                )
+                self._assumptions.state(f"{word} of values that are not computed returns placeholders, mostly zeros")
                 default = self._host.default_of(tensor)
                 if default is not None:
                     # numpy reads it in the tensor's memory.
@@ -175,7 +173,7 @@ class TensorAnswers:
 
     def _stop_at_array_interface(self, args: Any, kwargs: Any) -> Any:
         if args[0].is_meta:
-            raise data_needed("__cuda_array_interface__, as CuPy, Numba and RAPIDS read it,")
+            raise data_needed("__cuda_array_interface__ (CuPy, Numba, RAPIDS)")
         return NotImplemented
 
     def _to_number(self, as_type: NumberType, name: str) -> Answer:
@@ -308,7 +306,7 @@ class TensorAnswers:
         if isinstance(bound, Tensor) and self._host.is_unknown(bound):
             bound = number_for(self._recorder, bound, None, "a slice")
         if isinstance(bound, UnknownNumber) and bound.default is None:
-            self._assumptions.state("a slice up to a number that is not computed is taken whole")
+            self._assumptions.state("a slice up to a number that is not computed keeps its full length")
             return None
         return bound
 
@@ -482,12 +480,10 @@ def result_of_unknown_length(func: Any, args: Any, kwargs: Any, assumptions: Ass
     length = assumptions.stated_answer(count_question(most))
     if length is NOT_STATED:
         if most is not None:
-            assumptions.state("values that are not computed are taken to be all different")
+            assumptions.state("values that are not computed are assumed to be all different")
             length = assumptions.took(most)
         elif most := choices or arguments.get("minlength", 0):
-            assumptions.state(
-                "values that are not computed are taken to be below {number} where they are counted", most
-            )
+            assumptions.state("counted values that are not computed are assumed to be below {number}", most)
             length = assumptions.took(most)
         else:
             return NotImplemented
@@ -510,7 +506,7 @@ def answer_lengths(func: Any, args: Any, assumptions: Assumptions) -> Iterator[N
         if not limits:
             raise data_needed(func.name(), asked=assumptions.questions.last)
         most = builtins.max(min, builtins.min(limits))
-        assumptions.state(f"the length of what {func.name()} gives is not computed: it is taken to be {most}")
+        assumptions.state(f"the length of the result of {func.name()} is not computed: it is assumed to be {most}")
         return int(assumptions.took(most))
 
     context = SimpleNamespace(new_dynamic_size=length, create_unbacked_symint=length)
@@ -565,7 +561,7 @@ _SHAPES_OF_LENGTH: dict[Any, Callable[..., Any]] = {
 
 _MASKS = (torch.bool, torch.uint8)
 _MOST_PLACES_BYTES = 1 << 22
-_TAKEN_AS_TRUE = "a mask that is not computed is taken to be true everywhere"
+_TAKEN_AS_TRUE = "a mask that is not computed is assumed to be true everywhere"
 
 
 class ValueReads:
@@ -629,7 +625,7 @@ class ValueReads:
         if stated is not NOT_STATED:
             return stated
         if func in (aten.equal.default, aten.allclose.default):
-            assumptions.state_a_decision("tensors that are not computed are taken to be equal")
+            assumptions.state_a_decision("tensors that are not computed are assumed to be equal")
             return assumptions.took(bool(args[0].shape == args[1].shape))
         asked = assumptions.questions.last if decides or func in _SHAPES_OF_LENGTH else None
         raise data_needed(name_for_users(func), remedy_for(func), asked)

@@ -39,7 +39,7 @@ def test_growth_beyond_what_is_allowed_is_the_exit_status(small: Path, larger: P
 def test_what_is_allowed_is_a_share_or_a_size(small: Path, larger: Path, allowed: str) -> None:
     done = memviz("diff", small, larger, f"--max-growth={allowed}")
     assert done.returncode == 2
-    assert f"'{allowed}' is neither a percentage nor a size, such as 5% or 200MiB" in done.stderr
+    assert f"'{allowed}' is not a percentage or a size, such as 5% or 200MiB" in done.stderr
 
 
 def test_one_that_ran_out_of_memory_is_no_gain(small: Path, tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_one_that_ran_out_of_memory_is_no_gain(small: Path, tmp_path: Path) -> N
     done = memviz("diff", small, ran_out, "--max-growth", "0%")
     assert done.returncode == 1
     assert "ran-out ran out of memory at event 1; its peak excludes the request that failed." in done.stdout
-    assert "ran-out.pickle ran out of memory at event 1, and small.pickle did not" in done.stderr
+    assert "ran-out.pickle ran out of memory at event 1, but small.pickle did not" in done.stderr
     sides = answer("diff", small, ran_out)
     assert [sides[side]["ran_out_at_event"] for side in "ab"] == [None, 1]
     for pair in ((ran_out, small), (ran_out, ran_out)):
@@ -84,7 +84,7 @@ def test_the_three_largest_causes_and_the_rest_add_up(tmp_path: Path) -> None:
     base, head = saved(tmp_path, "base.pickle", 10, 20, 30, 40), saved(tmp_path, "head.pickle", 10, 21, 33, 45, 7)
     text = comment(base, head, "--max-growth", "5%", "--link", "https://host/space?trace=a")
     assert text.splitlines()[2:] == [
-        "|  | trace | live at the peak | reserved at most | against A |",
+        "|  | trace | live at the peak | peak reserved | change from A |",
         "| --- | --- | ---: | ---: | ---: |",
         "| A | ` base.pickle ` | 100 MiB | not known | baseline |",
         "| B | ` head.pickle ` | 116 MiB | not known | +16.0 MiB, 16 % |",
@@ -97,7 +97,7 @@ def test_the_three_largest_causes_and_the_rest_add_up(tmp_path: Path) -> None:
         "| everything else | 30.0 MiB | 31.0 MiB | +1.00 MiB |",
         "| **peak** | 100 MiB | 116 MiB | +16.0 MiB |",
         "",
-        "**The peak of B grew by more than is allowed.**",
+        "**The peak of B grew by more than allowed.**",
         "",
         "[Open it in memviz](https://host/space?trace=a)",
         "",
@@ -125,7 +125,7 @@ def test_marks_of_markup_are_escaped_and_a_link_leads_to_a_page_and_nowhere_else
         assert memviz("diff", base, base, "--markdown", "--link", wrong).returncode == 2
     assert memviz("diff", base, base, "--markdown", "--json").returncode == 2
     base = saved(tmp_path, "base.pickle", 10)
-    assert "Nothing is held differently at the peaks of A and B." in comment(base, base)
+    assert "The peaks of A and B hold the same allocations." in comment(base, base)
 
 
 @pytest.fixture(scope="module")
@@ -165,12 +165,12 @@ def test_the_gate_holds_for_each_rank(jobs: tuple[Path, Path], allowed: str, sta
 def test_the_gate_does_not_pass_a_rank_that_is_gone_or_ran_out(jobs: tuple[Path, Path], tmp_path: Path) -> None:
     gone = memviz("diff", *reversed(jobs), "--max-growth", "5%")
     assert gone.returncode == 2
-    assert "Rank 4 of head cannot be checked: base has no snapshot of it." in gone.stderr
+    assert "Cannot check rank 4 of head: no snapshot in base." in gone.stderr
     head = shutil.copytree(jobs[0], tmp_path / "head")
     written(head, "run.rank0.pickle", [EVENTS[0], event("oom", 0, 1 << 40)])
     done = memviz("diff", jobs[0], head, "--max-growth", "5%")
     assert (done.returncode, memviz("diff", jobs[0], head).returncode) == (1, 0)
-    assert "Rank 0 ran out of memory in head, and not in base" in done.stderr
+    assert "Rank 0 ran out of memory in head, but not in base" in done.stderr
 
 
 @pytest.mark.slow
@@ -194,8 +194,8 @@ def test_jobs_that_cannot_be_compared_are_refused(jobs: tuple[Path, Path], small
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     refusals = {
-        (jobs[0], small): "is not. Name two folders, or files of one rank each.",
-        (*jobs, jobs[0]): "Two jobs are compared, not 3.",
+        (jobs[0], small): "Compare two folders, or files of one rank each.",
+        (*jobs, jobs[0]): "two jobs, not 3.",
         (*jobs, "--by", "module"): "Jobs are compared by site or category.",
         (jobs[0], elsewhere): "There is no snapshot in",
     }

@@ -66,7 +66,7 @@ def test_a_row_that_one_file_leaves_out_is_no_cause(tmp_path: Path) -> None:
     keep(tmp_path / "kept", "2.json", answer("peak", second, "--top", 1))
     point = answer("history", tmp_path / "kept")["points"][1]
     assert (point["delta_bytes"], point["sites"]) == (24 * MiB, [])
-    assert "not in the files" in memviz("history", tmp_path / "kept").stdout
+    assert "not recorded" in memviz("history", tmp_path / "kept").stdout
 
 
 def test_what_is_skipped_is_named_with_its_reason(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_the_page_escapes_what_files_say(tmp_path: Path) -> None:
     assert "&lt;img src=x&gt;" in text and "&lt;script&gt;alert(1)" in text
     assert "<img" not in text and "<script>alert" not in text
     done = memviz("history", folder, "--html", tmp_path / "page.pickle")
-    assert (done.returncode, "Name it .html." in done.stderr) == (2, True)
+    assert (done.returncode, ".html" in done.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(("files", "words"), [((), "There is no snapshot"), (("x.json",), "No file of")])

@@ -74,7 +74,7 @@ def test_memory_of_the_host_has_a_verdict_of_its_own(tmp_path: Path) -> None:
     host = said(done)["host"]
     assert (host["pageable_bytes"], host["pinned_bytes"]) == (12 << 20, 4 << 20)
     assert (host["processes"], host["memory_bytes"], host["fits"]) == (8, 127 << 20, False)
-    assert "16.0 MiB of tensors" in done.stderr and "128 MiB with 8 such processes" in done.stderr
+    assert "16.0 MiB of tensors" in done.stderr and "128 MiB for 8 such processes" in done.stderr
     assert "does not fit in 127 MiB of host memory" in done.stderr
 
 
@@ -91,10 +91,10 @@ def test_ctrl_c_ends_it_with_the_figures_until_there(tmp_path: Path) -> None:
     done = predict_in("--json", "-o", "run.pickle", "train.py", folder=tmp_path)
     assert done.returncode == 128 + signal.SIGINT
     assert "Traceback" not in done.stderr
-    assert "memviz: stopped at train.py:11: Ctrl-C ended it." in done.stderr and "until there" in done.stderr
+    assert "memviz: stopped at train.py:11: Stopped by Ctrl-C." in done.stderr and "incomplete" in done.stderr
     assert done.stdout.splitlines()[0] == "goodbye"
     figures = said(done)
-    assert figures["stopped"] == {"where": "train.py:11", "what": "Ctrl-C ended it.", "assume": ""}
+    assert figures["stopped"] == {"where": "train.py:11", "what": "Stopped by Ctrl-C.", "assume": ""}
     assert (figures["steps"], figures["exit_status"], figures["fits"]) == (4, 130, None)
     # The weights, their gradient, their momentum and what the last step has left.
     assert figures["peak_requested_bytes"] > 3 * 256 * 256 * 4
@@ -151,7 +151,7 @@ def test_what_cannot_go_on_is_stopped_with_the_line_and_how_to_state_it(tmp_path
     stopped = figures["stopped"]
     assert (stopped["where"], stopped["assume"]) == ("train.py:3", "--assume train.py:2=VALUE")
     assert stopped["what"].startswith("a size, an index or a whole number")
-    assert not any("caught a refusal" in note for note in figures["notes"])
+    assert not any("caught an error of the prediction" in note for note in figures["notes"])
     assert "Traceback" not in done.stderr and "stopped at" in done.stderr
 
 
@@ -161,9 +161,9 @@ def test_an_answer_that_no_line_takes_is_an_error_with_the_lines_that_ask(tmp_pa
         done = predict(tmp_path, BRANCH.replace("rand(5", "ones(5"), "--assume", f"{place}=300")
         assert done.returncode == said(done)["exit_status"] == 2 and said(done)["unused_assume"] == [place]
         assert said(done)["not_known"] is None, "the program itself came to its end"
-        assert f"No line used --assume {place}. The program asked for no value." in done.stderr
+        assert f"No line used --assume {place}. The program needed no value." in done.stderr
     done = predict(tmp_path, BRANCH, "--assume", "train.py:3=300")
-    assert done.returncode == 3 and "Values were asked for at train.py:2 (" in done.stderr
+    assert done.returncode == 3 and "Values were needed at train.py:2 (" in done.stderr
     done = predict(tmp_path, BRANCH, "--assume", "train.py:2=300", "--assume", "train.py:1=1")
     assert done.returncode == 2 and "No line used --assume train.py:1. Values" in done.stderr
 
@@ -221,7 +221,7 @@ print(len(rows), torch.zeros(size).numel())
     assert (done.returncode, done.stdout.splitlines()[0]) == (0, "9 5"), done.stderr
     done = predict(tmp_path, body, "--assume", "train.py:3=500")
     assert done.returncode == said(done)["exit_status"] == 2 and "Traceback" not in done.stderr
-    assert "--assume train.py:3=500 is no answer" in done.stderr and "64 elements" in done.stderr
+    assert "--assume train.py:3=500 is not valid" in done.stderr and "64 elements" in done.stderr
     assert predict(tmp_path, body, "--assume-file", "none.txt").returncode == 2
 
 
@@ -233,7 +233,7 @@ def test_where_no_value_helps_none_is_asked_for(tmp_path: Path) -> None:
     assert "--assume" not in done.stderr and "No value helps" in done.stderr
     body = "import torch\nx = torch.rand(9, 9, device='cuda')\n[1, 2][int((x @ x).sum().long().item())]\n"
     done = predict(tmp_path, body)
-    assert done.returncode == 3 and "counts as 1 where it decides" not in done.stderr
+    assert done.returncode == 3 and "counts as 1 in conditions" not in done.stderr
     assert any("cannot be a size" in each["what"] for each in said(done)["assumed"])
 
 
@@ -261,7 +261,7 @@ def test_an_error_is_shown_as_python_would_show_it(tmp_path: Path) -> None:
     body = "import torch\nx = torch.ones(8).cuda()\ndef deeper():\n    x.view(3)\ndeeper()\n"
     done = predict(tmp_path, body)
     assert done.returncode == 1 and said(done)["exit_status"] == 1
-    assert said(done)["fits"] is None and said(done)["fit"] is None and "is not known" in done.stderr
+    assert said(done)["fits"] is None and said(done)["fit"] is None and "is unknown" in done.stderr
     assert "Expected error" not in done.stderr
     shown = done.stderr.partition("memviz:")[0].splitlines()
     last = "RuntimeError: shape '[3]' is invalid for input of size 8"
@@ -322,7 +322,7 @@ print(len(held))
     assert (figures["fits"], figures["fit"], figures["out_of_memory"]) == (False, "no", 1)
     assert figures["needs"]["reserved_bytes"] == figures["peak_reserved_bytes"] == 45 << 30
     assert 20 << 30 < figures["needs"]["beyond_bytes"] < 24 << 30
-    assert "it needs 45.00 GiB" in done.stderr and "more than a process gets" in done.stderr
+    assert "it needs 45.00 GiB" in done.stderr and "more than usable" in done.stderr
 
 
 @pytest.mark.slow
@@ -352,7 +352,7 @@ def test_without_a_card_the_verdict_is_a_list_of_common_ones(tmp_path: Path) -> 
     assert figures["card"] == "NVIDIA GeForce RTX 4090", "whose kernels are followed"
     cards = figures["cards"]
     assert (cards["NVIDIA GeForce RTX 4090"], cards["Tesla T4"], cards["NVIDIA A100 80GB"]) == ("yes", "no", "yes")
-    held_by, not_by = (words.split(" (")[0] for words in done.stderr.partition("held by ")[2].split("; not by "))
+    held_by, not_by = (one.split(" (")[0] for one in done.stderr.partition("fits on ")[2].split("; does not fit on "))
     assert {short_name(name) for name, word in cards.items() if word == "yes"} == set(held_by.split(", "))
     assert {short_name(name) for name, word in cards.items() if word == "no"} == set(not_by.split(", "))
     assert not any("CUDA context" in note for note in figures["notes"]) and "CUDA context" not in done.stderr
@@ -448,7 +448,7 @@ def test_processes_on_one_card_must_fit_it_together(tmp_path: Path) -> None:
     assert [child["fits"] for child in figures["children"]] == [True, True] and figures["fits"] is figures[
         "fit"
     ] is None
-    assert "cuda:0 has 2 processes, with 18.00 GiB at most together" in done.stderr
+    assert "cuda:0: 2 processes with at most 18.00 GiB together" in done.stderr
     assert said(predict(tmp_path, body, "--card", "A100 80GB"))["fits"] is True
 
 
@@ -520,7 +520,7 @@ y = torch.empty(1 << 20, dtype=torch.uint8, device="cuda")
     )
     figures = said(done)
     assert figures["peak_requested_bytes"] > figures["peak_allocated_bytes"] == 4 * MiB
-    assert "in blocks of 4.00 MiB as torch counts, which leaves out what is freed and waits for a stream" in done.stderr
+    assert "allocated 4.00 MiB (torch leaves out freed blocks that wait for a stream)" in done.stderr
 
 
 @pytest.mark.slow
@@ -538,7 +538,7 @@ def test_a_prediction_says_how_true_it_is_likely_to_be(tmp_path: Path) -> None:
 
 def test_an_option_of_ours_that_went_to_the_script_is_said(tmp_path: Path) -> None:
     done = predict(tmp_path, TRAINING, arguments=("--card", "T4"))
-    assert "--card stands after train.py and went to it" in done.stderr and "T4" not in said(done)["card"]
+    assert "--card after train.py is passed to the script" in done.stderr and "T4" not in said(done)["card"]
 
 
 @pytest.mark.parametrize(
@@ -677,7 +677,7 @@ def test_workspaces_that_are_not_counted_make_it_close(tmp_path: Path) -> None:
     figures = said(done)
     error = figures["expected_error"]
     assert figures["peak_reserved_bytes"] + error["uncounted_bytes"] > 14 << 30
-    assert (figures["fits"], figures["fit"]) == (True, "close") and "whether it fits is close" in done.stderr
+    assert (figures["fits"], figures["fit"]) == (True, "close") and "close to the limit" in done.stderr
     assert "±" not in done.stderr and "±" not in error["sentence"]
 
 
@@ -692,7 +692,7 @@ ALLOCATE = "torch.empty({}, dtype=torch.uint8, device='cuda')"
         ("held = [" + ALLOCATE.format("128 << 20") + " for _ in range(400)]", "does not fit: "),
         (
             "torch.cuda.set_per_process_memory_fraction(0.25)\n" + ALLOCATE.format("8 << 30"),
-            "ran out of the share of NVIDIA GeForce RTX 4090 that it allows itself once",
+            "exceeded its own memory fraction of NVIDIA GeForce RTX 4090 once",
         ),
     ],
     ids=["more than any card has", "piece by piece", "more than its own limit"],
@@ -702,7 +702,7 @@ def test_a_program_that_ran_out_does_not_fit_and_is_not_close(tmp_path: Path, bo
     figures = said(done)
     assert (figures["exit_status"], figures["fits"], figures["fit"]) == (1, False, "no")
     assert words in done.stderr and "close" not in done.stderr
-    assert "what the CUDA context takes" not in done.stderr or "share" not in words
+    assert "what the CUDA context takes" not in done.stderr or "fraction" not in words
 
 
 @pytest.mark.slow

@@ -122,5 +122,5 @@ def test_what_is_unlike_the_others_is_said_beside_the_table(tmp_path: Path) -> N
     events = [alloc(0, 120 * MiB, frames=[frame("forward")])]
     (folder / "run.rank3.pickle").write_bytes(pickle.dumps({**snapshot(events), "device_traces": [events[:1], events]}))
     said = memviz("ranks", folder).stdout
-    assert "\nRank 3 is device 0, one of 2 in its file.\n" in said
+    assert "\nRank 3 is device 0 of 2 devices in its file.\n" in said
     assert said.count("in its file") == 1 and "others are" not in said

@@ -71,20 +71,20 @@ def test_as_text_it_says_where_it_ends_what_was_assumed_and_what_to_set(capsys):
     assert main(["replay", str(OOM), "--memory", "24GiB", "--settings", "max_split_size_mb:128"]) == 0
     said = capsys.readouterr().out
     assert said.startswith("In 23.50 GiB this run fits, with 20.97 GiB to spare.")
-    assert "replayed with max_split_size_mb:128, in 23.50 GiB of a card of 24 GiB: 512 MiB are taken to go to" in said
+    assert "replayed with max_split_size_mb:128, in 23.50 GiB of a card of 24 GiB: 512 MiB are set aside for" in said
     assert "Replay of the recording exact, 0 of 2,408 addresses differ." in said
-    assert "  fits on    a card of 4 GiB or more, of which 512 MiB are set aside" in said
+    assert "  fits on    cards of 4 GiB or more, 512 MiB set aside" in said
     assert main(["replay", str(OOM), "--memory", "2400MiB", "--overhead", "0", "--search"]) == 0
     advised = capsys.readouterr().out
     assert advised.endswith("it runs out of memory.\nPYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\n")
-    assert "out of memory at event 6,482: 144 MiB asked, which needs 144 MiB more" in advised
-    assert "(14 %) of it above what is ever allocated" in advised
+    assert "out of memory at event 6,482: 144 MiB requested, needs 144 MiB from the device" in advised
+    assert "(14 %) above the allocated peak" in advised
     assert main(["replay", str(OOM), "--memory", "2400MiB", "--overhead", "0"]) == 0
-    assert capsys.readouterr().out.endswith("With --search it says which settings would have carried it through.\n")
+    assert capsys.readouterr().out.endswith("Use --search to look for settings that avoid the OOM.\n")
     assert main(["replay", str(TRAINING), "--memory", "1GiB", "--overhead", "0", "--search"]) == 0
     said = capsys.readouterr().out
-    assert "  live       1,960 MiB at the peak, whatever the settings\n" in said
-    assert " at the peak, in whole blocks, until then\n" in said
+    assert "  live       1,960 MiB at the peak, with any settings\n" in said
+    assert " at the peak, in blocks, until out of memory\n" in said
     # No setting helps, so there is none to paste.
     assert said.endswith("what the program holds at its peak is more than the 1,024 MiB available.\n")
 
@@ -127,7 +127,7 @@ def test_a_replay_can_be_written_and_read_again_or_sent_as_a_page(tmp_path):
         (["--memory", "200MiB"], "has no memory left after 512 MiB"),
         (["--memory", "much"], "'much' is not a size"),
         (["--device", "7"], "has no device 7"),
-        (["-o", "page.csv"], "a replay is written as a snapshot (.pickle) or as a page (.html)"),
+        (["-o", "page.csv"], "Use .pickle for a snapshot or .html for a page"),
     ],
 )
 def test_what_makes_no_sense_is_refused(arguments, words, tmp_path, monkeypatch, capsys):

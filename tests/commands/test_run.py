@@ -47,7 +47,7 @@ def test_a_run_is_of_what_was_asked_and_its_trace_is_kept(tmp_path: Path, capsys
         (["run", "feed_forward", "--torch", "new"], "'new' is not a release; write for example 2.8."),
         (["run", "feed_forward", "--torch", "9.9"], "torch 9.9 is not supported: use a release from 2.0 to 2.13."),
         (["run", "feed_forwrd"], "Did you mean feed_forward?"),
-        (["reproduce", "everything"], "There is no seed everything."),
+        (["reproduce", "everything"], "Unknown table: everything."),
     ],
 )
 def test_what_cannot_be_is_refused_with_what_would(

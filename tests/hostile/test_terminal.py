@@ -218,10 +218,10 @@ def test_ctrl_c_while_importing_is_no_traceback(tmp_path: Path, module: str, sta
     ("fault", "status", "words"),
     [
         (KeyboardInterrupt(), 130, ""),
-        (MemoryError(), 2, "not enough memory"),
+        (MemoryError(), 2, "not have enough memory"),
         (OSError(errno.EACCES, "Permission denied", "a.pickle"), 2, "a.pickle cannot be used (Permission denied)"),
         (RuntimeError("\x1b[2J"), 70, r"\x1b[2J"),
-        (RecursionError(), 70, "fault of memviz"),
+        (RecursionError(), 70, "bug in memviz"),
     ],
 )
 def test_no_fault_ends_in_status_1(

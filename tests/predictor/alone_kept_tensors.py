@@ -202,7 +202,7 @@ for _ in range(5):
     train(model(state.x).square().mean())
 """,
         HolderKind.UNCOLLECTED_CYCLE,
-        "State ← no variable leads here",
+        "State ← unreachable",
         FindingKind.WAITS_FOR_COLLECTION,
     ),
     "an exception in a cycle": Program(
@@ -277,7 +277,7 @@ for _ in range(5):
     train(model(collect(batch())).square().mean())
 """,
         HolderKind.CLOSURE,
-        "collect → seen, a default of collect[2] (global)",
+        "collect → seen, default argument of collect[2] (global)",
         LIST,
     ),
     "a generator that was left": Program(

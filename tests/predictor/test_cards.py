@@ -43,9 +43,9 @@ def test_every_card_is_found_by_its_own_name() -> None:
     [
         ("A100", "A100 80GB or A100 40GB"),
         ("rtx 6000", "RTX PRO 6000 Blackwell or RTX 6000 Ada Generation or RTX A6000"),
-        ("h20o", "No card is known as 'h20o'"),
-        ("", "No card"),
-        ("24", "Or state its memory, as in 48GiB"),
+        ("h20o", "Unknown card 'h20o'"),
+        ("", "Unknown card"),
+        ("24", "Or give its memory, such as 48GiB"),
     ],
 )
 def test_a_name_that_says_too_little_is_refused(text: str, says: str) -> None:
@@ -93,7 +93,7 @@ def test_a_part_of_a_name_is_no_memory(text: str) -> None:
     try:
         assert not card_named(text).is_only_memory
     except UsageError as error:
-        assert "say which" in str(error)
+        assert "Choose one" in str(error)
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ def test_it_is_said_that_no_recording_proves_this() -> None:
     with PredictedDevice(A100) as device:
         x = card(1024, 1024)
         x[:, ::2].cpu()
-        one = found(device)["copies to and from the host of what is not one piece"]
+        one = found(device)["copies to and from the host of non-contiguous tensors"]
     assert (one.standing, one.bytes, one.bytes_at_peak) == ("read", 2 << 20, 2 << 20)
 
 

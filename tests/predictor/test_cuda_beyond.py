@@ -18,8 +18,8 @@ def own_allocator() -> None:
 @pytest.mark.parametrize(
     ("program", "said"),
     [
-        (own_allocator, "an allocator of one's own .* what it reserves follows rules of its own"),
-        (lambda: torch.cuda.tunable.enable(True), "torch.cuda.tunable cannot be predicted: while it tries kernels"),
+        (own_allocator, "a custom allocator .* its rules are unknown"),
+        (lambda: torch.cuda.tunable.enable(True), "torch.cuda.tunable cannot be predicted: while it tunes kernels"),
     ],
 )
 def test_it_is_named_with_the_reason(program: Callable[[], None], said: str) -> None:

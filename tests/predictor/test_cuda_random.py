@@ -70,7 +70,7 @@ def test_a_generator_of_the_card_shuffles_data_in_their_order_and_that_is_said()
         seen = [batch.tolist() for (batch,) in loader]
         assert all(batch.is_cuda for (batch,) in loader)
     assert sum(seen, []) == list(range(32))
-    assert [said for said in device.unseen() if "are taken in their order" in said]
+    assert [said for said in device.unseen() if "keep their order" in said]
 
 
 @pytest.mark.parametrize("where", ["cpu", "cuda"])

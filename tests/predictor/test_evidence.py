@@ -69,12 +69,12 @@ def test_what_a_recording_proves_is_not_said_but_on_cards_that_it_does_not_speak
             return set(found(device))
 
     assert rules("RTX 4090") == set()
-    assert rules("H100") == {"indices sorted to add at them", "cuBLAS's workspaces"}
+    assert rules("H100") == {"index_put with sorted indices", "cuBLAS's workspaces"}
 
 
 T4 = card_named("T4")
 """A card for which no workspace of a convolution is counted."""
-CONVOLUTIONS = "cuDNN's convolutions beyond their copies"
+CONVOLUTIONS = "cuDNN convolution workspaces"
 
 
 def convolution(layer: nn.Module, shape: tuple[int, ...], *, wants_gradient: bool) -> Unproven:
@@ -165,9 +165,9 @@ def test_in_words_the_large_ones_are_named_with_their_bytes() -> None:
     missing = Unproven("convolutions", Standing.MISSING, "", 2 * MiB, 0, 5 * MiB)
     assert unproven_sentence([small]) == ""
     assert unproven_sentence([small, large]) == (
-        f"No recording proves these rules: masks (read: {bytes_text(3 * MiB)}, {bytes_text(MiB)} of the peak)."
+        f"Not proved by any recording: masks (read: {bytes_text(3 * MiB)}, {bytes_text(MiB)} of the peak)."
     )
-    assert "layers (not predicted); convolutions (not predicted: likely" in unproven_sentence([unknown, missing])
+    assert "layers (not predicted); convolutions (not predicted: estimated" in unproven_sentence([unknown, missing])
 
 
 def test_a_run_notes_them() -> None:
@@ -175,7 +175,7 @@ def test_a_run_notes_them() -> None:
         Request("feed_forward", {"dim": "1024", "layers": "2", "dropout": "0.5", "mode": "training"}, on="predict")
     )
     run = predict(plan, lambda text: None).run
-    assert [note for note in run.notes if note.startswith("No recording proves these rules: ")]
+    assert [note for note in run.notes if note.startswith("Not proved by any recording: ")]
 
 
 def test_programs_and_people_are_told(tmp_path: Path) -> None:
@@ -187,4 +187,4 @@ torch.nn.functional.dropout(torch.zeros(8 << 20, device="cuda"), 0.5)
     done = predict_in("--json", "train.py", folder=tmp_path)
     (told,) = json.loads(done.stdout.splitlines()[-1])["unproven"]
     assert (told["rule"], told["standing"], told["bytes"]) == ("masks of dropout", "read", 8 * MiB)
-    assert "- No recording proves these rules: masks of dropout (read: 8.00 MiB" in done.stderr
+    assert "- Not proved by any recording: masks of dropout (read: 8.00 MiB" in done.stderr

@@ -50,7 +50,7 @@ def test_bins_are_as_many_as_the_program_says_at_least() -> None:
         counted = torch.bincount(there(9, dtype=WHOLE).cpu() * 3, minlength=9).reshape(3, 3)
         assert (counted.shape, counted.is_cuda) == ((3, 3), False)
     (stated,) = device.recorder.assumptions.stated
-    assert stated.what == "values that are not computed are taken to be below minlength where they are counted"
+    assert stated.what == "counted values that are not computed are assumed to be below minlength"
     assert f"{Path(__file__).name}:" in stated.where
 
 
@@ -64,7 +64,7 @@ def test_what_is_counted_into_bins_falls_evenly_into_them() -> None:
         uneven = torch.bincount(there(50, dtype=WHOLE), minlength=8)
         assert [part.size(0) for part in torch.zeros(50, device="cuda").split(uneven.tolist())] == [7, 7, *[6] * 6]
     said = [stated.what for stated in device.recorder.assumptions.stated]
-    assert any("counts as 6 where it decides" in what for what in said)
+    assert any("counts as 6 in conditions" in what for what in said)
 
 
 def test_a_length_that_is_none_is_refused() -> None:

@@ -33,7 +33,7 @@ def test_text_that_nobody_computes_is_generated_without_a_mask() -> None:
         model = llama().to("cuda").eval()
         tokens = torch.randint(0, 1000, (2, 200), device="cuda")
         assert model.generate(tokens, max_new_tokens=4, pad_token_id=0).shape == (2, 204)
-        assert any("hide nothing" in sentence for sentence in device.unseen())
+        assert any("mask nothing" in sentence for sentence in device.unseen())
 
 
 GENERATED = {
@@ -69,7 +69,7 @@ def test_what_an_assistant_drafts_is_accepted_whole(draws: bool) -> None:
         out = model.generate(tokens, assistant_model=assistant, max_new_tokens=12, pad_token_id=0, do_sample=draws)
         assert out.shape == (1, 8 + 12)
         assert len(calls) <= 6
-        assert any("accepted whole" in sentence for sentence in device.unseen())
+        assert any("all draft tokens accepted" in sentence for sentence in device.unseen())
 
 
 def test_weights_that_lie_on_meta_are_themselves_when_they_are_put_there_again() -> None:

@@ -286,7 +286,7 @@ def test_a_predicted_script_goes_on_from_its_checkpoint_and_leaves_none(tmp_path
     ran = predict("--json", "train.py", folder=tmp_path)
     assert ran.stdout.splitlines()[:2] == began[:2], ran.stderr
     assert json.loads(ran.stdout.splitlines()[-1])["outputs"] == {"files": 1, "folder": None}
-    assert "the script wrote 1 file, in a folder apart that was removed" in ran.stderr
+    assert "the script wrote 1 file to a temporary folder, now removed" in ran.stderr
     # A snapshot of the pretended card is true.
     assert sorted(path.name for path in tmp_path.iterdir()) == ["card.pickle", "train.py"]
     for step, arguments in ((0, []), (2, ["once"])):

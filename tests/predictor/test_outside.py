@@ -71,7 +71,7 @@ def test_what_is_noted_is_the_sentence_of_the_table() -> None:
     with PredictedDevice(A100) as device:
         torch.compile(nn.Linear(3, 3).cuda())(drawn(2, 3))
         notes = device.unseen()
-    quoted = _row("What `torch.compile`").split(": `", 1)[1].rstrip("`")
+    quoted = _row("Savings of `torch.compile`").split(": `", 1)[1].rstrip("`")
     assert any(quoted in note for note in notes)
 
 

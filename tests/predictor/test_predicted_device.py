@@ -289,7 +289,7 @@ def test_the_process_is_as_before_when_it_ends_even_by_an_error() -> None:
 
 def test_there_is_one_at_a_time() -> None:
     with PredictedDevice(A100):
-        with pytest.raises(UsageError, match="only one at a time"), PredictedDevice(A100):
+        with pytest.raises(UsageError, match="only one is possible at a time"), PredictedDevice(A100):
             pass
         assert torch.cuda.is_available()
     with PredictedDevice(A100) as device:

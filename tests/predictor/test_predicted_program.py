@@ -44,7 +44,7 @@ def test_without_a_card_there_is_no_verdict_until_one_is_named() -> None:
     estimate = memviz.predict(lambda: torch.empty(20 << 30, dtype=torch.uint8, device="cuda"))
     assert estimate.fits("RTX 4090") and not estimate.fits("T4") and estimate.peak_reserved_on_card is None
     for ask in (estimate.fits, estimate.fit, estimate.fit_word):
-        with pytest.raises(UsageError, match="No card was named"):
+        with pytest.raises(UsageError, match="No card given"):
             ask()
     assert repr(estimate) == "<Estimate: live 20.00 GiB, allocated 20.00 GiB, reserved 20.00 GiB at most>"
 

@@ -42,7 +42,7 @@ def test_a_choice_of_kernels_ends_with_its_run() -> None:
     math = peak(("attention_backend", {"backend": "math"}))
     assert math > before
     assert peak() == before
-    with pytest.raises(MemvizError, match="No attention kernel that is switched on"):
+    with pytest.raises(MemvizError, match="No enabled attention kernel"):
         peak(("attention_backend", {"backend": "flash"}), card="T4")
     assert peak() == before
     assert torch.backends.cuda.math_sdp_enabled() and torch.backends.cuda.flash_sdp_enabled()

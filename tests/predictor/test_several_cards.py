@@ -198,9 +198,9 @@ def test_each_card_runs_out_by_itself_and_has_its_verdict() -> None:
 
 
 def test_what_several_cards_are_not_predicted_for_is_said() -> None:
-    with pytest.raises(UsageError, match="1 to 16 cards"):
+    with pytest.raises(UsageError, match="1 to 16"):
         PredictedDevice(A100, gpus=17)
-    with pytest.raises(UsageError, match="not predicted for compiled code"):
+    with pytest.raises(UsageError, match="cannot be combined with compiled code"):
         PredictedDevice(A100, gpus=2, compiles=True)
     with PredictedDevice(A100, gpus=2), pytest.raises(UsageError, match=r"2 cards .*cuda:0 to cuda:1.*--gpus 3"):
         torch.zeros(1, device="cuda:2")

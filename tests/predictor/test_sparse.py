@@ -177,5 +177,5 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 @pytest.mark.parametrize("way", REFUSED)
 def test_what_no_rule_knows_is_refused_by_name(way: str) -> None:
     ask, name = REFUSED[way]
-    with PredictedDevice(A100), pytest.raises(UsageError, match=f"{name} cannot be predicted: no rule says .* COO"):
+    with PredictedDevice(A100), pytest.raises(UsageError, match=f"{name} cannot be predicted: no rule gives .* COO"):
         ask()

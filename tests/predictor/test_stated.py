@@ -25,4 +25,4 @@ def test_lines_that_ask_alike_are_one_sentence() -> None:
 
 
 def test_braces_of_an_answer_stay_what_they_are() -> None:
-    assert Assumption("train.py:1", "{'a': {}} is taken, as was asked").what == "{'a': {}} is taken, as was asked"
+    assert Assumption("train.py:1", "{'a': {}} is used, as stated").what == "{'a': {}} is used, as stated"

@@ -77,21 +77,21 @@ def test_a_number_may_be_shown_and_added_up_and_that_is_stated(where: str) -> No
         said = stated(device)
     assert shown == ["unknown", "unknown", "unknown", "  unknown", "unknown"]
     assert said == [
-        "a number taken from a tensor is not computed: it prints as unknown, "
-        "counts as 1 where it is compared and where math or numpy take it, and cannot be a size"
+        "a number read from a tensor is not computed: it prints as unknown, "
+        "counts as 1 in comparisons, math and numpy, and cannot be a size"
     ]
     assert isinstance(total, float) and type(total) is UnknownNumber
     assert copy.deepcopy([total])[0] is total and pickle.loads(pickle.dumps(total)).asked == total.asked
 
 
-DECIDES = "a number that is not computed decides here, as if it were 1.0"
-WHOLE_SLICE = "a slice up to a number that is not computed is taken whole"
-FIRST = "taken to be the first"
-DIFFERENT = "values that are not computed are taken to be all different"
-FINITE = "numbers that nobody computes are taken to be finite"
-EVERYWHERE = "a mask that is not computed is taken to be true everywhere"
-TRUE = "a condition that is not computed is taken to be True"
-EQUAL = "tensors that are not computed are taken to be equal"
+DECIDES = "a number that is not computed counts as 1.0 in a condition"
+WHOLE_SLICE = "a slice up to a number that is not computed keeps its full length"
+FIRST = "assumed to be the first"
+DIFFERENT = "values that are not computed are assumed to be all different"
+FINITE = "numbers that are not computed are assumed to be finite"
+EVERYWHERE = "a mask that is not computed is assumed to be true everywhere"
+TRUE = "a condition that is not computed is assumed to be True"
+EQUAL = "tensors that are not computed are assumed to be equal"
 NATURAL: dict[str, tuple[Callable[[], Any], Any, str]] = {
     "a number is compared": (lambda: there().item() < 3, True, DECIDES),
     "a number is whole": (lambda: int(there().item()), 1, DECIDES),
@@ -101,15 +101,15 @@ NATURAL: dict[str, tuple[Callable[[], Any], Any, str]] = {
     "a slice": (lambda: there(9)[: there(dtype=WHOLE)].shape, (9,), WHOLE_SLICE),
     "a slice by a number": (lambda: there(2, 9)[0, there(dtype=WHOLE).item() :].shape, (9,), WHOLE_SLICE),
     "a slice of the host": (lambda: torch.ones(9)[: there(dtype=WHOLE).cpu()].shape, (9,), WHOLE_SLICE),
-    "a token above another": (lambda: bool((there(4, 100).argmax(-1) > 5).any()), False, "taken to be False"),
-    "a token and a number": (lambda: max(32, there(4, 100).argmax(-1)[0]), 32, "taken to be False"),
+    "a token above another": (lambda: bool((there(4, 100).argmax(-1) > 5).any()), False, "assumed to be False"),
+    "a token and a number": (lambda: max(32, there(4, 100).argmax(-1)[0]), 32, "assumed to be False"),
     "a drawn number": (lambda: 0 < torch.rand(1, device="cuda").item() < 1, True, "from seed 0"),
     "a drawn condition": (lambda: bool((torch.randn(8, device="cuda") > 0).any()), True, TRUE),
-    "a drawn mean": (lambda: float(torch.randn(8, device="cuda").mean()), 1.0, "is taken as 1"),
-    "a drawn count": (lambda: int((torch.rand(8, device="cuda") > 0.5).sum()), 8, "as if it were 8"),
+    "a drawn mean": (lambda: float(torch.randn(8, device="cuda").mean()), 1.0, "counts as 1"),
+    "a drawn count": (lambda: int((torch.rand(8, device="cuda") > 0.5).sum()), 8, "counts as 8"),
     "the least": (lambda: min(there().item(), 0.5), 0.5, DECIDES),
     "finite": (lambda: math.isfinite(there().item()), True, "counts as 1"),
-    "a tensor is compared": (lambda: bool(there() < 3), True, "is taken to be True"),
+    "a tensor is compared": (lambda: bool(there() < 3), True, "is assumed to be True"),
     "not a number": (lambda: bool(torch.isnan(there(500, 3)).any()), False, FINITE),
     "all finite": (lambda: bool(there(3).isfinite().all()), True, FINITE),
     "infinite": (lambda: torch.isinf(there(3)).sum().item(), 0, FINITE),
@@ -121,7 +121,7 @@ NATURAL: dict[str, tuple[Callable[[], Any], Any, str]] = {
     "where": (lambda: torch.where(there(3) > 0.5)[0].tolist(), [0, 1, 2], EVERYWHERE),
     "masked_select": (lambda: torch.masked_select(there(3), there(3) > 0.5).shape, (3,), EVERYWHERE),
     "a number of things decides": (lambda: there(dtype=WHOLE).item() > 3, False, DECIDES),
-    "a count decides": (lambda: (there(3) > 0.5).sum().item() > 3, False, "as if it were 3"),
+    "a count decides": (lambda: (there(3) > 0.5).sum().item() > 3, False, "counts as 3"),
     "an action": (lambda: ["left", "right"][there(2).argmax().item()], "left", FIRST),
     "a token": (lambda: torch.multinomial(there(5), 1).cpu().tolist(), [0], FIRST),
     "the best": (lambda: int(there(2, 5).topk(2).indices[0, 1]), 0, FIRST),
@@ -132,14 +132,14 @@ NATURAL: dict[str, tuple[Callable[[], Any], Any, str]] = {
     "any": (lambda: bool((there(3) > 0.5).any()), True, TRUE),
     "any, as an item": (lambda: (there(3) > 0.5).any().item(), True, TRUE),
     "a comparison of the host": (lambda: bool(there().cpu() < 3), True, TRUE),
-    "a comparison that does not hold": (lambda: bool(there().cpu() > 3), False, "taken to be False"),
-    "none below": (lambda: bool((there(3) < 0).any()), False, "taken to be False"),
+    "a comparison that does not hold": (lambda: bool(there().cpu() > 3), False, "assumed to be False"),
+    "none below": (lambda: bool((there(3) < 0).any()), False, "assumed to be False"),
     "all of the host above": (lambda: bool((there(3).cpu() > 0).all()), True, TRUE),
     "the opposite": (lambda: bool(~(there().cpu() > 3)), True, TRUE),
-    "any end yet": (lambda: bool(ended()), False, "taken to be False"),
-    "the end": (lambda: bool((there(4, 100).argmax(-1) == 5).all()), False, "taken to be False"),
-    "the end on the host": (lambda: bool((there(4, 100).argmax(-1).cpu() == 5).all()), False, "taken to be False"),
-    "not yet the end": (lambda: bool(~(there(4, 100).argmax(-1) != 5).all()), False, "taken to be False"),
+    "any end yet": (lambda: bool(ended()), False, "assumed to be False"),
+    "the end": (lambda: bool((there(4, 100).argmax(-1) == 5).all()), False, "assumed to be False"),
+    "the end on the host": (lambda: bool((there(4, 100).argmax(-1).cpu() == 5).all()), False, "assumed to be False"),
+    "not yet the end": (lambda: bool(~(there(4, 100).argmax(-1) != 5).all()), False, "assumed to be False"),
     "equal": (lambda: torch.equal(there(3), there(3)), True, EQUAL),
     "equal on the host": (lambda: torch.equal(there(3).cpu(), there(3).cpu()), True, EQUAL),
     "close": (lambda: torch.allclose(there(3), there(3)), True, EQUAL),
@@ -147,11 +147,11 @@ NATURAL: dict[str, tuple[Callable[[], Any], Any, str]] = {
     "a choice": (lambda: ["a", "b"][there(4).cpu().softmax(0).max(0).indices.item()], "a", FIRST),
     "tokens": (lambda: [{0: "a"}[t] for t in torch.multinomial(there(2, 9), 1).view(-1).tolist()], ["a", "a"], FIRST),
     "a place": (lambda: divmod_of(there(7, 5).argmax().item()), (0, 0), FIRST),
-    "a count of a mask": (lambda: int((there(3) > 0.5).sum()), 3, "as if it were 3"),
-    "counts of rows": (lambda: list(map(int, (there(2, 3) > 0.5).sum(1).tolist())), [3, 3], "as if it were 3"),
+    "a count of a mask": (lambda: int((there(3) > 0.5).sum()), 3, "counts as 3"),
+    "counts of rows": (lambda: list(map(int, (there(2, 3) > 0.5).sum(1).tolist())), [3, 3], "counts as 3"),
     "hits": (lambda: max(0.5, 100 * (there(3) > 0).cpu().sum().item() / 3), 1.0, DECIDES),
     "an element": (lambda: torch.arange(5)[there(3).argmax().cpu()].item(), 0, FIRST),
-    "numpy": (lambda: there(3).cpu().numpy().tolist(), [0, 0, 0], "stands in for them"),
+    "numpy": (lambda: there(3).cpu().numpy().tolist(), [0, 0, 0], "placeholders"),
 }
 
 
@@ -197,7 +197,7 @@ def test_a_user_states_the_answer_of_a_line() -> None:
     first = ask.__code__.co_firstlineno + 1
     with PredictedDevice(A100, assume={f"predictor/test_unknown_values.py:{first}": 1}) as device:
         assert ask() == (1, 1, (1,))
-        assert stated(device) == ["1 is taken, as was asked"]
+        assert stated(device) == ["1 is used, as stated"]
     with PredictedDevice(A100, assume={f"other.py:{first}": 1}), pytest.raises(DataNeeded) as raised:
         ask()
     assert raised.value.where == f"tests/predictor/test_unknown_values.py:{first}"
@@ -210,7 +210,7 @@ def test_an_element_of_a_list_is_the_first_unless_another_is_stated() -> None:
 
     with PredictedDevice(A100) as device:
         assert take() == (5, "a", ["c"])
-        assert "an index that is not computed is taken to be 0" in stated(device)
+        assert "an index that is not computed is assumed to be 0" in stated(device)
         (line,) = {answer.rpartition("#")[0] for answer in device.recorder.assumptions.questions.answers()}
     with PredictedDevice(A100, assume={f"{line}#2": 1}):
         assert take() == (5, "b", ["c"])
@@ -228,7 +228,7 @@ def test_a_whole_number_is_another_than_the_one_it_is_compared_with() -> None:
         token = there(dtype=WHOLE).item()
         assert not any(token == end for end in (0, 1, 2)) and all(token != end for end in (0, 1, 2))
         assert token == token
-        assert any("taken to differ" in said for said in stated(device))
+        assert any("assumed to differ" in said for said in stated(device))
 
 
 def test_questions_of_one_line_are_answered_by_number_and_by_name() -> None:
@@ -276,7 +276,7 @@ def test_a_wrong_answer_is_an_error_that_says_which_are_possible() -> None:
             ask()
         assert f"--assume {file}:{place}" in str(raised.value) and said in str(raised.value)
         assert raised.value.exit_status == 2
-    with pytest.raises(UsageError, match="no place"):
+    with pytest.raises(UsageError, match="not a place"):
         PredictedDevice(A100, assume={f"{file}:3#0": 1})
 
 
@@ -434,7 +434,7 @@ def test_devices_that_do_not_go_together_are_an_error_as_on_a_card() -> None:
 def test_dlpack_says_where_a_tensor_lies_and_gives_no_memory_away() -> None:
     with PredictedDevice(A100):
         assert there(3).__dlpack_device__() == (2, 0)
-        with pytest.raises(UsageError, match="DLPack asks for the values of a tensor"):
+        with pytest.raises(UsageError, match="DLPack needs the values of a tensor"):
             torch.from_dlpack(there(3))
         assert torch.from_dlpack(torch.to_dlpack(torch.ones(3))).tolist() == [1, 1, 1]
 
@@ -453,8 +453,8 @@ def test_torchs_own_questions_have_answers_that_are_stated() -> None:
         scaler.update()
         assert scaler.get_scale() == 1024.0
         said = " ".join(device.unseen())
-    assert "torch.distributions are taken to be valid" in said
-    assert "taken to be finite" in said
+    assert "torch.distributions are assumed to be valid" in said
+    assert "assumed to be finite" in said
     assert "find no overflow" in said
 
 
@@ -483,7 +483,7 @@ def test_checks_of_gradients_run_and_find_that_they_agree(how: dict[str, bool]) 
         x = there(3, 4, dtype=torch.double).requires_grad_()
         assert torch.autograd.gradcheck(lambda x: (x.square().sin(), x.argmax(-1)), x, **how)
         assert torch.autograd.gradgradcheck(lambda x: x.square().sin(), x)
-        assert any("What gradcheck compares is taken to agree" in sentence for sentence in device.unseen())
+        assert any("gradcheck is assumed to pass" in sentence for sentence in device.unseen())
 
 
 def test_what_a_library_checks_of_all_values_holds() -> None:
@@ -491,7 +491,7 @@ def test_what_a_library_checks_of_all_values_holds() -> None:
         torch._check_tensor_all(there(4, dtype=WHOLE) == 3)
         with pytest.raises(RuntimeError):
             torch._check_tensor_all(torch.zeros(4, device="cuda") == 3)
-        assert any("is taken to hold" in sentence for sentence in device.unseen())
+        assert any("are assumed to pass" in sentence for sentence in device.unseen())
 
 
 def test_a_refusal_that_the_program_swallows_is_said() -> None:
@@ -501,13 +501,13 @@ def test_a_refusal_that_the_program_swallows_is_said() -> None:
         except Exception:
             count = 3
         assert count == 3
-        (note,) = (each for each in device.unseen() if "went on" in each)
+        (note,) = (each for each in device.unseen() if "caught an error" in each)
     assert "int(there(dtype=WHOLE))" in note
 
 
 def test_a_library_on_the_way_is_named_beside_the_users_line() -> None:
     library = pytest.importorskip("diffusers.utils.torch_utils")
-    with PredictedDevice(A100), pytest.raises(UsageError, match=r"test_unknown_values\.py, line \d+.*by way of"):
+    with PredictedDevice(A100), pytest.raises(UsageError, match=r"test_unknown_values\.py, line \d+.*via "):
         library.randn_tensor((there(dtype=WHOLE),))
 
 

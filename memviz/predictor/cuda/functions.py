@@ -24,18 +24,18 @@ _WITHOUT_EFFECT = (
     *("_cuda_resetPeakHostMemoryStats", "_cuda_resetAccumulatedHostMemoryStats"),
     *("_host_emptyCache", "_accelerator_emptyHostCache"),
 )
-_OWN_ALLOCATOR = ("an allocator of one's own (CUDAPluggableAllocator)", "what it reserves follows rules of its own")
+_OWN_ALLOCATOR = ("a custom allocator (CUDAPluggableAllocator)", "its rules are unknown")
 _UNSUPPORTED = {
     "_cuda_customAllocator": _OWN_ALLOCATOR,
     "_cuda_changeCurrentAllocator": _OWN_ALLOCATOR,
     "_cuda_getAllocator": _OWN_ALLOCATOR,
     "_cuda_jiterator_compile_and_launch_kernel": (
         "torch.cuda.jiterator",
-        "it compiles C++ for the card, which nobody runs here",
+        "it compiles C++ for the card, which cannot run here",
     ),
 }
 Checked = Callable[[Callable[[int], Any]], Callable[..., Any]]
-_TUNING = "while it tries kernels it copies what they work on, as often as its measurements have it"
+_TUNING = "while it tunes kernels it copies their operands, as often as its timing requires"
 
 
 def pretended_functions(

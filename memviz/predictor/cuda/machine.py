@@ -119,7 +119,7 @@ _RealGenerator: Any = torch._C.Generator
 _FIRST_SEED = 67280421310721
 """Seed of a generator that was never seeded."""
 _SEED_BITS = 64
-IN_ORDER = "data that a generator of the card shuffles are taken in their order"
+IN_ORDER = "data shuffled with a generator of the card keep their order"
 
 
 class CardGenerator(_RealGenerator):  # type: ignore[misc]
@@ -328,8 +328,7 @@ class FakeMachine:
     def begin(self) -> None:
         if not self.count():
             raise RuntimeError(
-                "No CUDA GPUs are available: CUDA_VISIBLE_DEVICES hides the one that is pretended. Leave it out, or "
-                "set it to 0."
+                "No CUDA GPUs are available: CUDA_VISIBLE_DEVICES hides the simulated one. Unset it, or set it to 0."
             )
 
     def is_in_fork(self) -> bool:
@@ -365,7 +364,7 @@ class _CudaRuntime(SimpleNamespace):
     def __getattr__(self, name: str) -> NoReturn:
         if not name.startswith("cuda"):
             raise AttributeError(name)
-        raise not_predicted(f"cudart.{name}", "memory beside PyTorch's allocator, paged or shared, is not counted")
+        raise not_predicted(f"cudart.{name}", "memory outside PyTorch's allocator, managed or shared, is not counted")
 
 
 def follow_machine(patches: Patches, machine: FakeMachine, mem_get_info: Callable[[int], tuple[int, int]]) -> None:

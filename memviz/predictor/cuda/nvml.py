@@ -203,7 +203,7 @@ def _table(state: dict[str, Any]) -> Iterator[str]:
         memory = f"{state['used'][index] // _MIB}MiB / {state['total'] // _MIB}MiB"
         yield f"| {index:>3}  {state['name']:<40} {memory:>29} |"
     yield line
-    yield f"| {'Predicted by memviz: no sensor of this card is there.':<75} |"
+    yield f"| {'Predicted by memviz: this card has no sensors.':<75} |"
     yield line
 
 

@@ -33,9 +33,9 @@ _QUEUED_KERNELS = 1024
 """Kernels that a stream queues before a launch blocks: about a thousand on any card, as measured at
 https://stackoverflow.com/questions/53970187. An operator launches at least one."""
 _FREED_ON_WAIT = (
-    "Memory that another stream uses is given back when the program waits for that stream (synchronize, .item(), a "
-    "copy to the host or from it) or has launched 1,024 kernels more there; a card gives it back as soon as the stream "
-    "is done, which is no later."
+    "Memory used by another stream is freed when the program waits for that stream (synchronize, .item(), a copy to or "
+    "from the host) or has launched 1,024 more kernels there. A real card frees it as soon as that stream is done, not "
+    "later."
 )
 
 
@@ -173,7 +173,7 @@ class StreamOrder:
 
     def host_asks(self, moment: Moment) -> bool:
         """Report the work as done: a program that polls until then would otherwise never end."""
-        self._assumptions.say("A stream or an event that is asked whether its work is done is taken to be done.")
+        self._assumptions.say("Queried streams and events are assumed to have finished their work.")
         self.host_waits(moment)
         return True
 
@@ -367,11 +367,11 @@ class FakeEvent(_RealEvent):  # type: ignore[misc]
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
         if self._moment is None or end_event._moment is None:
             raise ValueError("Both events must be recorded before calculating elapsed time.")
-        self.assumptions.state("the time between two events is not known: it prints as unknown")
+        self.assumptions.state("the time between two events is unknown, and prints as unknown")
         return UnknownNumber(ReadingLine(quoted_line_of_caller()), False, self.assumptions)
 
     def ipc_handle(self) -> bytes:
-        raise RuntimeError("CUDA error: an event of a card that is not there cannot be shared with another process")
+        raise RuntimeError("CUDA error: an event of a simulated card cannot be shared with another process")
 
     def __repr__(self) -> str:
         return f"<torch.cuda.Event {self.cuda_event:#x}>" if self.cuda_event else "<torch.cuda.Event uninitialized>"
@@ -413,8 +413,8 @@ def follow_streams(
 
 
 _REPLAYED = (
-    "CUDA graphs are captured by running what they capture once, into the graph's own pool; their replays compute "
-    "nothing and take no memory, as on a card."
+    "CUDA graphs are captured by running their code once, in the graph's own pool; replays compute and allocate "
+    "nothing, as on a card."
 )
 
 

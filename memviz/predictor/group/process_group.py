@@ -184,7 +184,7 @@ class PretendedWork(_BASE):  # type: ignore[misc]
 
 
 aten = torch.ops.aten
-_ALIKE = "What other ranks send is taken to be what this rank would send them."
+_ALIKE = "Other ranks are assumed to send what this rank would send them."
 Collective = Callable[[Any, Any], tuple[Any, list[Tensor]]]
 """From named arguments and the group to the operator's result besides its work, and the tensors written."""
 
@@ -529,8 +529,8 @@ def _local(value: Any) -> Any:
 
 
 _STAGE_REMEDY = (
-    "A stage that is made with PipelineStage(..., input_args=..., output_args=...) needs no message; "
-    "give each rank its own, as tensors of one microbatch."
+    "A stage made with PipelineStage(..., input_args=..., output_args=...) needs no message; "
+    "pass each rank its own, as tensors of one microbatch."
 )
 
 
@@ -541,7 +541,7 @@ class MessageNeeded(Stopped):
 def no_message(object_list: list[Any], src: int | None = None, *args: Any, **named: Any) -> None:
     sender = named.get("group_src") if src is None else src
     whose = "another rank" if sender is None else f"rank {sender}"
-    raise MessageNeeded(f"recv_object_list asks for what {whose} sends, and one rank alone runs. {_STAGE_REMEDY}")
+    raise MessageNeeded(f"recv_object_list needs a message from {whose}, but only one rank runs. {_STAGE_REMEDY}")
 
 
 def follow_pipelines(patches: Patches) -> None:
@@ -587,8 +587,7 @@ def follow_zero_optimizer(patches: Patches, layout: Layout) -> None:
 
 
 _GROUP_NEEDED = (
-    "is one of a group of processes, and it is not said which. Predict one rank with --world-size N [--rank R], as in "
-    "--world-size 8."
+    "needs a rank and a world size. Predict one rank with --world-size N [--rank R], such as --world-size 8."
 )
 
 
@@ -693,10 +692,10 @@ class _Group:
             rank = rank if rank >= 0 else int(os.environ.get("RANK", -1))
             world_size = world_size if world_size > 0 else int(os.environ.get("WORLD_SIZE", -1))
             if rank < 0 or world_size < 1:
-                raise GroupNeeded(f"torch.distributed.init_process_group: this {_GROUP_NEEDED}")
+                raise GroupNeeded(f"torch.distributed.init_process_group {_GROUP_NEEDED}")
         elif world_size not in (-1, self._rank.world_size):
             raise GroupNeeded(
-                f"torch.distributed.init_process_group asks for {world_size} processes, and --world-size says "
+                f"torch.distributed.init_process_group expects {world_size} processes, but --world-size is "
                 f"{self._rank.world_size}."
             )
         if self._rank is not None:

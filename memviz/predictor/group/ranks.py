@@ -29,10 +29,10 @@ class GroupRank:
 
     def __post_init__(self) -> None:
         if self.world_size < 1:
-            raise UsageError(f"A world size is 1 or more, not {self.world_size}.")
+            raise UsageError(f"The world size must be at least 1, not {self.world_size}.")
         if not 0 <= self.number < self.world_size:
             last = self.world_size - 1
-            raise UsageError(f"Of {self.world_size} processes the ranks are 0 to {last}, not {self.number}.")
+            raise UsageError(f"The rank must be 0 to {last} with {self.world_size} processes, not {self.number}.")
 
     @property
     def cards(self) -> int:

@@ -40,7 +40,9 @@ def ranks_verdict_html(
     choices = {str(place): name for place, name in enumerate(names)}
     jobs = switch("job", "Job", choices, str(number)) if names else ""
     against = "" if compared is None else tag("p", str(compared), class_="mv-soft")
-    return tag("header", jobs, headline_html(ranks_headline(job, card, is_brief=True)), against, link, class_="mv-answer")
+    return tag(
+        "header", jobs, headline_html(ranks_headline(job, card, is_brief=True)), against, link, class_="mv-answer"
+    )
 
 
 CARD_CHOICES = {short_name(card.name): f"{short_name(card.name)} ({card.memory_gib:g} GiB)" for card in common_cards()}

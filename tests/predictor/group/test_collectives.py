@@ -32,7 +32,7 @@ def test_a_rank_finds_what_torchrun_would_have_told_it() -> None:
         assert torch.cuda.device_count() == 8 and torch.cuda.current_device() == 1
         torch.cuda.set_device(1)
         assert torch.ones(3, device="cuda").device == torch.device("cuda", 1) == torch.ones(3, device="cuda:1").device
-        with pytest.raises(UsageError, match=r"rank 9, whose card is cuda:1"):
+        with pytest.raises(UsageError, match=r"the card of the predicted rank 9 is cuda:1"):
             torch.ones(3, device="cuda:2")
         with pytest.raises(UsageError, match="invalid device ordinal"):
             torch.ones(3, device="cuda:8")
@@ -59,7 +59,7 @@ def test_communicators_are_noted_with_the_first_use_of_a_group() -> None:
 
 
 def test_ranks_have_to_be_of_the_group() -> None:
-    with pytest.raises(UsageError, match="the ranks are 0 to 7, not 8"):
+    with pytest.raises(UsageError, match="The rank must be 0 to 7"):
         GroupRank(8, 8)
     assert rank_of_environment({"RANK": "3", "WORLD_SIZE": "4"}) == GroupRank(3, 4)
     assert rank_of_environment({"WORLD_SIZE": "1", "RANK": "0"}) is rank_of_environment({}) is None
@@ -151,7 +151,7 @@ def test_a_program_may_say_itself_which_process_it_is(monkeypatch: pytest.Monkey
     with PredictedDevice(A100):
         dist.init_process_group("nccl", init_method="env://")
         assert dist.get_world_size() == 1
-    with as_rank(0, 8, begun=False), pytest.raises(GroupNeeded, match="asks for 4 processes"):
+    with as_rank(0, 8, begun=False), pytest.raises(GroupNeeded, match="expects 4 processes"):
         dist.init_process_group("nccl", rank=0, world_size=4)
 
 

@@ -51,5 +51,5 @@ def test_without_shapes_a_stage_asks_the_one_before(rank: int) -> None:
     if rank == 0:
         assert run(0, told=False)[0] == run(0)[0]
         return
-    with pytest.raises(MessageNeeded, match=r"what rank 1 sends.*input_args"):
+    with pytest.raises(MessageNeeded, match=r"message from rank 1.*input_args"):
         run(rank, told=False)

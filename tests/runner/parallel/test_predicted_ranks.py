@@ -74,7 +74,7 @@ def test_the_fullest_rank_speaks_for_all() -> None:
     fullest = max(run.classes, key=lambda one: one.peak_reserved_bytes)
     assert (run.rank, run.peak_reserved_bytes) == (fullest.shown, fullest.peak_reserved_bytes)
     assert Run.from_json(json.loads(json.dumps(run.as_json()))) == run
-    assert any("No recording of a rank" in note for note in run.notes)
+    assert any("No prediction of a rank" in note for note in run.notes)
 
 
 def test_a_step_takes_as_long_as_that_of_the_slowest_rank() -> None:
