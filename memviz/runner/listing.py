@@ -1,7 +1,7 @@
 """List everything that can be run as plain values: for `--list`, and as a program for the page's form.
 
-The page's first visit shows `listing.json`, since PyTorch takes seconds to import; `python -m memviz.runner.listing --write`
-writes it anew, and a test compares.
+The page's first visit shows `listing.json`, since PyTorch takes seconds to import. Write it with
+`python -m memviz.runner.listing --write`; a test compares it.
 """
 
 from __future__ import annotations
