@@ -279,7 +279,7 @@ def _released_memory(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
     following = action[ends[ends + 1 < len(action)] + 1]
     forced = int(is_among(following, (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP, Action.OOM)).sum())
     text = (
-        f"{bytes_text(int(size[index].sum()))} were released to the device, {counted(len(ends), 'time')}, by "
+        f"{bytes_text(int(size[index].sum()))} were released to the device ({counted(len(ends), 'time')}) by "
         f"empty_cache() or by the allocator itself; {count_text(forced)} of these just before it requested new memory."
     )
     remedy = "Those were most likely close to OOM (or garbage_collection_threshold); each one synchronizes the device."

@@ -189,13 +189,13 @@ def test_memory_given_back_before_new_memory_is_a_close_call() -> None:
     calm = found(sound(*gone))["memory_given_back"]
     assert (calm.level, calm.text) == (
         "info",
-        f"{said(4 * MiB)} were released to the device, 1 time, by empty_cache() or by the allocator itself; "
+        f"{said(4 * MiB)} were released to the device (1 time) by empty_cache() or by the allocator itself; "
         "0 of these just before it requested new memory.",
     )
     forced = found(sound(*gone, event("segment_alloc", 5 * BASE, 2 * MiB), *gone))["memory_given_back"]
     assert (
         forced.level == "warning"
-        and "released to the device, 2 times" in forced.text
+        and "released to the device (2 times)" in forced.text
         and "1 of these just before" in forced.text
     )
 
