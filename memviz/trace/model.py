@@ -49,6 +49,8 @@ class Action(IntEnum):
 
 
 ACTION_NAMES: dict[str, Action] = {a.name.lower(): a for a in Action if a is not Action.OTHER}
+_NAMES = tuple(ACTION_NAMES)
+"""By their values, as making an `Action` of each event's would take most of the time that a file is written in."""
 
 
 class State(IntEnum):
@@ -480,7 +482,7 @@ class Trace:
     def action_name(self, code: int) -> str:
         if code >= Action.OTHER:
             return self.other_actions[code - Action.OTHER]
-        return Action(code).name.lower()
+        return _NAMES[code]
 
 
 def driver_free(events: Events, event: int) -> int | None:
