@@ -50,7 +50,7 @@ class Action(IntEnum):
 
 ACTION_NAMES: dict[str, Action] = {a.name.lower(): a for a in Action if a is not Action.OTHER}
 _NAMES = tuple(ACTION_NAMES)
-"""By their values, as making an `Action` of each event's would take most of the time that a file is written in."""
+"""Names by value: an `Action` made of each event would take most of the time of writing a file."""
 
 
 class State(IntEnum):
