@@ -230,7 +230,7 @@ class _Weight:
     def rest(self) -> None:
         here = self.parameter.data
         is_pageable = here.device.type == "cpu" and self.device.type == "cuda"
-        self.parameter.data = self.host = _on_host(here, pins=True) if is_pageable else _on_host(here)
+        self.parameter.data = self.host = here.pin_memory() if is_pageable else _on_host(here)
 
     def come(self) -> None:
         self.users += 1
@@ -421,8 +421,8 @@ def _pinned_bytes(tensor: Tensor) -> int:
     return 1 << (size - 1).bit_length() if size else 0
 
 
-def _on_host(tensor: Tensor, *, pins: bool = False) -> Tensor:
-    return torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda or pins).copy_(tensor)
+def _on_host(tensor: Tensor) -> Tensor:
+    return torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda).copy_(tensor)
 
 
 def _move(model: nn.Module, offloaded: set[_Weight], device: str) -> Callable[[], None]:

@@ -251,10 +251,10 @@ class Ledger(CardRecord):
             self.free(allocation, self.stack_of_free())
 
     def _date(self, stack: int) -> None:
-        for _ in range(len(self.history) - len(self.times)):
-            self.now += 1
-            self.times.append(self.now)
-            self.stacks.append(stack)
+        new = len(self.history.action) - len(self.times)
+        self.times.extend(range(self.now + 1, self.now + 1 + new))
+        self.stacks.extend([stack] * new)
+        self.now += new
 
 
 _UNKNOWN = int(Category.UNKNOWN)
@@ -274,7 +274,7 @@ class CategoryColumn:
         self._outside: set[int] = set()
         """Made outside of modules before a backward that may use them; what it does not free it did not keep."""
 
-    def allocated(self, category: Category, *, may_be_saved: bool, call: int) -> None:
+    def allocated(self, category: int, *, may_be_saved: bool, call: int) -> None:
         """Add the next allocation; `call` is that of the innermost module, 0 outside of all."""
         if may_be_saved:
             self._undecided[len(self.values)] = call

@@ -146,6 +146,8 @@ class AllocationRecorder:
         """Rule of the next allocation."""
         self.overrides: Mapping[Any, Instead] = {}
         """Results of operators that do not run here, such as those that send something to other ranks."""
+        self.value_reads = 0
+        """How often known or assumed values decided something: a number, a condition, a length."""
         self.making_on_meta = False
         """True while the program makes tensors on `meta`."""
 

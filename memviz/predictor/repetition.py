@@ -41,6 +41,9 @@ class NotRepeatable(BaseException):
 RunPass = Callable[[Hashable, Sequence[torch.Tensor], Callable[[], Any]], Any]
 """Called with a key of the inputs, the weights that may get gradients, and the function that runs the pass."""
 _DEFAULT_POOL = (0, 0)
+_MOST_COMPARED = 1 << 8
+_PART_DEPTH = 2
+"""Modules that are entered in a part of a model: the model, and the part."""
 
 
 @dataclass(frozen=True)
@@ -206,7 +209,7 @@ class Repeater:
         if category == Category.WORKSPACE:
             return None
         columns, ledger = self._recorder.columns, self._ledger
-        columns.category.allocated(Category.UNKNOWN if call else Category(category), may_be_saved=bool(call), call=call)
+        columns.category.allocated(_UNKNOWN if call else category, may_be_saved=bool(call), call=call)
         columns.module.append(move(columns.module[number]))
         columns.phase.append(columns.phase[number])
         columns.rule.append(columns.rule[number])
@@ -363,51 +366,67 @@ class BlockRepeater(Repeater):
     def run(self, module: nn.Module, args: Any, kwargs: Any, call: Callable[..., Any]) -> Any:
         """Call a module, or repeat the call of an equal one."""
         structure = self._blocks.get(module)
-        is_again = structure is None
-        if torch.is_grad_enabled() or is_again and not self._may_repeat_itself(module):
+        if torch.is_grad_enabled() or structure is None and not self._may_repeat_itself(module):
             return call(module, *args, **kwargs)
         with without_functions():
             values = (*args, *kwargs.values())
             items = Replaceable(values, module, self._number_of)
             # One that is called again is compared with itself alone.
-            structure, frozen = module if is_again else structure, {name: _frozen(kwargs[name]) for name in kwargs}
-            key = self._key(structure, map(_frozen, args), frozen, (*items.weights, *module.buffers()))
+            kind, frozen = module if structure is None else structure, {name: _frozen(kwargs[name]) for name in kwargs}
+            key = self._key(kind, map(_frozen, args), frozen, (*items.weights, *module.buffers()))
             del frozen
-            key = key and (key, items.owners())
+            keys = (key, items.owners()), (key, items.owners(), self._values_of(values))
             arguments = [value for value in values if isinstance(value, torch.Tensor)]
         if key is None:
             return call(module, *args, **kwargs)
-        recorded = self._recorded.get(key)
-        if recorded is not None and self._kept(recorded.recording) is not None:
-            return self._repeat(recorded, arguments, items)
-        if recorded is None and key in self._recorded:
-            return call(module, *args, **kwargs)
-        start, before = self._state(), self._records_again
-        self._records_again |= is_again
+        # Other values are other inputs where they decided something.
+        by_values = keys[1] in self._recorded
+        if keys[by_values] in self._recorded:
+            recorded = self._recorded[keys[by_values]]
+            if recorded is None:
+                return call(module, *args, **kwargs)
+            if self._kept(recorded.recording) is not None:
+                self._recorder.value_reads += by_values
+                return self._repeat(recorded, arguments, items)
+        is_first = structure is None and self._called is not None and module not in self._called
+        if self._called is not None:
+            self._called.add(module)
+        start, before, reads = self._state(), self._records_again, self._recorder.value_reads
+        self._records_again |= structure is None and not is_first
         try:
             out = call(module, *args, **kwargs)
         finally:
             self._records_again = before
-        if is_held_elsewhere(out):
-            # A hook collects the outputs, as transformers does for hidden states.
-            self._recorded[key] = None
-            return out
-        with without_functions():
-            recording = self._recording(start, own=set(items.numbers))
-            block = self._record_call(recording, list(map(self._number_of, arguments)), out, items)
-            made = () if block is None else (*block.outputs, *block.replaced.values())
-            new = {one.number for one in made if isinstance(one, OutputTensor) and one.argument < 0}
-            # What kept more than its outputs cannot be repeated.
-            self._recorded[key] = block if block is not None and self._kept(block.recording) == new else None
+        block = None
+        # A hook may collect the outputs, as transformers does for hidden states.
+        if not is_held_elsewhere(out):
+            with without_functions():
+                block = self._record(start, arguments, out, items)
+        # A first call may keep what later ones use.
+        if block is not None or not is_first:
+            arrived = block is not None and block.recording.arrived_bytes > 0
+            self._recorded[keys[arrived or self._recorder.value_reads > reads]] = block
         return out
 
+    def _record(
+        self, start: Mapping[str, Any], arguments: list[torch.Tensor], out: Any, items: Replaceable
+    ) -> RecordedBlock | None:
+        """Return what ran since `start`; None where it kept more than its outputs."""
+        recording = self._recording(start, own=set(items.numbers))
+        block = self._record_call(recording, list(map(self._number_of, arguments)), out, items)
+        made = () if block is None else (*block.outputs, *block.replaced.values())
+        new = {one.number for one in made if isinstance(one, OutputTensor) and one.argument < 0}
+        return block if block is not None and self._kept(block.recording) == new else None
+
     def _may_repeat_itself(self, module: nn.Module) -> bool:
-        """Return True from the second call of a module with others inside, as of a decoder of frames."""
+        """Return True from the second call of a module with others inside, as of a decoder of frames; from the first of
+        a part of the model, as of the network that a pipeline calls once a step."""
         if self._called is None or self._records_again or next(module.children(), None) is None:
             return False
-        is_first = module not in self._called
+        if module in self._called or len(self._recorder.position.modules) == _PART_DEPTH:
+            return True
         self._called.add(module)
-        return not is_first
+        return False
 
     def _number_of(self, tensor: Any) -> int | None:
         is_tensor = isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided
@@ -417,20 +436,28 @@ class BlockRepeater(Repeater):
     def _key(
         self, structure: Hashable, args: Iterable[Any], kwargs: Mapping[str, Any], weights: Iterable[torch.Tensor]
     ) -> Hashable:
-        known = self._recorder.host.known
         given = (*args, *kwargs.values())
         inputs = key_of_inputs(given, mutable=False)
         if inputs is None:
             return None
-        tensors = list(tensors_among(given))
-        # Equal memory under other names, or other known values, would be other inputs.
-        storages = [tensor.untyped_storage()._cdata for tensor in tensors]
+        # Equal memory under other names would be other inputs.
+        storages = [tensor.untyped_storage()._cdata for tensor in tensors_among(given)]
         shared = tuple(storages.index(storage) for storage in storages)
-        values = tuple(storage for storage, tensor in zip(storages, tensors, strict=True) if tensor in known)
         places = tuple(map(self._place_of, weights))
         autocast = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
         caller = self._recorder.stacks.place()
-        return structure, inputs, tuple(kwargs), shared, values, places, autocast, caller
+        return structure, inputs, tuple(kwargs), shared, places, autocast, caller
+
+    def _values_of(self, given: Any) -> tuple[bytes | int, ...]:
+        """Return what tells known values of the arguments from others: themselves, or the memory that has many."""
+        known, values = self._recorder.host.known, []
+        for tensor in tensors_among(given):
+            if tensor in known:
+                held = known.of(tensor) if tensor.numel() <= _MOST_COMPARED else None
+                storage = int(tensor.untyped_storage()._cdata)
+                with without_modes():
+                    values.append(storage if held is None else str(held.tolist()).encode())
+        return tuple(values)
 
     def _place_of(self, weight: torch.Tensor) -> Hashable:
         is_here = self._ledger.allocation_of(weight.untyped_storage()) is not None
@@ -520,7 +547,9 @@ class Replaceable:
     the memory of its weights, as one that casts them up and down again."""
 
     def __init__(self, values: Iterable[Any], module: nn.Module, number_of: Callable[[Any], int | None]) -> None:
+        values = tuple(values)
         self._lists = [(held, len(held)) for held in values if type(held) is list]
+        self._dicts = [(held, tuple(map(id, held.values()))) for held in values if type(held) is dict]
         self._module = module
         self.weights = tuple(module.parameters())
         self.numbers = tuple(map(number_of, self._values()))
@@ -546,6 +575,7 @@ class Replaceable:
         what a list holds is unknown."""
         weights = tuple(self._module.parameters())
         is_same = len(weights) == len(self.weights) and all(map(operator.is_, weights, self.weights))
+        is_same &= all(tuple(map(id, held.values())) == ids for held, ids in self._dicts)
         if not is_same or any(len(held) != length for held, length in self._lists):
             return None
         before = zip(self._ids, self.numbers, strict=True)
@@ -573,7 +603,9 @@ class Replaceable:
 
 
 def _frozen(value: Any) -> Any:
-    """Return an argument whose items may be compared: those of a list are followed."""
+    """Return an argument whose items may be compared: those of a list are followed, a dict has to stay as it is."""
+    if type(value) is dict:
+        return ("dict", *chain(*value.items()))
     return ("list", *value) if type(value) is list else value
 
 
@@ -652,6 +684,7 @@ def _settings(value: Any, depth: int, seen: dict[int, Hashable]) -> Hashable:
     return result
 
 
+_UNKNOWN = int(Category.UNKNOWN)
 _TOTALS = tuple(OperatorTotals.__dataclass_fields__)
 
 

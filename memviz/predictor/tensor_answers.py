@@ -577,6 +577,7 @@ class ValueReads:
         unknown = any(map(self._host.is_unknown, tensors_of(args)))
         if not unknown and not any(tensor.is_meta for tensor in tensors_of((*args, *kwargs.values()))):
             return NotImplemented
+        self._recorder.value_reads += 1
         if unknown:
             return self._unknown(func, treatment, args, kwargs)
         values = self._host.known

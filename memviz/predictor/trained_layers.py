@@ -193,7 +193,8 @@ class TrainedBlockRepeater(BlockRepeater):
             weights = tuple(module.parameters())
             key = self._key(self._blocks[module], args, kwargs, (*weights, *module.buffers()))
             if key is not None:
-                key = key, tuple((weight.requires_grad, weight.grad is None) for weight in weights), hooks
+                gradients = tuple((weight.requires_grad, weight.grad is None) for weight in weights)
+                key = key, self._values_of((args, kwargs)), gradients, hooks
             forward = None if key is None else self._forwards.get(key)
             if forward is not None and sources is not None and place.index < place.count - _LAST_THAT_RUN:
                 layer = _RepeatedLayer(self, key, place, self._recorder.position.path)

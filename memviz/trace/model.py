@@ -49,6 +49,8 @@ class Action(IntEnum):
 
 
 ACTION_NAMES: dict[str, Action] = {a.name.lower(): a for a in Action if a is not Action.OTHER}
+_NAMES = tuple(ACTION_NAMES)
+"""Names by value: an `Action` made of each event would take most of the time of writing a file."""
 
 
 class State(IntEnum):
@@ -480,7 +482,7 @@ class Trace:
     def action_name(self, code: int) -> str:
         if code >= Action.OTHER:
             return self.other_actions[code - Action.OTHER]
-        return Action(code).name.lower()
+        return _NAMES[code]
 
 
 def driver_free(events: Events, event: int) -> int | None:

@@ -1,9 +1,10 @@
 """Measures what a switch of the Run form costs a warm worker, for every preset, in seconds of processor time.
 
-    python -m tests.benchmarks.switches [PRESET ...] [--switch NAME] [--profile] [--write]
+    python -m tests.benchmarks.switches [PRESET ...] [--switch NAME] [--prices] [--profile] [--write]
 
 Each preset has a process of its own. It predicts the preset, then the preset again, then with one optimization
-switched: the first answer has the imports, the others are what a visitor waits for.
+switched: the first answer has the imports, the others are what a visitor waits for. With `--prices` it predicts every
+optimization alone, as the page's price list does for sizes that are not stored.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -30,45 +32,62 @@ _SWITCHES = ("checkpointing", "weight_offload", "split_feed_forward", "allocator
 """The first that a preset can have is switched."""
 
 
+class _Refused(Exception):
+    pass
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.switches", description=__doc__.split("\n\n")[0])
     parser.add_argument("presets", nargs="*")
     parser.add_argument("--switch", default="")
+    parser.add_argument("--prices", action="store_true", help="measure the whole price list, too")
     parser.add_argument("--profile", action="store_true", help="print where the switch spends its time")
     parser.add_argument("--write", action="store_true", help=f"into {README.name}")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.here:
-        print(json.dumps(_seconds(args.presets[0], args.switch, profile=args.profile)))
+        print(json.dumps(_seconds(args.presets[0], args.switch, profile=args.profile, prices=args.prices)))
         return
     rows = []
     for preset in args.presets or [row["name"] for row in listing()["workloads"] if row["name"] != "config.json"]:
         command = [sys.executable, "-m", __spec__.name, preset, "--here", "--switch", args.switch]
-        done = subprocess.run([*command, *["--profile"] * args.profile], stdout=subprocess.PIPE, check=True)
+        more = [*["--profile"] * args.profile, *["--prices"] * args.prices]
+        done = subprocess.run([*command, *more], stdout=subprocess.PIPE, check=True)
         rows.append(json.loads(done.stdout))
         print(_row(rows[-1]), flush=True)
     if args.write:
         where = f"Python {sys.version.split()[0]}, {os.cpu_count()} cores, {sys.platform}"
         head = f"Measured on {date.today():%-d %B %Y}, {where}. Seconds of processor time, in one process per preset."
-        titles = "| preset | first answer | the same again | switch | figures after | trace written after |"
-        write_table("switches", "\n".join([head, "", titles, "|---|---|---|---|---|---|", *map(_row, rows)]))
+        names = ["preset", "first answer", "the same again", "switch", "figures after", "trace written after"]
+        names += ["all prices"] * args.prices
+        lines = [head, "", f"| {' | '.join(names)} |", "|---" * len(names) + "|", *map(_row, rows)]
+        write_table("switches", "\n".join(lines))
 
 
 def _row(cells: list[Any]) -> str:
     return f"| {' | '.join(f'{cell:.2f}' if isinstance(cell, float) else str(cell) for cell in cells)} |"
 
 
-def _seconds(preset: str, switch: str, *, profile: bool) -> list[Any]:
+def _seconds(preset: str, switch: str, *, profile: bool, prices: bool) -> list[Any]:
     rows = listing()
     knobs = next(row["knobs"] for row in rows["workloads"] if row["name"] == preset)
     trains = {knob["name"]: knob_text(knob["default"]) for knob in knobs}.get("mode") == "training"
     base = Request(preset, {}, on="predict", optimizer=PRESET_OPTIMIZER if trains else "none", numerics=False)
     asked = {one.name: one.request for one in price_requests(base, rows) if one.request is not None}
-    name = switch or next(one for one in _SWITCHES if one in asked)
     warm_up()
-    first, again = _answer(base), _answer(base)
-    switched = _profiled(lambda: _answer(asked[name])) if profile else _answer(asked[name])
-    return [preset, first[1], again[1], name, *switched]
+    cells = [preset, _answer(base)[0], _answer(base)[0]]
+    for name in [switch] if switch else [one for one in _SWITCHES if one in asked]:
+        with suppress(_Refused):
+            switched = _profiled(lambda name=name: _answer(asked[name])) if profile else _answer(asked[name])
+            cells += [name, *switched]
+            break
+    if prices:
+        begun = time.process_time()
+        for request in asked.values():
+            with suppress(_Refused):
+                _answer(request)
+        cells.append(time.process_time() - begun)
+    return cells
 
 
 def _answer(request: Request) -> tuple[float, float]:
@@ -79,7 +98,7 @@ def _answer(request: Request) -> tuple[float, float]:
     def send(kind: str, number: int, **values: Any) -> None:
         sent.setdefault(kind, time.process_time() - begun)
         if kind == "failed":
-            raise SystemExit(f"{request.workload}: {values['text']}")
+            raise _Refused(values["text"])
 
     with tempfile.TemporaryDirectory() as folder:
         answer(0, request, Path(folder), send)

@@ -127,6 +127,8 @@ _FOUR = {"double_layers": "4", "single_layers": "4"}
             ),
             3,
         ),
+        # A part, the UNet, is repeated, and lists of layers in it.
+        (_request("sdxl_pipeline", {"depth": "2", "text_layers": "4", "short_text_layers": "4"}, "none"), 5),
         (_request("llama", {"layers": "4", "mode": "inference"}, "none", ("split_feed_forward", {})), 3),
     ],
     ids=lambda value: " ".join([value.workload, *dict(value.optimizations)]) if isinstance(value, Request) else "",
@@ -267,6 +269,48 @@ def test_a_module_that_is_called_again_replaces_the_items_of_a_list_as_if_it_had
             getattr(trace.devices[0], rows).columns(), getattr(expected.devices[0], rows).columns(), strict=True
         )
         assert all(np.array_equal(column, other) for (_, column), (_, other) in columns)
+
+
+class _Denoiser(nn.Module):
+    def __init__(self, *, reads: bool) -> None:
+        super().__init__()
+        self.layer, self.reads = _Layer(), reads
+
+    def forward(self, x: Tensor, time: Tensor, conditions: dict[str, Tensor]) -> Tensor:
+        out: Tensor = self.layer(x + conditions["text"])
+        return torch.cat([out, out]).chunk(2)[0] if self.reads and time.item() > 500 else out
+
+
+class _Pipeline(nn.Module):
+    def __init__(self, *, reads: bool) -> None:
+        super().__init__()
+        self.denoiser = _Denoiser(reads=reads)
+
+    def forward(self, x: Tensor) -> Tensor:
+        conditions = {"text": x * 2}
+        for number in range(4):
+            x = self.denoiser(x, torch.tensor(1000 - 250 * number, device=x.device), conditions)
+        return x
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_a_part_is_repeated_unless_a_value_decides_what_it_does(*, reads: bool) -> None:
+    calls: list[Any] = []
+    traces = []
+    for follows in (True, False):
+        device = PredictedDevice(card_named("RTX 4090"))
+        with device, torch.no_grad():
+            model = device.place(_Pipeline(reads=reads))
+            if follows:
+                device.blocks.follow(model)
+                model.denoiser.register_forward_pre_hook(lambda module, args: calls.append(module))
+            model(torch.randn(512, 1024, device="cuda"))
+            traces.append(device.finish())
+    assert len(calls) == (4 if reads else 1)
+    one, other = (trace.devices[0] for trace in traces)
+    for rows in ("events", "event_labels"):
+        columns = zip(getattr(one, rows).columns(), getattr(other, rows).columns(), strict=True)
+        assert all(np.array_equal(column, expected) for (_, column), (_, expected) in columns), rows
 
 
 def test_layers_run_whose_outputs_a_hook_collects() -> None:

@@ -309,7 +309,7 @@ def search(
     pending: dict[str, Point] = {}
     order = _KeptOrder(space, predictor.kept)
     points = _NextPoints(space, count, order, may_settle=tries is None)
-    twins = _Twins(space, predictor.kept)
+    twins, replays = _Twins(space, predictor.kept), _Replays(space, predictor.kept)
 
     def ask() -> Request | None:
         while (place := points.next()) is not None:
@@ -322,7 +322,10 @@ def search(
         return None
 
     def hear(request: Request, prediction: Prediction) -> None:
-        add(pending.pop(repr(request)), prediction)
+        place = pending.pop(repr(request))
+        add(place, prediction)
+        for other, known in replays.take(place, points):
+            add(other, known)
 
     def add(place: Point, prediction: Prediction, *, is_twin: bool = False) -> None:
         candidate, trial = candidates[place], None
@@ -344,11 +347,7 @@ def search(
         return min(points.most, possible())
 
     def others(request: Request) -> list[Request]:
-        if plan.parallel.gpus > 1:
-            # There each is a prediction of its own.
-            return []
-        same_peak = [place for place in space.with_other_settings(pending[repr(request)]) if place not in tried]
-        return [candidates[place].request for place in same_peak if not points.is_refused(place)]
+        return [candidates[other].request for other in points.new(replays.of(pending[repr(request)]))]
 
     stop, is_stopped = stop or Stop(), True
     with suppress(SearchStopped), stop.ends():
@@ -361,6 +360,28 @@ def search(
     in_order = sorted(refused, key=lambda place: (len(changes_at(place)), place))
     reasons = tuple(refused[place] for place in in_order)
     return Searched(ways, len(tried), possible(), reasons, planned(), is_stopped, points.is_settled)
+
+
+class _Replays:
+    """Configurations that are predicted with another, since they differ from it in allocator settings alone.
+
+    A replay costs little beside a prediction. So all of them are tried at once, and teach what comes next.
+    """
+
+    def __init__(self, space: Space, kept: KeptPredictions) -> None:
+        self._space, self._kept = space, kept
+        self._is_alone = plan_of(space.request).parallel.gpus == 1
+
+    def of(self, place: Point) -> list[Point]:
+        """Return none on many GPUs, where each is a prediction of its own."""
+        return self._space.with_other_settings(place) if self._is_alone else []
+
+    def take(self, place: Point, points: _NextPoints) -> Iterator[tuple[Point, Prediction]]:
+        """Take those that are known from the points that are left to try."""
+        for other in self.of(place):
+            prediction = self._kept.get(self._space.candidates[other].request)
+            if prediction is not None and points.take(other):
+                yield other, prediction
 
 
 class _Twins:
@@ -472,6 +493,7 @@ class _NextPoints:
         self._left, self._space, self._most_refused = count, space, 0 if self._repeats else count
         self._may_settle = may_settle and count < len(space.candidates)
         self._given = 0
+        self._taken: set[Point] = set()
         self._gains = _Gains()
         self._refused_again = 0
         """Refused combinations in whose place another is tried; no more than are tried at all."""
@@ -495,11 +517,21 @@ class _NextPoints:
             place = next(self._plain, None) if self._guesses is None else self._guesses.next()
             if place is None:
                 return None
-            if not self.is_refused(place):
-                self._left -= 1
-                self._given += 1
+            if not self.is_refused(place) and self.take(place):
                 return place
         return None
+
+    def new(self, places: Iterable[Point]) -> list[Point]:
+        return [place for place in places if place not in self._taken and not self.is_refused(place)]
+
+    def take(self, place: Point) -> bool:
+        """Count a combination among those that are tried; False if it is one of them, or there are enough."""
+        if place in self._taken or self._left <= 0:
+            return False
+        self._taken.add(place)
+        self._left -= 1
+        self._given += 1
+        return True
 
     def is_refused(self, place: Point) -> bool:
         return not self._refused.isdisjoint(changes_at(place))

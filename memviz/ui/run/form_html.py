@@ -166,6 +166,7 @@ def form_value(
         "faults": dict(requests.faults),
         "parts": {
             "parallel": parallel_label(active_parallel(form.parallel)),
+            "device": "" if listing.get("device") else NO_DEVICE,
             "buttons": joined(
                 # The run's status, and the faults that belong to no field.
                 tag("div", status, *general, id="run-said"),
@@ -225,7 +226,7 @@ def _model_fields(form: FormFields, row: Mapping[str, Any], listing: Mapping[str
         _HOST.html(form.options.get("host_memory")),
         *step,
         tag("fieldset", tag("legend", "Configuration search"), *search, grid, class_="mv-fit-fields"),
-        Html("") if listing.get("device") else tag("p", NO_DEVICE, class_="mv-soft mv-several"),
+        tag("p", class_="mv-soft mv-several", data_part="device"),
     ]
     return [
         tag(

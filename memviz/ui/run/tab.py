@@ -117,8 +117,8 @@ class RunTab:
         yield [gr.skip(), *_values(kept=self._kept_value(secret))]
         try:
             self.answers.scheduler.warm_up()
-            # An answer does not wait for it: its form is drawn again with the prices.
-            if not begins and self.answers.complete_listing():
+            # An answer does not wait for it, and draws the form again.
+            if is_empty and self.answers.complete_listing() and self.answers.scheduler.newest_of(secret) is None:
                 yield [gr.skip(), *_values(form=self._form(state))]
         except MemvizError as error:
             yield [gr.skip(), *_values(results=refused_html(str(error)))]

@@ -261,7 +261,8 @@ def test_the_form_shows_what_there_is_and_escapes_it() -> None:
     assert not elements(buttons_html(form, requests, LISTING), "button", data_act="measure")
     (measure,) = elements(buttons_html(form, requests, with_device), "button", data_act="measure")
     assert measure["title"] == "Run it on NVIDIA Z"
-    assert NO_DEVICE in html and NO_DEVICE not in form_html(form, with_device)
+    notes = [form_value(form, requests, each, version="1")["parts"]["device"] for each in (LISTING, with_device)]
+    assert notes == [NO_DEVICE, ""] and 'data-part="device"' in html
 
 
 def test_what_would_do_nothing_is_counted_or_says_why() -> None:
