@@ -173,7 +173,7 @@ class RunAnswers:
         self._is_busy = is_busy
         self.programs = tuple(programs)
         self.source_folders = (*{str(Path(program).parent) for program in programs}, str(Path(__file__).parents[2]))
-        """Of what runs here: the given programs, and our workloads."""
+        """Folders of what runs here: the given programs, and our workloads."""
         self.limits = limits = limits or run_limits()
         self.scheduler = Scheduler(
             timeout=limits.seconds,

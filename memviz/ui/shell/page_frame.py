@@ -267,9 +267,8 @@ def refused_html(session: Session) -> Html:
         head = tag("b", f"{refusal.name} was not opened. ")
         rows.append(tag("p", head, refusal.reason, data_refused=refusal.turn))
     if others:
-        rows.append(
-            tag("p", f"Your {others} open trace{'s are' if others > 1 else ' is'} untouched.", class_="mv-soft")
-        )
+        untouched = f"Your {others} open trace{'s are' if others > 1 else ' is'} untouched."
+        rows.append(tag("p", untouched, class_="mv-soft"))
     return tag("div", *rows, button("Dismiss", "dismiss", None), class_="mv-band", role="alert")
 
 
