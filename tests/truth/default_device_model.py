@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.truth.language_model import Sizes
-from tests.truth.turned_halves_model import Gated, Norm, mixed
+from tests.truth.turned_halves_model import Block, Gated, Norm, mixed
 
 
 def _drawn(outputs: int, inputs: int, deviation: float) -> nn.Parameter:
@@ -77,27 +77,14 @@ class Attention(nn.Module):
         return self.out(joined)
 
 
-class Block(nn.Module):
-    def __init__(self, sizes: Sizes, rotary: Rotary) -> None:
-        super().__init__()
-        self.attention = Attention(sizes, rotary)
-        self.gated = Gated(sizes, Linear)
-        self.before_attention, self.before_gated = Norm(sizes.width), Norm(sizes.width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        # Names keep what they name until the block ends, as they did where it was recorded.
-        attended = self.attention(self.before_attention(x))
-        middle = x + attended
-        gated = self.gated(self.before_gated(middle))
-        return middle + gated
-
-
 class DefaultDeviceModel(nn.Module):
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
         self.words = Words(sizes)
         self.rotary = Rotary(sizes.context, sizes.width // sizes.heads)
-        self.blocks = nn.ModuleList(Block(sizes, self.rotary) for _ in range(sizes.layers))
+        self.blocks = nn.ModuleList(
+            Block(sizes, Attention(sizes, self.rotary), Gated(sizes, Linear)) for _ in range(sizes.layers)
+        )
         self.norm = Norm(sizes.width)
         self.head = Linear(sizes.width, sizes.vocabulary)
 

@@ -106,9 +106,9 @@ def _silu(x: Tensor) -> Tensor:
 
 
 class Block(nn.Module):
-    def __init__(self, sizes: Sizes, rotary: Rotary) -> None:
+    def __init__(self, sizes: Sizes, attention: nn.Module, gated: nn.Module) -> None:
         super().__init__()
-        self.attention, self.gated = Attention(sizes, rotary), Gated(sizes)
+        self.attention, self.gated = attention, gated
         self.before_attention, self.before_gated = Norm(sizes.width), Norm(sizes.width)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -124,7 +124,9 @@ class TurnedHalvesModel(nn.Module):
         super().__init__()
         self.words = Words(sizes.vocabulary, sizes.width)
         self.rotary = Rotary(sizes.context, sizes.width // sizes.heads)
-        self.blocks = nn.ModuleList(Block(sizes, self.rotary) for _ in range(sizes.layers))
+        self.blocks = nn.ModuleList(
+            Block(sizes, Attention(sizes, self.rotary), Gated(sizes)) for _ in range(sizes.layers)
+        )
         self.norm = Norm(sizes.width)
         self.head = Linear(sizes.width, sizes.vocabulary)
 

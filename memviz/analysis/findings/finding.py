@@ -21,7 +21,7 @@ from memviz.trace.model import Action, Bools, Category, DeviceTrace, Ints8, Trac
 
 
 class FindingKind(StrEnum):
-    """Each with a few words for its bytes; a finding's sentence says more."""
+    """Each with at most five words for its bytes; a finding's sentence says more."""
 
     title_text: str
 

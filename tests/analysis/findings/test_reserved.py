@@ -65,7 +65,7 @@ def test_the_sizes_of_several_pins_are_told_as_their_sum():
     held = [(0, 100, 10), (200, 100, 10), (400, 120, 120)]
     final = [segment(at * MiB, size * MiB, [block(at * MiB, used * MiB)]) for at, size, used in held]
     (finding,) = of_kind(loop.trace(final), FindingKind.PINNED_SEGMENTS)
-    assert "2 blocks of 20.0 MiB together made by train.py:30 loss live on in them." in finding.sentence
+    assert "2 blocks of 20.0 MiB together made by train.py:30 loss" in finding.sentence
 
 
 def test_a_segment_that_is_free_altogether_is_pinned_by_nothing():
