@@ -120,10 +120,10 @@ def check_together(optimizations: Iterable[Optimization]) -> None:
     """ValueError where two of them do not go together, or one is there twice."""
     for one, other in combinations(optimizations, 2):
         if one.name == other.name:
-            raise ValueError(f"{one.name} is there twice: choose it once, with all its knobs.")
+            raise ValueError(f"{one.name} is given twice. Give it once, with all its knobs.")
         reason = one.not_with.get(other.name) or other.not_with.get(one.name)
         if reason:
-            raise ValueError(f"{one.name} does not go with {other.name}: {reason}")
+            raise ValueError(f"{one.name} cannot be combined with {other.name}: {reason}")
 
 
 def apply_all(model: nn.Module, optimizations: Iterable[Optimization]) -> Callable[[], None]:

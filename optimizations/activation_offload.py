@@ -36,12 +36,16 @@ class ActivationOffload:
         default=1.0, metadata={"help": "smaller tensors stay on the GPU", "unit": "MiB", "least": 0, "reduced": 0.0}
     )
     most_gib: float = field(
-        default=0.0, metadata={"help": "most pinned CPU memory; 0 is no limit", "unit": "GiB", "least": 0}
+        default=0.0, metadata={"help": "limit of pinned CPU memory; 0: no limit", "unit": "GiB", "least": 0}
     )
     from_host: bool = field(
         default=False,
         repr=False,
-        metadata={"help": "copy what is on the host, too, as a check on a CPU", "python_only": True, "reduced": True},
+        metadata={
+            "help": "also copy tensors that are on the host, to test on a CPU",
+            "python_only": True,
+            "reduced": True,
+        },
     )
 
     name: ClassVar[str] = "activation_offload"
@@ -57,15 +61,15 @@ class ActivationOffload:
     def __post_init__(self) -> None:
         for knob in fields(self):
             if getattr(self, knob.name) < 0:
-                raise ValueError(f"{knob.name} is {getattr(self, knob.name)}; the least is 0.")
+                raise ValueError(f"{knob.name} is {getattr(self, knob.name)}; the minimum is 0.")
 
     def check(self, model: nn.Module, *, training: bool) -> None:
         if not training:
-            raise ValueError("Inference keeps nothing for backward: there is nothing to move. Train, or leave it out.")
+            raise ValueError("Inference saves no activations for backward. Use it in training only.")
 
     def apply(self, model: nn.Module) -> Callable[[], None]:
         if _mover_of(model) is not None:
-            raise ValueError("What this model keeps waits on the host already: undo that first.")
+            raise ValueError("Activations of this model are already offloaded. Undo that first.")
         mover = _Mover(self)
         undo = contextlib.ExitStack()
         undo.callback(model.register_forward_pre_hook(mover.enter).remove)
@@ -85,7 +89,7 @@ def host_bytes(model: nn.Module) -> HostBytes:
     """Return how many bytes of the model's activations are in host memory."""
     mover = _mover_of(model)
     if mover is None:
-        raise ValueError("This model keeps its activations on the device: apply ActivationOffload first.")
+        raise ValueError("Activations of this model are not offloaded. Apply ActivationOffload first.")
     return HostBytes(mover.waiting, mover.most, mover.pinned)
 
 

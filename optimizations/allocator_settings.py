@@ -31,7 +31,7 @@ class AllocatorSettings:
     conf: str = field(
         default="expandable_segments:True",
         metadata={
-            "help": "options as PYTORCH_CUDA_ALLOC_CONF takes them: name:value, separated by commas",
+            "help": "options as in PYTORCH_CUDA_ALLOC_CONF: name:value, separated by commas",
             "says": "{}",
             "always": True,
         },
@@ -49,7 +49,7 @@ class AllocatorSettings:
         unclear = next((option for option in _options(self.conf) if not _OPTION.fullmatch(option)), None)
         if not self.conf.strip() or unclear is not None:
             raise ValueError(
-                f"{unclear or self.conf!r} is no option of the allocator: write name:value, several with commas, as in "
+                f"{unclear or self.conf!r} is not an allocator option. Write name:value, separated by commas, such as "
                 "expandable_segments:True,garbage_collection_threshold:0.8."
             )
 
@@ -63,8 +63,8 @@ class AllocatorSettings:
     def apply(self, model: nn.Module) -> Callable[[], None]:
         if torch.cuda.is_available() and _options(_in_force()) != _options(self.conf):
             raise ValueError(
-                f"This process has the allocator settings {_in_force()!r}, and once CUDA has started they stay: "
-                f"start Python with {_VARIABLES[0]}={self.conf}."
+                f"This process has the allocator settings {_in_force()!r}, which cannot change after CUDA has started. "
+                f"Start Python with {_VARIABLES[0]}={self.conf}."
             )
         return lambda: None
 

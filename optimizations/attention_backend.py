@@ -49,10 +49,10 @@ def _knob(default: Any, help: str, **more: Any) -> Any:
 class AttentionBackend:
     """`undo = AttentionBackend("flash").apply(model)`; the model's attention must be PyTorch's, and is made so."""
 
-    backend: str = _knob(
-        "efficient", "the kernel that computes attention", choices=tuple(_KERNELS), says="{} attention", always=True
+    backend: str = _knob("efficient", "SDPA kernel", choices=tuple(_KERNELS), says="{} attention", always=True)
+    strict: bool = _knob(
+        True, "fail if the kernel does not support a call, instead of falling back to efficient or math"
     )
-    strict: bool = _knob(True, "fail where the kernel does not support a call, instead of using efficient or math")
 
     name: ClassVar[str] = "attention_backend"
     title: ClassVar[str] = "Attention backend"
@@ -62,11 +62,11 @@ class AttentionBackend:
     """The same sums in another order."""
     environment: ClassVar[Mapping[str, str]] = {}
     needs: ClassVar[Literal["any", "training", "inference"]] = "any"
-    idle_where: ClassVar[str] = "the kernel of the reduced model is the same without it"
+    idle_where: ClassVar[str] = "the reduced model uses the same kernel without it"
 
     def __post_init__(self) -> None:
         if self.backend not in _KERNELS:
-            raise ValueError(f"backend is {self.backend!r}; it is one of {', '.join(_KERNELS)}.")
+            raise ValueError(f"backend is {self.backend!r}; it must be one of {', '.join(_KERNELS)}.")
 
     def check(self, model: nn.Module, *, training: bool) -> None:
         _refuse_none(model)
@@ -80,8 +80,8 @@ class AttentionBackend:
             if dtype not in _SERVES[self.backend]:
                 served = ", ".join(_word(one) for one in _SERVES[self.backend])
                 raise ValueError(
-                    f"The {self.backend} kernel computes in {served}, and this model is in {_word(dtype)}: choose one "
-                    "of these dtypes, the math kernel, or strict=false to let other kernels stand in."
+                    f"The {self.backend} kernel computes in {served}, but this model is in {_word(dtype)}. Use one "
+                    "of these dtypes, the math kernel, or strict=false to fall back to other kernels."
                 )
             for name, module in model.named_modules():
                 self._refuse_heads(name, module, 16 // dtype.itemsize)
@@ -112,13 +112,13 @@ class AttentionBackend:
         if size > widest or size % step:
             limit = f"at most {widest}" if size > widest else f"a multiple of {step} in this dtype"
             raise ValueError(
-                f"{name} has heads of {size} channels; the {self.backend} kernel takes {limit}. "
-                "Choose another kernel, or strict=false to let other kernels stand in."
+                f"{name} has heads of {size} channels; the {self.backend} kernel supports {limit}. "
+                "Use another kernel, or strict=false to fall back to other kernels."
             )
         if self.backend == "efficient" and getattr(module, "num_key_value_groups", 1) > 1:
             raise ValueError(
-                f"{name} has fewer heads for keys and values than for queries, which the efficient kernel does not "
-                "take as they are: choose flash, cudnn or math, or strict=false to let math stand in."
+                f"{name} has fewer key/value heads than query heads, which the efficient kernel does not support. "
+                "Use flash, cudnn or math, or strict=false to fall back to math."
             )
 
 
@@ -205,7 +205,7 @@ def _diffusers_backend(processor: Any) -> str:
 
 def _refuse_none(model: nn.Module) -> None:
     if not any(_may_attend(module.forward, type(module), set()) for module in model.modules()):
-        raise ValueError("This model computes no attention, so there is no kernel to choose: leave it out.")
+        raise ValueError("This model computes no attention, so attention_backend has no effect. Drop it.")
 
 
 def _may_attend(function: Any, kind: type, seen: set[CodeType]) -> bool:
@@ -248,7 +248,7 @@ def _plain(value: Any) -> Any:
 def _refuse_other_ways(model: nn.Module) -> None:
     for part in _not_sdpa(model):
         if not getattr(part, "_supports_sdpa", False):
-            raise ValueError(f"{type(part).__name__} computes attention by itself, so PyTorch's kernels have no say.")
+            raise ValueError(f"{type(part).__name__} computes attention by itself, without PyTorch's SDPA kernels.")
     for name, module in model.named_modules():
         processor = getattr(module, "processor", None)
         own = _diffusers_backend(processor)

@@ -42,19 +42,19 @@ class Checkpointing:
     """`Checkpointing(every=2).apply(model)` checkpoints blocks 0, 2, 4 and so on; `blocks(model)` lists them."""
 
     every: int = _knob(
-        1, "checkpoint every k-th block, counted from the first; 1 is all of them, 0 none", says="every {nth} block"
+        1, "checkpoint every k-th block, starting with the first; 1: all, 0: none", says="every {nth} block"
     )
     invert: bool = _knob(False, "checkpoint all blocks except every k-th")
-    skip: str = _knob("", "numbers of blocks that are never checkpointed, as in 0,3,20-27; 0 is the first")
+    skip: str = _knob("", "blocks that are not checkpointed, such as 0,3,20-27; 0 is the first")
     keep: str = _knob("nothing", "results that a checkpointed block saves instead of recomputing", choices=_KEEPS)
     offload: bool = _knob(False, "keep inputs of checkpointed blocks in CPU memory until backward")
     function: Callable[..., Any] | None = _knob(
         None,
-        "your own way for chosen blocks: function(number, block, *args, **kwargs), or function(block, *args)",
+        "custom function for chosen blocks: function(number, block, *args, **kwargs), or function(block, *args)",
         python_only=True,
     )
     implementation: str = _knob(
-        "memviz", "this file's code, or the switch of transformers' and diffusers' models", choices=_IMPLEMENTATIONS
+        "memviz", "this file's code, or gradient checkpointing of transformers and diffusers", choices=_IMPLEMENTATIONS
     )
 
     name: ClassVar[str] = "checkpointing"
@@ -69,15 +69,15 @@ class Checkpointing:
 
     def __post_init__(self) -> None:
         if self.every < 0:
-            raise ValueError(f"every is {self.every}; it is 0 (no block), 1 (all), 2 (every second) and so on.")
+            raise ValueError(f"every is {self.every}; it must be 0 (no block), 1 (all), 2 (every second) and so on.")
         for name, choices in (("keep", _KEEPS), ("implementation", _IMPLEMENTATIONS)):
             if getattr(self, name) not in choices:
-                raise ValueError(f"{name} is {getattr(self, name)!r}; it is one of {', '.join(choices)}.")
+                raise ValueError(f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(choices)}.")
         if self.function is not None and (self.offload or self.keep != "nothing"):
-            raise ValueError("A function of your own decides what is kept and where: leave keep and offload away.")
+            raise ValueError("A custom function cannot be combined with keep or offload. Drop them.")
         others = [getattr(self, knob.name) != knob.default for knob in fields(self) if knob.name != "implementation"]
         if self.implementation == "library" and any(others):
-            raise ValueError("Libraries checkpoint every block whole: implementation=library has no other knob.")
+            raise ValueError("implementation=library checkpoints every block and supports no other knob.")
         self._skipped()
 
     def chosen(self, count: int) -> tuple[int, ...]:
@@ -89,7 +89,7 @@ class Checkpointing:
 
     def check(self, model: nn.Module, *, training: bool) -> None:
         if not training:
-            raise ValueError("Inference keeps nothing for backward: there is nothing to save. Train, or leave it out.")
+            raise ValueError("Inference saves no activations for backward. Use it in training only.")
         self._find_blocks(model)
         if self.implementation == "library":
             _switch(model)
@@ -110,7 +110,7 @@ class Checkpointing:
 
         def undo() -> None:
             if any("unchecked_class" not in vars(type(block)) for block in kinds):
-                raise RuntimeError("Something was applied to the checkpointed blocks later: undo that first.")
+                raise RuntimeError("Another optimization was applied to the checkpointed blocks later. Undo it first.")
             for block, (plain, _) in kinds.items():
                 block.__class__ = plain
             kinds.clear()
@@ -123,7 +123,7 @@ class Checkpointing:
             match = re.fullmatch(r"(\d+)(?:-(\d+))?", piece)
             ranges.append(range(int(match[1]), int(match[2] or match[1]) + 1) if match else range(0))
             if not ranges[-1]:
-                raise ValueError(f"skip has {piece!r}; it lists numbers of blocks and ranges, as in 0,3,20-27.")
+                raise ValueError(f"skip has {piece!r}; it must list block numbers and ranges, such as 0,3,20-27.")
         return ranges
 
     def _find_blocks(self, model: nn.Module) -> list[nn.Module]:
@@ -139,11 +139,11 @@ class Checkpointing:
                 f"skip names block {last}; this model has {len(blocks_found)}, numbered 0 to {len(blocks_found) - 1}."
             )
         if any(hasattr(type(module), "unchecked_class") for module in model.modules()):
-            raise ValueError("Blocks of this model are checkpointed already: undo that first.")
+            raise ValueError("Blocks of this model are already checkpointed. Undo that first.")
         if any(getattr(module, "gradient_checkpointing", False) is True for module in model.modules()):
             raise ValueError(
-                "The model checkpoints by itself already, and doing it twice would compute everything three times: "
-                "call its disable_gradient_checkpointing() or gradient_checkpointing_disable() first."
+                "The model already uses gradient checkpointing, and twice would compute everything three times. "
+                "Call its disable_gradient_checkpointing() or gradient_checkpointing_disable() first."
             )
         return blocks_found
 
@@ -192,7 +192,7 @@ def _switch(model: Any) -> tuple[Callable[[], None], Callable[[], None]]:
     for name in _SWITCHES:
         if hasattr(model, name.format("enable")):
             return getattr(model, name.format("enable")), getattr(model, name.format("disable"))
-    raise ValueError(f"{type(model).__name__} has no gradient checkpointing itself: leave implementation=memviz.")
+    raise ValueError(f"{type(model).__name__} does not support gradient checkpointing. Use implementation=memviz.")
 
 
 def blocks(model: nn.Module) -> dict[str, nn.Module]:

@@ -48,17 +48,17 @@ class ChunkedCrossEntropy:
     tokens: int = field(
         default=_TOKENS,
         metadata={
-            "help": "tokens per chunk: their logits exist at once",
+            "help": "tokens per chunk, whose logits are live at once",
             "least": 1,
             "says": "logits of {} tokens at once",
             "counted_in": "rows",
         },
     )
-    by: str = field(default="torch", metadata={"help": "the kernels: PyTorch's, or Liger's", "choices": _BY})
+    by: str = field(default="torch", metadata={"help": "kernels of PyTorch or Liger", "choices": _BY})
     accum_dtype: str = field(
         default="weight",
         metadata={
-            "help": "dtype in which the gradient of the head is summed over chunks",
+            "help": "dtype of the head's gradient sum over chunks",
             "choices": _ACCUM_DTYPES,
             "says": "head's gradient summed in {}",
         },
@@ -76,15 +76,13 @@ class ChunkedCrossEntropy:
 
     def __post_init__(self) -> None:
         if self.tokens < 1:
-            raise ValueError(f"tokens is {self.tokens}; a piece has at least 1.")
+            raise ValueError(f"tokens is {self.tokens}; the minimum is 1.")
         if self.by not in _BY:
-            raise ValueError(f"by is {self.by!r}; it is one of {', '.join(_BY)}.")
+            raise ValueError(f"by is {self.by!r}; it must be one of {', '.join(_BY)}.")
         if self.accum_dtype not in _ACCUM_DTYPES:
-            raise ValueError(f"accum_dtype is {self.accum_dtype!r}; it is one of {', '.join(_ACCUM_DTYPES)}.")
+            raise ValueError(f"accum_dtype is {self.accum_dtype!r}; it must be one of {', '.join(_ACCUM_DTYPES)}.")
         if self.by == "liger" and self.tokens != _TOKENS:
-            raise ValueError(
-                "How many tokens a piece has, Liger decides by itself: leave tokens out, or take by=torch."
-            )
+            raise ValueError("Liger chooses the chunk size itself. Drop tokens, or use by=torch.")
 
     @property
     def sums_in(self) -> torch.dtype | None:
@@ -92,7 +90,7 @@ class ChunkedCrossEntropy:
 
     def check(self, model: nn.Module, *, training: bool) -> None:
         if not training:
-            raise ValueError("Inference has no loss: train, or leave the loss in pieces out.")
+            raise ValueError("Inference has no loss. Use it in training only.")
         if self.by == "liger":
             _liger()
         for name, language_model in _language_models(model):
@@ -169,7 +167,7 @@ class _SumOfLosses(torch.autograd.Function):
     def backward(ctx: Any, of_total: Tensor) -> tuple[Tensor | None, ...]:
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:
-            raise RuntimeError("Backward has gone through this loss already: its gradients are there once.")
+            raise RuntimeError("Backward has already run on this loss, and its gradients exist only once.")
         return (*gradients.times(of_total), None)
 
 
@@ -265,7 +263,7 @@ class _InPieces:
     ) -> Tensor:
         """In place of transformers' own: token n says what token n + 1 is."""
         if not isinstance(logits, NoLogits):
-            raise ValueError("This model does something to its logits before the loss: it needs them whole.")
+            raise ValueError("This model changes its logits before the loss, so it needs all of them.")
         if shift_labels is None:
             shift_labels = F.pad(labels, (0, 1), value=ignore_index)[..., 1:]
         head: Any = self.model.get_output_embeddings()  # type: ignore[operator]
@@ -289,7 +287,7 @@ def _by_liger(
     hidden: Tensor, head: Any, targets: Tensor, ignored: int, accum_dtype: torch.dtype | None
 ) -> tuple[Tensor, Tensor]:
     if hidden.device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
-        raise ValueError("Liger's kernels run on a GPU alone: on the processor leave by=torch.")
+        raise ValueError("Liger's kernels need a GPU. Use by=torch on a CPU.")
     # Its first releases sum in the weight's dtype and take no word of it.
     sums_in = {} if accum_dtype is None else {"accum_dtype": accum_dtype}
     loss = _liger()(ignore_index=ignored, reduction="sum", **sums_in)
@@ -302,7 +300,7 @@ def _liger() -> Any:
         return importlib.import_module("liger_kernel.transformers").LigerFusedLinearCrossEntropyLoss
     except ImportError as error:
         raise ValueError(
-            f"by=liger needs libraries that are not installed ({error}): pip install liger-kernel triton, or leave "
+            f"by=liger needs libraries that are not installed ({error}): pip install liger-kernel triton, or use "
             "by=torch."
         ) from None
 
@@ -316,10 +314,10 @@ class NoLogits:
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise ValueError(f"This model does something to its logits before the loss ({name}): it needs them whole.")
+        raise ValueError(f"This model changes its logits before the loss ({name}), so it needs all of them.")
 
     def _refuse(self, _: object) -> NoReturn:
-        raise ValueError("This model scales its logits before the loss: it needs them whole.")
+        raise ValueError("This model scales its logits before the loss, so it needs all of them.")
 
     __mul__ = __rmul__ = __truediv__ = __add__ = __sub__ = __getitem__ = _refuse
 
@@ -335,17 +333,17 @@ def _language_models(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield name or "The model", module
     if not has_one:
         raise ValueError(
-            "No language model with a loss of its own was found here. Known are those of transformers that are trained "
-            "to say the next token; in a loop of your own call chunked_cross_entropy on what goes into the head."
+            "No language model with a loss was found. Supported are causal language models of transformers; in your "
+            "own training loop call chunked_cross_entropy on the input of the head."
         )
 
 
 def _refuse_other_heads(name: str, model: Any) -> None:
     head = model.get_output_embeddings()
     if type(head).forward is not nn.Linear.forward or "forward" in vars(head):
-        raise ValueError(f"{name} has a head of class {type(head).__name__}, which is no plain nn.Linear.")
+        raise ValueError(f"{name} has a head of class {type(head).__name__}, which is not a plain nn.Linear.")
     for knob in _CHANGES_LOGITS:
         if getattr(model.config, knob, None) not in (None, 1, 1.0):
-            raise ValueError(f"{name} scales its logits before the loss ({knob}): it needs them whole.")
+            raise ValueError(f"{name} scales its logits before the loss ({knob}), so it needs all of them.")
     if "forward" in vars(model) and not isinstance(vars(model)["forward"], _InPieces):
-        raise ValueError(f"{name} has a forward of its own: apply this first.")
+        raise ValueError(f"{name} has a replaced forward. Apply chunked_cross_entropy first.")

@@ -41,23 +41,23 @@ class ChunkedFeedForward:
 
     tokens: int = _knob(1024, "tokens per chunk", least=1, says="feed-forwards of {} tokens", counted_in="rows")
     recompute: bool = _knob(True, "in training, recompute each chunk in backward and save only its input")
-    only: str = _knob("", "regex of names of modules; empty: all")
+    only: str = _knob("", "regex of module names; empty: all")
 
     name: ClassVar[str] = "chunked_feed_forward"
     title: ClassVar[str] = "Chunked feed-forward"
     sentence: ClassVar[str] = "Run the feed-forward over chunks of the sequence."
     not_with: ClassVar[Mapping[str, str]] = {
-        "split_feed_forward": "both cut the same feed-forwards, one by tokens and one by channels.",
+        "split_feed_forward": "both split the same feed-forwards, one by tokens, one by channels.",
     }
     claim: ClassVar[Literal["rounding"]] = "rounding"
     """Kernels for fewer rows may add in another order."""
     environment: ClassVar[Mapping[str, str]] = {}
     needs: ClassVar[Literal["any", "training", "inference"]] = "any"
-    idle_where: ClassVar[str] = "all tokens of a feed-forward fit in one piece"
+    idle_where: ClassVar[str] = "all tokens fit in one chunk"
 
     def __post_init__(self) -> None:
         if self.tokens < 1:
-            raise ValueError(f"tokens is {self.tokens}; a piece has at least 1.")
+            raise ValueError(f"tokens is {self.tokens}; the minimum is 1.")
         try:
             re.compile(self.only)
         except re.error as error:
@@ -97,14 +97,14 @@ class ChunkedFeedForward:
         chosen = {name: module for name, module in modules.items() if re.search(self.only, name)}
         if not modules:
             raise ValueError(
-                "No feed-forward was recognised here. Known are modules called FeedForward, MLP or FFN and "
-                "nn.Sequential, where they are made of linear layers, activations, dropout and norms."
+                "No feed-forward was recognised. Supported are modules named FeedForward, MLP or FFN and "
+                "nn.Sequential, made of linear layers, activations, dropout and norms."
             )
         if not chosen:
             raise ValueError(f"No feed-forward has {self.only!r} in its name; there are {', '.join(modules)}.")
         for name, module in chosen.items():
             if any(method in vars(part) for part, method, _ in _replacements(module, self)):
-                raise ValueError(f"The forward of {name} is replaced already: undo that first.")
+                raise ValueError(f"The forward of {name} is already replaced. Undo that first.")
         return chosen
 
 

@@ -51,12 +51,12 @@ class EightBitStates:
     least: int = field(
         default=4096,
         metadata={
-            "help": "states with fewer elements stay in their dtype",
+            "help": "smaller states keep their dtype",
             "least": 1,
             "says": "states of {} elements or more",
         },
     )
-    by: str = field(default="torch", metadata={"help": "the code: this file's, or bitsandbytes'", "choices": _BY})
+    by: str = field(default="torch", metadata={"help": "implementation: this file or bitsandbytes", "choices": _BY})
 
     name: ClassVar[str] = "eight_bit_states"
     title: ClassVar[str] = "8-bit optimizer"
@@ -67,17 +67,17 @@ class EightBitStates:
     environment: ClassVar[Mapping[str, str]] = {}
     needs: ClassVar[Literal["any", "training", "inference"]] = "training"
     needs_optimizer: ClassVar[bool] = True
-    idle_where: ClassVar[str] = "the optimizer keeps no state of so many numbers"
+    idle_where: ClassVar[str] = "no optimizer state is that large"
 
     def __post_init__(self) -> None:
         if self.least < 1:
-            raise ValueError(f"least is {self.least}; it is 1 or more.")
+            raise ValueError(f"least is {self.least}; the minimum is 1.")
         if self.by not in _BY:
-            raise ValueError(f"by is {self.by!r}; it is one of {', '.join(_BY)}.")
+            raise ValueError(f"by is {self.by!r}; it must be one of {', '.join(_BY)}.")
 
     def check(self, model: nn.Module, *, training: bool) -> None:
         if not training:
-            raise ValueError("Inference has no optimizer: train, or leave its states out.")
+            raise ValueError("Inference has no optimizer. Use it in training only.")
         if self.by == "bitsandbytes":
             _bitsandbytes()
 
@@ -233,7 +233,7 @@ class _Steps:
         kind = type(optimizer)
         if not kind.__module__.startswith("torch.optim") or isinstance(optimizer, torch.optim.LBFGS):
             raise ValueError(
-                f"{kind.__name__} may need all states at once; one of torch.optim other than LBFGS has them packed."
+                f"{kind.__name__} may need all states at once. Use an optimizer of torch.optim other than LBFGS."
             )
 
     def step(self, optimizer: Optimizer, weight: nn.Parameter, group: dict[str, Any]) -> None:
@@ -315,7 +315,7 @@ class _StepsOfBitsandbytes(_Steps):
         if type(optimizer) is not torch.optim.AdamW or any(
             group["amsgrad"] or group["maximize"] for group in optimizer.param_groups
         ):
-            raise ValueError("by=bitsandbytes steps torch.optim.AdamW without amsgrad and maximize: leave by=torch.")
+            raise ValueError("by=bitsandbytes supports torch.optim.AdamW without amsgrad and maximize. Use by=torch.")
 
     def step(self, optimizer: Optimizer, weight: nn.Parameter, group: dict[str, Any]) -> None:
         state = optimizer.state[weight]
@@ -370,5 +370,5 @@ def _bitsandbytes() -> Any:
         return importlib.import_module("bitsandbytes")
     except ImportError:
         raise ValueError(
-            "by=bitsandbytes needs a library that is not installed: pip install bitsandbytes, or leave by=torch."
+            "by=bitsandbytes needs a library that is not installed: pip install bitsandbytes, or use by=torch."
         ) from None

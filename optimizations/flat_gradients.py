@@ -47,10 +47,10 @@ class FlatGradients:
     """`FlatGradients(micro_batches=4).apply(model)`, then four times forward and backward, then the optimizer."""
 
     how: str = _knob(
-        "flat", "how micro-batches are summed; others are for comparison", choices=_WAYS, says="gradients {}"
+        "flat", "how micro-batches are summed; other values are for comparison", choices=_WAYS, says="gradients {}"
     )
-    micro_batches: int = _knob(4, "backward passes that make one step")
-    joined: bool = _knob(True, "gather the last micro-batch's own gradients too, as a flat parameter does")
+    micro_batches: int = _knob(4, "backward passes per optimizer step")
+    joined: bool = _knob(True, "also gather the last micro-batch's gradients, like a flat parameter")
     fill_grad: bool = _knob(True, "write the sum to p.grad, in the parameter's dtype, for any optimizer")
 
     name: ClassVar[str] = "flat_gradients"
@@ -64,19 +64,19 @@ class FlatGradients:
 
     def __post_init__(self) -> None:
         if self.how not in _WAYS:
-            raise ValueError(f"how is {self.how!r}; it is one of {', '.join(_WAYS)}.")
+            raise ValueError(f"how is {self.how!r}; it must be one of {', '.join(_WAYS)}.")
         if self.micro_batches < 1:
-            raise ValueError(f"micro_batches is {self.micro_batches}; a step has at least 1.")
+            raise ValueError(f"micro_batches is {self.micro_batches}; the minimum is 1.")
 
     def check(self, model: nn.Module, *, training: bool) -> None:
         if not training:
-            raise ValueError("Inference has no gradients to add up: train, or leave flat gradients out.")
+            raise ValueError("Inference has no gradients. Use it in training only.")
         _trained(model)
 
     def apply(self, model: nn.Module) -> Callable[[], None]:
         _trained(model)
         if _sums_of(model) is not None:
-            raise ValueError("This model's gradients are added up already: undo that first.")
+            raise ValueError("FlatGradients is already applied to this model. Undo that first.")
         sums = _Sums(self)
         undo = contextlib.ExitStack()
         undo.callback(sums.let_go)
@@ -89,7 +89,7 @@ def flat_gradient(model: nn.Module) -> Tensor:
     """The sum of the last complete step: one fp32 tensor, parameters one after the other in the model's order."""
     sums = _sums_of(model)
     if sums is None or sums.total is None or sums.begun:
-        raise ValueError("There is no complete sum: apply FlatGradients, then run all micro-batches of a step.")
+        raise ValueError("There is no complete sum. Apply FlatGradients, then run all micro-batches of a step.")
     return sums.total
 
 
@@ -187,8 +187,8 @@ class _Sums:
         model = self.model() if self.model is not None else None
         if model is not None and not self.places.keys() <= {*model.parameters()}:
             raise RuntimeError(
-                "Parameters were replaced between the forward pass and the end of the step, so the sums belong to none "
-                "that an optimizer sees: move, load or shard the model between steps; under FSDP leave this out."
+                "Parameters were replaced between the forward pass and the end of the step, so the optimizer does "
+                "not see the sums. Move, load or shard the model between steps; do not use FlatGradients with FSDP."
             )
 
     def join_gradients(self) -> Tensor:
@@ -211,7 +211,7 @@ class _Sums:
         if self.done and any(has_own_weight):
             raise RuntimeError(
                 f"The optimizer stepped after {self.done} of {self.knobs.micro_batches} micro-batches, before the sum "
-                "was complete: give FlatGradients the number of backward passes that you make before each step."
+                "was complete. Set micro_batches to the number of backward passes before each step."
             )
 
     def end(self) -> None:
@@ -250,8 +250,8 @@ class _Replicas:
         """The mean of the ranks, as the wrapper takes it: divided first, then added up."""
         if not self.syncs:
             raise RuntimeError(
-                "The last micro-batch of the step ran under no_sync, so its sum would be this rank's alone: leave "
-                "no_sync for the last, or give FlatGradients the number of micro-batches that make a step."
+                "The last micro-batch of the step ran under no_sync, so its sum would be local to this rank. Leave "
+                "no_sync before the last one, or set micro_batches to the number per step."
             )
         group = self.model.process_group
         total.mul_(1 / torch.distributed.get_world_size(group))
@@ -282,7 +282,7 @@ def _refuse_outer_replicas(model: nn.Module) -> None:
 def _refuse_distributed(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if module is not model and isinstance(module, DistributedDataParallel):
-            raise ValueError(f"{name} is wrapped in DistributedDataParallel: apply FlatGradients to that wrapper.")
+            raise ValueError(f"{name} is wrapped in DistributedDataParallel. Apply FlatGradients to that wrapper.")
         if type(module).__name__ == "FullyShardedDataParallel" or hasattr(type(module), "set_requires_gradient_sync"):
             raise ValueError(
                 f"{name or 'This model'} is sharded or replicated by FSDP or replicate, which reduces gradients by "
@@ -301,29 +301,29 @@ def _refuse_special_replicas(model: Any) -> None:
     ignored = [name for name in ignored if name in model.parameters_to_ignore]
     why = {
         "a communication hook": bool(model._comm_hooks) or bool(model._get_ddp_logging_data().get("comm_hook")),
-        "mixed precision of its own": model.mixed_precision is not None,
+        "its own mixed precision": model.mixed_precision is not None,
         "the reducer of compiled autograd": model._use_python_reducer,
         f"parameters that it ignores, {', '.join(ignored)}": bool(ignored),
-        "ranks with unlike numbers of batches (join)": model._join_config.enable,
+        "ranks with different numbers of batches (join)": model._join_config.enable,
         "a static graph, whose first step it must reduce itself (it needs none here: make it without)": (
             model.static_graph
         ),
     }
     for what, there in why.items():
         if there:
-            raise ValueError(f"This DistributedDataParallel has {what}: FlatGradients does not go with that.")
+            raise ValueError(f"This DistributedDataParallel has {what}, which FlatGradients does not support.")
 
 
 def _trained(model: nn.Module) -> list[nn.Parameter]:
     _refuse_distributed(model)
     trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     if not trained:
-        raise ValueError("No parameter of this model is trained, so there are no gradients to add up.")
+        raise ValueError("No parameter of this model is trained, so there are no gradients.")
     for name, weight in trained.items():
         if weight.dtype not in _FITTING:
             raise ValueError(f"{name} is {weight.dtype}, which a sum in float32 cannot hold; bf16, fp16 and fp32 fit.")
     if len(devices := sorted({str(weight.device) for weight in trained.values()})) > 1:
         raise ValueError(f"One buffer lies on one device, and this model is on {', '.join(devices)}.")
     if any(getattr(module, "sparse", False) is True for module in model.modules()):
-        raise ValueError("A sparse gradient has no place in a flat buffer: build the embedding with sparse=False.")
+        raise ValueError("Sparse gradients do not fit in a flat buffer. Build the embedding with sparse=False.")
     return list(trained.values())

@@ -44,7 +44,7 @@ class GradientAccumulation:
 
     pieces: int = field(
         default=2,
-        metadata={"help": "micro-batches that a batch is split into", "least": 2, "says": "{} micro-batches"},
+        metadata={"help": "micro-batches per batch", "least": 2, "says": "{} micro-batches"},
     )
 
     name: ClassVar[str] = "gradient_accumulation"
@@ -59,11 +59,11 @@ class GradientAccumulation:
 
     def __post_init__(self) -> None:
         if self.pieces < 2:
-            raise ValueError(f"pieces is {self.pieces}; a batch is taken apart into at least 2.")
+            raise ValueError(f"pieces is {self.pieces}; the minimum is 2.")
 
     def check(self, model: nn.Module, *, training: bool) -> None:
         if not training:
-            raise ValueError("Inference has no gradients to add up: make its batch smaller instead.")
+            raise ValueError("Inference has no gradients. Use a smaller batch instead.")
 
     def apply(self, model: nn.Module) -> Callable[[], None]:
         """Nothing of the model changes: the loop does, with `split`."""
@@ -76,11 +76,11 @@ class GradientAccumulation:
         batch = batch_of(inputs, shared)
         if batch < self.pieces:
             raise ValueError(
-                f"A batch of {batch} cannot be taken in {self.pieces} pieces: make it larger, or take fewer."
+                f"A batch of {batch} cannot be divided into {self.pieces} micro-batches. Make it larger, or use fewer."
             )
         if packed := [key for key in _PACKED if key in inputs]:
             raise ValueError(
-                f"With {packed[0]} the rows of this batch lie in one sequence and cannot be cut: let the data loader "
+                f"With {packed[0]} the rows of this batch are one sequence and cannot be divided. Let the data loader "
                 "make smaller batches."
             )
         targets = _targets_of_rows(inputs, batch)
@@ -100,7 +100,7 @@ def batch_of(inputs: Mapping[str, Any], shared: Sequence[str] = SHARED) -> int:
             axis = _axis(tensor, key)
             if axis is not None:
                 return tensor.shape[axis]
-    raise ValueError("None of these inputs is a tensor with rows, so there is no batch to take in pieces.")
+    raise ValueError("No input is a tensor with rows, so there is no batch to split.")
 
 
 def _targets_of_rows(inputs: Mapping[str, Any], batch: int) -> list[int]:

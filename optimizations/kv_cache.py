@@ -43,10 +43,10 @@ def _knob(default: Any, help: str, **more: Any) -> Any:
 class KvCache:
     """`undo = KvCache("static", length=8192).apply(model)`, then `model(tokens, use_cache=True)` as before."""
 
-    kind: str = _knob("quantized", "the cache's class", choices=_KINDS, says="{} cache", always=True)
-    length: int = _knob(8192, "tokens that a static cache has room for", least=1, counted_in="sequence")
-    window: int = _knob(1024, "tokens that a sliding cache keeps", least=2, counted_in="sequence")
-    by: str = _knob("fp8", "the quantizer: fp8 of this file, or a library", choices=_BY)
+    kind: str = _knob("quantized", "cache class", choices=_KINDS, says="{} cache", always=True)
+    length: int = _knob(8192, "capacity of a static cache in tokens", least=1, counted_in="sequence")
+    window: int = _knob(1024, "window of a sliding cache in tokens", least=2, counted_in="sequence")
+    by: str = _knob("fp8", "quantizer: fp8 of this file, or a library", choices=_BY)
 
     name: ClassVar[str] = "kv_cache"
     title: ClassVar[str] = "KV cache"
@@ -54,15 +54,15 @@ class KvCache:
     not_with: ClassVar[Mapping[str, str]] = {}
     environment: ClassVar[Mapping[str, str]] = {}
     needs: ClassVar[Literal["any", "training", "inference"]] = "inference"
-    only_on: ClassVar[str] = "a language model that writes"
+    only_on: ClassVar[str] = "a decoder-only language model"
     needs_cache: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for knob, value, choices in (("kind", self.kind, _KINDS), ("by", self.by, _BY)):
             if value not in choices:
-                raise ValueError(f"{knob} is {value!r}; it is one of {', '.join(choices)}.")
+                raise ValueError(f"{knob} is {value!r}; it must be one of {', '.join(choices)}.")
         if self.length < 1 or self.window < 2:
-            raise ValueError("length is 1 at least, and window 2: nothing would be kept.")
+            raise ValueError("The minimum is 1 for length and 2 for window.")
 
     @property
     def claim(self) -> Literal["bitwise", "rounding", "lossy"]:
@@ -76,13 +76,13 @@ class KvCache:
     @property
     def idle_where(self) -> str:
         return {
-            "dynamic": "the model uses a dynamic cache anyway",
-            "sliding": "no token after the prompt looks further back than the window",
-        }.get(self.kind, "no token after the prompt reads what is cached")
+            "dynamic": "the model already uses a dynamic cache",
+            "sliding": "no token after the prompt reads beyond the window",
+        }.get(self.kind, "no token after the prompt reads the cache")
 
     def check(self, model: nn.Module, *, training: bool) -> None:
         if training:
-            raise ValueError("Training looks at all tokens at once and keeps no cache: leave it out.")
+            raise ValueError("Training has no KV cache. Use it in inference only.")
         self._cache(_caching(model).config)
 
     def apply(self, model: nn.Module) -> Callable[[], None]:
@@ -110,7 +110,7 @@ class KvCache:
                 ) from None
             except ValueError as error:
                 if "backend" not in str(error):
-                    raise ValueError(f"This model's keys and values cannot be quantized: {error}") from None
+                    raise ValueError(f"The KV cache of this model cannot be quantized: {error}") from None
                 raise ValueError(
                     f"The installed transformers has no cache quantized by {self.by}: update it, or install "
                     "optimum-quanto or hqq and name that with `by`."
@@ -134,8 +134,8 @@ class _GivesCache:
         tokens = inputs.get("input_ids") if inputs.get("input_ids") is not None else inputs.get("inputs_embeds")
         if self.knobs.kind == "static" and tokens is not None and tokens.shape[1] > self.knobs.length:
             raise ValueError(
-                f"{tokens.shape[1]} tokens do not go into a static cache of {self.knobs.length}: set length to as many "
-                "as there will ever be."
+                f"{tokens.shape[1]} tokens exceed the static cache of {self.knobs.length}. Set length to the largest "
+                "number of tokens."
             )
         return args, {**kwargs, cache_argument(type(model), model.config): self.knobs._cache(model.config)}
 
@@ -160,7 +160,7 @@ def _caching(model: nn.Module) -> Any:
         config = getattr(module, "config", None)
         if config is not None and cache_argument(type(module), config) and not _only_reads(module):
             return module
-    raise ValueError("No language model of transformers that keeps keys and values was found here.")
+    raise ValueError("No language model of transformers with a KV cache was found.")
 
 
 def _only_reads(model: nn.Module) -> bool:

@@ -71,25 +71,25 @@ class LayerwiseCasting:
     shrinks_weights: ClassVar[bool] = True
 
     storage: str = _knob("float8_e4m3fn", "dtype of stored weights", choices=_SMALL, says="weights in {}")
-    compute: str = _knob("own", "dtype of computation; own: the model's dtype", choices=_WIDE)
-    granularity: str = _knob("leaf", "what is cast up at once", choices=_PIECES, says="cast {}-wise")
-    skip: str = _knob(_SKIP, "patterns of names of modules that stay; @declared: those that the model's class lists")
-    skip_classes: str = _knob("", "names of module classes that stay as they are")
-    ahead: bool = _knob(False, "cast the next one up on a CUDA stream: two are up at once, less waiting")
-    implementation: str = _knob("memviz", "this file, or diffusers' hooks", choices=_IMPLEMENTATIONS)
+    compute: str = _knob("own", "compute dtype; own: the model's dtype", choices=_WIDE)
+    granularity: str = _knob("leaf", "unit that is cast up at once", choices=_PIECES, says="cast {}-wise")
+    skip: str = _knob(_SKIP, "regexes of module names to skip; @declared: those of the model class")
+    skip_classes: str = _knob("", "module classes to skip")
+    ahead: bool = _knob(False, "cast the next unit on a CUDA stream: two at once, less waiting")
+    implementation: str = _knob("memviz", "implementation: this file or diffusers' hooks", choices=_IMPLEMENTATIONS)
 
     def __post_init__(self) -> None:
         knobs = {"storage": _SMALL, "compute": _WIDE, "granularity": _PIECES, "implementation": _IMPLEMENTATIONS}
         for knob, choices in knobs.items():
             if getattr(self, knob) not in choices:
-                raise ValueError(f"{knob} cannot be {getattr(self, knob)!r}; it is one of {', '.join(choices)}.")
+                raise ValueError(f"{knob} cannot be {getattr(self, knob)!r}; it must be one of {', '.join(choices)}.")
         for pattern in _listed(self.skip):
             try:
                 re.compile(pattern)
             except re.error as error:
                 raise ValueError(f"{pattern!r} in skip is not a regular expression: {error}.") from None
         if self.ahead and self.granularity == "model":
-            raise ValueError("Of one piece there is no next one to cast ahead: choose granularity=leaf or block.")
+            raise ValueError("granularity=model has no next unit to cast ahead. Use granularity=leaf or block.")
         if self.compute != "own":
             _check_holds(_DTYPES[self.storage], _DTYPES[self.compute])
         if self.implementation == "library" and (self.granularity != "leaf" or self.ahead or self.skip_classes):
@@ -99,7 +99,7 @@ class LayerwiseCasting:
         for name, weight in model.named_parameters():
             if (weight.element_size() == 1 and weight.dtype is not torch.bool) or hasattr(weight, "__tensor_flatten__"):
                 raise ValueError(
-                    f"{name} is a {type(weight).__name__} of {weight.dtype}: this model is quantized or cast already. "
+                    f"{name} is a {type(weight).__name__} of {weight.dtype}: this model is already quantized or cast. "
                     "Start from weights in bf16, fp16 or fp32."
                 )
         if self.implementation == "library":
@@ -107,7 +107,7 @@ class LayerwiseCasting:
         cast, skipped = self._sort(model)
         if not cast:
             by = ", ".join(skipped)
-            why = f"all are skipped, by {by}; shorten skip" if skipped else "it has no layer with a matrix"
+            why = f"all are skipped, by {by}; shorten skip" if skipped else "it has no layer with a weight matrix"
             raise ValueError(f"There is nothing to cast in this model: {why}.")
         for dtype in {dtype for weight in cast for dtype in (weight.dtype, self._computes_in(weight))}:
             _check_holds(_DTYPES[self.storage], dtype)
@@ -150,7 +150,7 @@ class LayerwiseCasting:
 
         def restore() -> None:
             if any(vars(type(module)).get("told_by") is not first for module, (_, first) in telling.items()):
-                raise RuntimeError("Something was applied to the model after it was cast: undo that first.")
+                raise RuntimeError("Another optimization was applied to the model after casting. Undo it first.")
             for module, (kind, _) in telling.items():
                 module.__class__ = kind
             telling.clear()

@@ -35,19 +35,19 @@ _HAS_FAST_PATH = (nn.TransformerEncoderLayer,)
 class Lora:
     """`undo = Lora(rank=16).apply(model)`, then make the optimizer of the weights that require a gradient."""
 
-    rank: int = field(default=16, metadata={"help": "width of the adapters: r in peft", "least": 1, "says": "rank {}"})
-    alpha: float = field(default=16.0, metadata={"help": "the adapters' output is scaled by alpha / rank"})
-    only: str = field(default="", metadata={"help": "regex of names of layers; empty: all"})
-    by: str = field(default="torch", metadata={"help": "this file's adapters, or peft's", "choices": _BY})
+    rank: int = field(default=16, metadata={"help": "rank of the adapters: r in peft", "least": 1, "says": "rank {}"})
+    alpha: float = field(default=16.0, metadata={"help": "scale of the adapters: alpha / rank"})
+    only: str = field(default="", metadata={"help": "regex of layer names; empty: all"})
+    by: str = field(default="torch", metadata={"help": "implementation: this file or peft", "choices": _BY})
     autocast_adapter_dtype: bool = field(
-        default=True, metadata={"help": "peft only: adapters in fp32 beside bf16 and fp16 layers, peft's default"}
+        default=True, metadata={"help": "peft only: fp32 adapters for bf16 and fp16 layers, peft's default"}
     )
 
     name: ClassVar[str] = "lora"
     title: ClassVar[str] = "LoRA"
     sentence: ClassVar[str] = "Freeze the base weights; train low-rank adapters."
     not_with: ClassVar[Mapping[str, str]] = {
-        "split_feed_forward": "it reads the matrices of a feed-forward and would miss what adapters add to them.",
+        "split_feed_forward": "it reads the weight matrices of a feed-forward and would ignore the adapters.",
     }
     claim: ClassVar[Literal["lossy"]] = "lossy"
     """The first outputs are the same. What is learnt is not."""
@@ -57,9 +57,9 @@ class Lora:
 
     def __post_init__(self) -> None:
         if self.by not in _BY:
-            raise ValueError(f"by is {self.by!r}; it is one of {', '.join(_BY)}.")
+            raise ValueError(f"by is {self.by!r}; it must be one of {', '.join(_BY)}.")
         if self.rank < 1:
-            raise ValueError(f"rank is {self.rank}; the least is 1.")
+            raise ValueError(f"rank is {self.rank}; the minimum is 1.")
         try:
             re.compile(self.only)
         except re.error as error:
@@ -67,7 +67,7 @@ class Lora:
 
     def check(self, model: nn.Module, *, training: bool) -> None:
         if not training:
-            raise ValueError("Inference trains nothing: train, or leave the adapters out.")
+            raise ValueError("LoRA is for training. Use it in training only.")
         if self.by == "peft":
             _peft()
         self._chosen(model)
@@ -119,14 +119,14 @@ class Lora:
     def _chosen(self, model: nn.Module) -> dict[nn.Module, list[str]]:
         """Layers to adapt, each with all its names."""
         if any(isinstance(module, Adapted) or _is_peft(module) for module in model.modules()):
-            raise ValueError("This model has adapters already: undo that first.")
+            raise ValueError("This model already has adapters. Undo that first.")
         chosen: dict[nn.Module, list[str]] = {}
         for name, module in _linear_layers(model):
             if re.search(self.only, name):
                 chosen.setdefault(module, []).append(name)
         if not chosen:
             names = ", ".join(name for name, _ in _linear_layers(model)) or "none"
-            raise ValueError(f"No linear layer has {self.only!r} in its name; in the blocks there are: {names[:400]}.")
+            raise ValueError(f"No linear layer has {self.only!r} in its name; layers in the blocks: {names[:400]}.")
         return chosen
 
 
@@ -134,9 +134,7 @@ def _peft() -> Any:
     try:
         return importlib.import_module("peft")
     except ImportError:
-        raise ValueError(
-            "by=peft needs a library that is not installed: pip install peft, or leave by=torch."
-        ) from None
+        raise ValueError("by=peft needs a library that is not installed: pip install peft, or use by=torch.") from None
 
 
 def _is_peft(module: nn.Module) -> bool:

@@ -48,13 +48,13 @@ from torch.optim.optimizer import (
 class OptimizerInBackward:
     """`undo = OptimizerInBackward().apply(model)`, then make the optimizer and train as before."""
 
-    micro_batches: int = field(default=1, metadata={"help": "backward passes that make one step", "least": 1})
+    micro_batches: int = field(default=1, metadata={"help": "backward passes per optimizer step", "least": 1})
 
     name: ClassVar[str] = "optimizer_in_backward"
     title: ClassVar[str] = "Optimizer step in backward"
     sentence: ClassVar[str] = "Update each parameter as its gradient arrives; free the gradient."
     not_with: ClassVar[Mapping[str, str]] = {
-        "flat_gradients": "one keeps all gradients until they are summed, the other none.",
+        "flat_gradients": "one keeps all gradients until they are summed, the other frees them.",
     }
     claim: ClassVar[Literal["bitwise"]] = "bitwise"
     """The same kernels on the same numbers, one weight at a time, for loops as above."""
@@ -64,15 +64,15 @@ class OptimizerInBackward:
 
     def __post_init__(self) -> None:
         if self.micro_batches < 1:
-            raise ValueError(f"micro_batches is {self.micro_batches}; a step has at least 1.")
+            raise ValueError(f"micro_batches is {self.micro_batches}; the minimum is 1.")
 
     def check(self, model: nn.Module, *, training: bool) -> None:
         if not training:
-            raise ValueError("Inference has no optimizer: train, or leave the optimizer in backward out.")
+            raise ValueError("Inference has no optimizer. Use it in training only.")
         if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
             raise ValueError(
-                "Replicas agree on a gradient only after it has been added up here, so it cannot be stepped with at "
-                "once: apply this to models on one device."
+                "DistributedDataParallel reduces a gradient only after it is accumulated, so it cannot be used at "
+                "once. Apply this to models on one device."
             )
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise ValueError("No weight of this model is trained, so an optimizer has nothing to do.")
@@ -107,8 +107,7 @@ class _Steps:
         kind = type(optimizer)
         if not kind.__module__.startswith("torch.optim") or isinstance(optimizer, torch.optim.LBFGS):
             raise ValueError(
-                f"{kind.__name__} may need all gradients at once; one of torch.optim other than LBFGS steps in "
-                "backward."
+                f"{kind.__name__} may need all gradients at once. Use an optimizer of torch.optim other than LBFGS."
             )
         for earlier in self.optimizers.values():
             earlier.leave(weights)
@@ -252,14 +251,14 @@ class _OptimizerObserver:
             }
             if stepped.isdisjoint(weights):
                 return clip(weights, *args, **kwargs)
-            reason = f"{clip.__name__} finds no gradients: OptimizerInBackward has stepped with them and let them go."
+            reason = f"{clip.__name__} finds no gradients: OptimizerInBackward has used and freed them."
             bound = args[0] if args else kwargs.get("max_norm", kwargs.get("clip_value"))
             if bound != math.inf:
                 raise ValueError(
-                    f"{reason} Leave clipping out (max_grad_norm=0 in Trainer), or leave the optimizer in backward out."
+                    f"{reason} Disable clipping (max_grad_norm=0 in Trainer), or drop OptimizerInBackward."
                 )
             # Loops ask so for the norm alone, as Trainer does for its log.
-            warnings.warn(f"{reason} Their norm is not known: it is nan.", stacklevel=2)
+            warnings.warn(f"{reason} Their norm is unknown and reported as nan.", stacklevel=2)
             return torch.tensor(math.nan)
 
         return refusing

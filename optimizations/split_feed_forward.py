@@ -46,17 +46,17 @@ class SplitFeedForward:
 
     splits: int = field(
         default=4,
-        metadata={"help": "how many slices; must divide the inner size", "least": 1, "says": "split in {} slices"},
+        metadata={"help": "number of slices; must divide the inner size", "least": 1, "says": "split in {} slices"},
     )
-    only: str = field(default="", metadata={"help": "regex of names of modules to split; empty: all"})
+    only: str = field(default="", metadata={"help": "regex of module names; empty: all"})
     as_published: bool = field(
         default=False,
-        metadata={"help": "the first publication's order, which holds each slice's tensors longer than needed"},
+        metadata={"help": "order of the first publication, which holds each slice's tensors longer than needed"},
     )
 
     def __post_init__(self) -> None:
         if self.splits < 1:
-            raise ValueError(f"A feed-forward cannot be cut into {self.splits} slices; 2, 4 or 8 are usual.")
+            raise ValueError(f"splits is {self.splits}; the minimum is 2, and 2, 4 or 8 are usual.")
         try:
             re.compile(self.only)
         except re.error as error:
@@ -66,7 +66,7 @@ class SplitFeedForward:
         chosen = self._chosen(model)
         for name, module in chosen.items():
             replaced = [part for part in _replacing(module, self) if "forward" in vars(part)]
-            if fault := "its forward is replaced already" if replaced else _fault(_parts(module)):
+            if fault := "its forward is already replaced" if replaced else _fault(_parts(module)):
                 raise ValueError(
                     f"The feed-forward {name} cannot be split: {fault}. Split before weights are quantized, cast, "
                     "offloaded or given adapters, or choose others with `only`."
@@ -76,7 +76,7 @@ class SplitFeedForward:
             if size % self.splits:
                 works = ", ".join(str(n) for n in range(2, 65) if math.gcd(*inner.values()) % n == 0)
                 raise ValueError(
-                    f"The inner size {size} of {name} cannot be cut into {self.splits} equal slices; "
+                    f"The inner size {size} of {name} cannot be divided into {self.splits} equal slices; "
                     f"numbers of splits up to 64 that would work here: {works or 'none'}."
                 )
 
@@ -99,7 +99,7 @@ class SplitFeedForward:
         chosen = {name: module for name, module in modules.items() if re.search(self.only, name)}
         if not modules:
             raise ValueError(
-                "No feed-forward was recognised here. Known are: diffusers' FeedForward with the activations that it "
+                "No feed-forward was recognised. Supported are diffusers' FeedForward with the activations that it "
                 "comes with and its single-stream blocks; those of Llama, GPT-2, ViT, BERT and their relatives in "
                 "transformers; nn.Sequential of linear, activation, linear."
             )
@@ -249,7 +249,7 @@ def _fault(parts: Parts) -> str:
     for layer in (parts.first, parts.factor or parts.first, parts.second):
         plain = type(layer).forward is nn.Linear.forward or type(layer).__name__ == "Conv1D"
         if not plain or "forward" in vars(layer):
-            return f"it computes with {type(layer).__name__}, which is no plain nn.Linear"
+            return f"it computes with {type(layer).__name__}, which is not a plain nn.Linear"
         if fault := _unreadable(layer.weight):
             return fault
     return ""
@@ -262,7 +262,7 @@ def _unreadable(weight: Tensor) -> str:
 
 def _check_still(fault: str) -> None:
     if fault:
-        raise ValueError(f"Since this feed-forward was split it has changed: {fault}. Undo the split first.")
+        raise ValueError(f"This feed-forward changed after it was split: {fault}. Undo the split first.")
 
 
 def feed_forwards(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -275,7 +275,7 @@ def feed_forwards(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 def _parts(module: nn.Module) -> Parts:
     parts = _net(module) or _sequential(module) or _named_parts(module) or _fused_parts(module) or _bert_parts(module)
     if parts is None:
-        raise ValueError(f"This {type(module).__name__} has been rebuilt since it was split. Undo the split first.")
+        raise ValueError(f"This {type(module).__name__} was rebuilt after it was split. Undo the split first.")
     return parts
 
 

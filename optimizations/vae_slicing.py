@@ -31,11 +31,11 @@ class VaeSlicing:
     environment: ClassVar[Mapping[str, str]] = {}
     needs: ClassVar[Literal["any", "training", "inference"]] = "inference"
     only_on: ClassVar[str] = "an autoencoder"
-    idle_where: ClassVar[str] = "the batch is one picture"
+    idle_where: ClassVar[str] = "the batch has one image"
 
     def check(self, model: nn.Module, *, training: bool) -> None:
         if training:
-            raise ValueError("In training all activations wait for backward, sliced or not: leave the slices out.")
+            raise ValueError("Training keeps all activations for backward, sliced or not. Use it in inference only.")
         _autoencoders(model)
 
     def apply(self, model: nn.Module) -> Callable[[], None]:
@@ -55,5 +55,5 @@ def _autoencoders(model: nn.Module) -> list[Any]:
         module for module in model.modules() if hasattr(module, "use_slicing") and hasattr(module, "enable_slicing")
     ]
     if not having:
-        raise ValueError("No autoencoder of diffusers that can work in slices was found in this model.")
+        raise ValueError("This model has no diffusers autoencoder that supports slicing.")
     return having

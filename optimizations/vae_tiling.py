@@ -35,11 +35,11 @@ class VaeTiling:
     needs: ClassVar[Literal["any", "training", "inference"]] = "inference"
     only_on: ClassVar[str] = "an autoencoder"
     sees_less: ClassVar[bool] = True
-    idle_where: ClassVar[str] = "the picture is no larger than one tile"
+    idle_where: ClassVar[str] = "the image fits in one tile"
 
     def check(self, model: nn.Module, *, training: bool) -> None:
         if training:
-            raise ValueError("In training all activations wait for backward, tiled or not: leave the tiles out.")
+            raise ValueError("Training keeps all activations for backward, tiled or not. Use it in inference only.")
         _autoencoders(model)
 
     def apply(self, model: nn.Module) -> Callable[[], None]:
@@ -59,5 +59,5 @@ def _autoencoders(model: nn.Module) -> list[Any]:
         module for module in model.modules() if hasattr(module, "use_tiling") and hasattr(module, "enable_tiling")
     ]
     if not having:
-        raise ValueError("No autoencoder of diffusers that can work in tiles was found in this model.")
+        raise ValueError("This model has no diffusers autoencoder that supports tiling.")
     return having

@@ -46,18 +46,26 @@ def _knob(default: Any, help: str, **more: Any) -> Any:
 class WeightOffload:
     """`undo = WeightOffload("leaf").apply(model)`; `host_bytes(model)` says how much waits on the host."""
 
-    granularity: str = _knob("block", "what is moved to the GPU at once", choices=_PIECES, says="weights come {}-wise")
-    group: int = _knob(1, "blocks that are moved at once, where that is block", least=1)
-    most_gib: float = _knob(0.0, "most pinned CPU memory; 0 is no limit", unit="GiB")
+    granularity: str = _knob(
+        "block", "unit that is moved to the GPU at once", choices=_PIECES, says="weights moved {}-wise"
+    )
+    group: int = _knob(1, "blocks that are moved at once, with granularity=block", least=1)
+    most_gib: float = _knob(0.0, "limit of pinned CPU memory; 0: no limit", unit="GiB")
 
-    ahead: bool = _knob(False, "copy the next one on a CUDA stream: two are there at once, less waiting")
+    ahead: bool = _knob(False, "copy the next unit on a CUDA stream: two at once, less waiting")
     from_host: bool = field(
         default=False,
         repr=False,
-        metadata={"help": "copy what is on the host, too, as a check on a CPU", "python_only": True, "reduced": True},
+        metadata={
+            "help": "also copy tensors that are on the host, to test on a CPU",
+            "python_only": True,
+            "reduced": True,
+        },
     )
-    onload_device: str = _knob("", "where a model that is in host memory computes", python_only=True)
-    implementation: str = _knob("memviz", "this file, or diffusers' group offloading", choices=_IMPLEMENTATIONS)
+    onload_device: str = _knob("", "device that computes, for a model in host memory", python_only=True)
+    implementation: str = _knob(
+        "memviz", "implementation: this file or diffusers' group offloading", choices=_IMPLEMENTATIONS
+    )
 
     name: ClassVar[str] = "weight_offload"
     title: ClassVar[str] = "CPU offload (weights)"
@@ -72,37 +80,35 @@ class WeightOffload:
     def __post_init__(self) -> None:
         for knob, choices in (("granularity", _PIECES), ("implementation", _IMPLEMENTATIONS)):
             if getattr(self, knob) not in choices:
-                raise ValueError(f"{knob} is {getattr(self, knob)!r}; it is one of {', '.join(choices)}.")
+                raise ValueError(f"{knob} is {getattr(self, knob)!r}; it must be one of {', '.join(choices)}.")
         if self.ahead and self.granularity == "model":
-            raise ValueError(
-                "Of one piece there is no next one to bring ahead: choose granularity=block, leaf or part."
-            )
+            raise ValueError("granularity=model has no next unit to copy ahead. Use granularity=block, leaf or part.")
         if self.group < 1 or self.most_gib < 0:
-            raise ValueError("group is 1 or more, most_gib is 0 or more.")
+            raise ValueError("The minimum of group is 1, that of most_gib is 0.")
         if self.implementation == "library" and (self.granularity not in _PIECES[:2] or self.most_gib):
-            raise ValueError("implementation=library goes with granularity=block or leaf, and with no most_gib.")
+            raise ValueError("implementation=library supports granularity=block or leaf, without most_gib.")
 
     def check(self, model: nn.Module, *, training: bool) -> None:
         if self.implementation == "library":
             _diffusers()
             if self.ahead and self._block_modules(model):
-                raise ValueError("diffusers has no streams for nested blocks: take ahead=false, or granularity=leaf.")
+                raise ValueError("diffusers has no streams for nested blocks. Use ahead=false, or granularity=leaf.")
         if training:
             raise ValueError(
-                "Autograd keeps the weights that backward needs on the device, so nothing would be saved: run "
-                "inference, or leave weights on the host out."
+                "Autograd keeps the weights for backward on the device, so nothing would be saved. Use it in "
+                "inference only."
             )
         if _unit_of(model) is not None or any(_unit_of(module) is not None for module in model.modules()):
-            raise ValueError("Weights of this model wait on the host already: undo that first.")
+            raise ValueError("Weights of this model are already offloaded. Undo that first.")
         if self.granularity == "part" and (lists := _uncalled(model)):
             raise ValueError(
-                f"Parts are the models of a pipeline, and nobody calls {', '.join(lists)} of this "
-                f"{type(model).__name__} as a whole: choose granularity=block, leaf or model."
+                f"Parts are the models of a pipeline, but {', '.join(lists)} of this "
+                f"{type(model).__name__} are not called as a whole. Use granularity=block, leaf or model."
             )
         if not any(True for _ in self._pieces(model)):
             raise ValueError(
                 "No blocks were found. They are looked for in a ModuleList or Sequential of two or more modules of one "
-                "class that have modules inside: choose granularity=leaf or model."
+                "class that have modules inside: use granularity=leaf or model."
             )
 
     def apply(self, model: nn.Module) -> Callable[[], None]:
@@ -313,7 +319,7 @@ class _Unit:
 def _refuse_backward(_: Tensor) -> NoReturn:
     """Backward would read weights that have gone to the host."""
     raise RuntimeError(
-        "Weights that wait on the host cannot be trained, nor can what comes before them: undo WeightOffload, or run "
+        "Offloaded weights cannot be trained, nor can the layers before them. Undo WeightOffload, or run "
         "the model under torch.no_grad()."
     )
 

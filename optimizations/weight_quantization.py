@@ -44,21 +44,21 @@ def _knob(default: Any, help: str, **more: Any) -> Any:
 class WeightQuantization:
     """`undo = WeightQuantization(bits=4).apply(model)`, for inference or beside adapters."""
 
-    bits: int = _knob(8, "bits of a weight", choices=(8, 4), says="weights in {} bits", always=True)
-    group: int = _knob(128, "inputs that share a scale; a whole row where it does not divide", least=2)
-    only: str = _knob("", "regex of names of layers; empty: all")
-    skip: str = _knob("lora_", "regex of names of layers that stay as they are")
+    bits: int = _knob(8, "bits per weight", choices=(8, 4), says="weights in {} bits", always=True)
+    group: int = _knob(128, "inputs that share a scale; a whole row if it does not divide", least=2)
+    only: str = _knob("", "regex of layer names; empty: all")
+    skip: str = _knob("lora_", "regex of layer names to skip")
     keep: bool = _knob(True, "keep the original weights in CPU memory")
-    codes: str = _knob("whole", "8-bit format: int8 by group (whole), or float8 by output", choices=_CODES)
-    by: str = _knob("torch", "the code: this file's, or torchao's", choices=_BY)
+    codes: str = _knob("whole", "8-bit format: int8 per group (whole), or float8 per output", choices=_CODES)
+    by: str = _knob("torch", "implementation: this file or torchao", choices=_BY)
 
     name: ClassVar[str] = "weight_quantization"
     title: ClassVar[str] = "Weight-only quantization"
     sentence: ClassVar[str] = "Store linear weights as int8 or int4 with scales."
     not_with: ClassVar[Mapping[str, str]] = {
-        "split_feed_forward": "it reads the matrices of a feed-forward, and there are codes instead.",
+        "split_feed_forward": "it reads the weight matrices of a feed-forward, which are quantized.",
         "layerwise_casting": "both store the same weights in fewer bits.",
-        "weight_offload": "codes are no parameters, and only those would move.",
+        "weight_offload": "it moves parameters only, and quantized weights are not parameters.",
     }
     claim: ClassVar[Literal["lossy"]] = "lossy"
     environment: ClassVar[Mapping[str, str]] = {}
@@ -67,14 +67,14 @@ class WeightQuantization:
 
     def __post_init__(self) -> None:
         if self.bits not in (8, 4):
-            raise ValueError(f"bits is {self.bits}; it is 8 or 4.")
+            raise ValueError(f"bits is {self.bits}; it must be 8 or 4.")
         if self.group < 2:
-            raise ValueError(f"group is {self.group}; the least is 2.")
+            raise ValueError(f"group is {self.group}; the minimum is 2.")
         for name, value, among in (("by", self.by, _BY), ("codes", self.codes, _CODES)):
             if value not in among:
-                raise ValueError(f"{name} is {value!r}; it is one of {', '.join(among)}.")
+                raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(among)}.")
         if self.codes == "float8" and (self.bits, self.by) != (8, "torch"):
-            raise ValueError("float8 has 8 bits, and only this file makes codes of it: take bits=8 and by=torch.")
+            raise ValueError("float8 has 8 bits and is supported by this file only. Use bits=8 and by=torch.")
         for knob in (self.only, self.skip):
             try:
                 re.compile(knob)
@@ -134,11 +134,11 @@ class WeightQuantization:
             config = eight() if self.bits == 8 else four(group_size=self.group)
             quantization.quantize_(model, config, filter_fn=lambda module, _: module in layers)
             if not all(map(_is_torchao, layers)):
-                raise ValueError("it left some as they were, whose shapes do not suit it")
+                raise ValueError("it skipped some with unsupported shapes")
         except Exception as error:  # its 4 bits ask for kernels and shapes, each with an error of its own
             undo()
             raise ValueError(
-                f"torchao cannot quantize this to {self.bits} bits here ({error}): take by=torch."
+                f"torchao cannot quantize this to {self.bits} bits here ({error}). Use by=torch."
             ) from error
         for parameter in before.values():
             parameter.data = parameter.data.new_empty(0)
@@ -147,7 +147,7 @@ class WeightQuantization:
     def _chosen(self, model: nn.Module) -> dict[str, nn.Linear]:
         """Return the linear layers to quantize, under each of their names."""
         if any(isinstance(module, Quantized) or _is_torchao(module) for module in model.modules()):
-            raise ValueError("Weights of this model are whole numbers already: undo that first.")
+            raise ValueError("Weights of this model are already quantized. Undo that first.")
         inside = {module for block in _listed_in(model) for module in block.modules()}
         linears = {
             name: module
@@ -165,11 +165,9 @@ class WeightQuantization:
         chosen = {name: layer for name, layer in selected.items() if layer.weight not in read_by_others}
         replaced = next((name for name, layer in chosen.items() if "forward" in vars(layer)), None)
         if replaced is not None:
-            raise ValueError(f"The forward of {replaced} is replaced, and might read its weight: undo that first.")
+            raise ValueError(f"The forward of {replaced} is replaced and may read its weight. Undo that first.")
         if not chosen:
-            raise ValueError(
-                f"There is no linear layer to quantize; in the blocks there are {', '.join(linears)[:400]}."
-            )
+            raise ValueError(f"There is no linear layer to quantize; layers in the blocks: {', '.join(linears)[:400]}.")
         return chosen
 
 
@@ -178,7 +176,7 @@ def _torchao() -> Any:
         return importlib.import_module("torchao.quantization")
     except ImportError:
         raise ValueError(
-            "by=torchao needs a library that is not installed: pip install torchao, or leave by=torch."
+            "by=torchao needs a library that is not installed: pip install torchao, or use by=torch."
         ) from None
 
 
@@ -193,7 +191,7 @@ class Quantized(nn.Module):
         self.in_features, self.out_features, self.bits = layer.in_features, layer.out_features, bits
         self.group = group if layer.in_features % group == 0 else layer.in_features
         if bits == 4 and self.group % 2:
-            raise ValueError(f"Two codes of 4 bits share a byte, and {layer.in_features} inputs are not even.")
+            raise ValueError(f"4-bit quantization needs an even number of inputs, not {layer.in_features}.")
         weight, self.kind = layer.weight.detach(), kind
         width = layer.in_features * bits // 8
         # Bytes, whatever they encode: `.to(torch.bfloat16)` would widen a float8 buffer.

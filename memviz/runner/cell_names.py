@@ -73,7 +73,7 @@ def _refuse_other_devices(name: str, value: Any) -> None:
     for tensor in _tensors_in(value):
         if tensor.device.type != "cpu":
             raise UsageError(
-                f"{name} has a tensor on {tensor.device}, and a predicted cell takes only what is on the CPU. "
+                f"{name} has a tensor on {tensor.device}, but a predicted cell can use CPU tensors only. "
                 "Make it in the cell, or move it with .cpu() first."
             )
 

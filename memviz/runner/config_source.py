@@ -62,13 +62,13 @@ _BOUNDS = tuple(
     _Bound(re.compile(names), most, what)
     for names, most, what in (
         (r"theta|token_id|token_index|seed|freq|base", 1 << 62, ""),
-        (r"vocab|position|max_|context|length|_ctx|num_embeddings|buckets", 1 << 24, "entries of a table"),
+        (r"vocab|position|max_|context|length|_ctx|num_embeddings|buckets", 1 << 24, "table entries"),
         (r"label", 1 << 16, "labels"),
         (r"expert", 8_192, "experts"),
         (r"layer|depth|stage|num_blocks|n_blocks|attention_types|repeat", 4_096, "layers"),
         (r"image_size|height|width", 1 << 16, "pixels"),
-        (r"head_dim|_size|_dim|hidden|channels|embd|inner|ffn|d_model|d_ff|d_kv", 1 << 20, "of one width"),
-        (r"^num_|^n_|heads|layers_", 1 << 16, "of a kind"),
+        (r"head_dim|_size|_dim|hidden|channels|embd|inner|ffn|d_model|d_ff|d_kv", 1 << 20, "for a width"),
+        (r"^num_|^n_|heads|layers_", 1 << 16, ""),
         (r"", 1 << 24, ""),
     )
 )
@@ -120,7 +120,7 @@ def checked_config(content: bytes | str, where: str = FILE) -> str:
 def _parse(content: bytes | str) -> dict[str, Any]:
     raw = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
     if len(raw) > MOST_BYTES:
-        raise UsageError(f"it is larger than {count_text(MOST_BYTES)} bytes, and no configuration is.")
+        raise UsageError(f"it is larger than {count_text(MOST_BYTES)} bytes, too large for a configuration.")
     try:
         values = json.loads(raw.decode("utf-8-sig"))
     except RecursionError:
@@ -128,11 +128,11 @@ def _parse(content: bytes | str) -> dict[str, Any]:
     except ValueError as error:
         raise UsageError(f"it is not JSON: {str(error)[:200]}.") from None
     if not isinstance(values, dict):
-        raise UsageError("it is JSON and no object of settings, as a config.json is.")
+        raise UsageError("it is JSON but not an object of settings, such as a config.json.")
     return values
 
 
-_TOO_DEEP = f"its values lie more than {_MOST_DEPTH} deep in each other, and those of no model do."
+_TOO_DEEP = f"its values are nested more than {_MOST_DEPTH} deep, too deep for a configuration."
 
 
 def _check_shape(values: dict[str, Any]) -> None:
@@ -145,7 +145,7 @@ def _check_shape(values: dict[str, Any]) -> None:
         if depth > _MOST_DEPTH:
             raise UsageError(_TOO_DEEP)
         if count > _MOST_VALUES:
-            raise UsageError(f"it holds more than {count_text(_MOST_VALUES)} values, and no configuration does.")
+            raise UsageError(f"it has more than {count_text(_MOST_VALUES)} values, too many for a configuration.")
         if isinstance(value, str) and len(value) > _LONGEST_TEXT:
             raise UsageError(f"a text in it is longer than {count_text(_LONGEST_TEXT)} characters: {value[:40]!r} ...")
         inside = (*value.keys(), *value.values()) if isinstance(value, dict) else value
@@ -157,20 +157,22 @@ def _check_kind(values: dict[str, Any]) -> None:
     for key, value in _settings(values):
         if key in _CODE and value:
             raise UsageError(
-                f"{key} names code of its own, and none is run. Take {key} out, if the model_type is one that "
-                "transformers knows by itself; else write a function that builds the model, and give FILE.py:function."
+                f"{key} names custom code, which memviz does not run. Remove it if transformers has this model_type; "
+                "otherwise write a function that builds the model, and use FILE.py:function."
             )
         if key in _WEIGHTS and value:
-            raise UsageError(f"{key} asks for weights or models from elsewhere, and none are loaded. Set it to false.")
+            raise UsageError(
+                f"{key} asks for weights or models from elsewhere, which memviz does not load. Set it to false."
+            )
     kind = values.get("model_type")
     if isinstance(values.get("_class_name"), str) and not kind:
         raise UsageError(
             f"this is the configuration of a {values['_class_name'][:80]} of diffusers; "
-            "those of transformers are built. "
-            "Write a function that builds it, and give FILE.py:function."
+            "only those of transformers are supported. "
+            "Write a function that builds it, and use FILE.py:function."
         )
     if not isinstance(kind, str) or not kind:
-        raise UsageError('it names no model_type, as in "model_type": "llama"; add the one that its model has.')
+        raise UsageError('it has no model_type. Add it, such as "model_type": "llama".')
 
 
 def _settings(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -192,8 +194,8 @@ def _check_numbers(values: dict[str, Any]) -> None:
             if abs(number) > bound.most:
                 what = f" {bound.what}" if bound.what else ""
                 digits = len(str(abs(number)))
-                text = f"{number:,}" if digits < 19 else f"about 10 to the power of {digits - 1}"
-                raise UsageError(f"{key} is {text}, and the most that is built is {bound.most:,}{what}.")
+                text = f"{number:,}" if digits < 19 else f"about 1e{digits - 1}"
+                raise UsageError(f"{key} is {text}; the limit is {bound.most:,}{what}.")
 
 
 def _numbers(value: Any) -> Iterator[int]:
@@ -211,14 +213,13 @@ def _check_size(values: dict[str, Any]) -> None:
     parameters = sum(map(_estimate_parameters, parts))
     if parameters > _MOST_PARAMETERS:
         raise UsageError(
-            f"it would have about {parameters / 10**12:,.0f} T parameters, and the most that is built is "
-            f"{_MOST_PARAMETERS // 10**12} T."
+            f"it would have about {parameters / 10**12:,.0f} T parameters; the limit is {_MOST_PARAMETERS // 10**12} T."
         )
     for part in parts:
         layers, experts = _largest(part, r"layer|depth"), _largest(part, r"expert")
         if layers * experts > _MOST_EXPERT_LAYERS:
             raise UsageError(
-                f"{layers:,} layers of {experts:,} experts are more than the {_MOST_EXPERT_LAYERS:,} that are built."
+                f"{layers:,} layers of {experts:,} experts exceed the limit of {_MOST_EXPERT_LAYERS:,} in total."
             )
 
 
@@ -271,16 +272,16 @@ def fetch_config(name: str) -> bytes:
     """Fetch the config.json of a model on the hub, where the owner switched that on: no weights, no code."""
     if not hub_is_on():
         raise UsageError(
-            f"There is no {name} here, and nothing is asked of the Hugging Face hub. Give the path of its config.json, "
-            f"or set {SWITCH}=1 to have that one file fetched."
+            f"There is no file {name}, and downloads from the Hugging Face Hub are off. Give the path of its "
+            f"config.json, or set {SWITCH}=1 to download that file."
         )
     address = f"{HUB}{name}/resolve/main/config.json"
     try:
         with build_opener(_HubRedirects).open(urllib.request.Request(address), timeout=_HUB_SECONDS) as answer:
             content: bytes = answer.read(MOST_BYTES + 1)
     except HTTPError as error:
-        why = "it wants to know who asks" if error.code in (401, 403) else f"it answers {error.code}"
-        raise UsageError(f"{address} cannot be read: {why}. Save the file yourself, and give its path.") from None
+        why = "it needs a login" if error.code in (401, 403) else f"HTTP status {error.code}"
+        raise UsageError(f"{address} cannot be read: {why}. Download the file and give its path.") from None
     except (URLError, OSError) as error:
         raise UsageError(f"{address} cannot be read: {getattr(error, 'reason', error)}.") from None
     return content
@@ -292,5 +293,5 @@ class _HubRedirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *request: Any) -> Any:
         fp, code, newurl = request[1], request[2], str(request[-1])
         if not newurl.startswith(HUB):
-            raise HTTPError(newurl, code, "leads to another host", request[-2], fp)
+            raise HTTPError(newurl, code, "redirects to another host", request[-2], fp)
         return super().redirect_request(*request)

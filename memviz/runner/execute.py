@@ -230,7 +230,7 @@ def _largest_rank(classes: list[tuple[list[int], Outcome]]) -> Outcome:
     return replace(most, run=run, others=others)
 
 
-_NOT_HERE = "Predicted, because nothing can be measured here."
+_NOT_HERE = "Predicted, because this machine has no GPU to measure on."
 
 
 def execute(
@@ -260,7 +260,7 @@ def execute(
         if plan.request.on == "cuda":
             raise
         return _predict_instead(plan, tell, _NOT_HERE, str(error))
-    why = "Measured, because there is a GPU here." if plan.request.on == "auto" else ""
+    why = "Measured, because this machine has a GPU." if plan.request.on == "auto" else ""
 
     def early(done: Outcome) -> None:
         recorded(_with_reason(done, why))

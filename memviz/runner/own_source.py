@@ -54,7 +54,7 @@ def function_in(file: str, wanted: str = "") -> Function:
     first, *others = functions_of(file)
     if others:
         names = ", ".join(f"{file}:{function.name}" for function in (first, *others))
-        raise UsageError(f"{file} has several functions; name one of them: {names}.")
+        raise UsageError(f"{file} has several functions. Name one of them: {names}.")
     return first
 
 
@@ -62,7 +62,7 @@ def functions_of(file: str) -> list[Function]:
     """Return the functions whose names do not begin with an underscore."""
     functions = [function for function in _functions(file) if not function.name.startswith("_")]
     if not functions:
-        raise UsageError(f"{file} has no function at its top level; write {_EXPECTED}. For a script: memviz predict.")
+        raise UsageError(f"{file} has no top-level function. Write {_EXPECTED}. For a script: memviz predict.")
     return functions
 
 

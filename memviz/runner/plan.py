@@ -118,10 +118,10 @@ class Plan:
         request = self.request
         ending = "" if request.steps == 1 else "s" if self.workload.training else "es"
         steps = f"{request.steps} {self.unit}{ending}"
-        after = f" after {request.warmup} to warm up, which counts too" if request.warmup else ""
+        after = f" after {request.warmup} warm-up, which counts too" if request.warmup else ""
         parts = [f"{steps}{after}"]
         if any(map(converts, self.optimizations)):
-            where = "on the host" if request.load == "host" else "on the device, where they are whole first"
+            where = "on the host" if request.load == "host" else "on the device, after full weights are loaded there"
             parts.append(f"loading counts, and weights are converted {where}")
         parts.append("the warm-up's output stays alive" if request.keep_output and request.warmup else "")
         return "; ".join(filter(None, parts))
@@ -155,7 +155,7 @@ def plan_of(request: Request) -> Plan:
     chosen = {name: optimization_of(name, knobs) for name, knobs in request.optimizations}
     if len(chosen) != len(request.optimizations):
         raise UsageError(
-            "An optimization is named twice; give its knobs together, as in checkpointing:every=2,offload=true."
+            "An optimization is given twice. Give its knobs together, such as checkpointing:every=2,offload=true."
         )
     knobs_of = dict(request.optimizations)
     in_order = [chosen[kind.name] for kind in OPTIMIZATIONS if kind.name in chosen]
@@ -168,10 +168,10 @@ def plan_of(request: Request) -> Plan:
     except ValueError as error:
         raise UsageError(str(error)) from None
     if request.optimizer != "none" and not workload.training:
-        raise UsageError(f"An optimizer steps only in training; {workload.name} runs inference. Set mode=training.")
+        raise UsageError(f"An optimizer needs training, but {workload.name} runs inference. Set mode=training.")
     for optimization in ordered:
         if getattr(optimization, "needs_optimizer", False) and request.optimizer == "none":
-            raise UsageError(f"{optimization.name} changes how an optimizer steps; add one, as in --optimizer adamw.")
+            raise UsageError(f"{optimization.name} needs an optimizer. Add one, such as --optimizer adamw.")
     _check_parallel(request, parallel, ordered)
     return Plan(request, workload, ordered, card_named(request.card), parallel)
 
@@ -184,7 +184,7 @@ def make_workload(name: str, settings: Mapping[str, str] | None = None) -> Workl
     if name not in by_name:
         raise UsageError(
             f"There is no workload {name}.{nearest(name, by_name)} "
-            "A model of your own is a config.json or FILE.py:function."
+            "For your own model use a config.json or FILE.py:function."
         )
     return with_knobs(by_name[name], settings or {})
 
@@ -214,8 +214,8 @@ def fitted(optimization: Optimization, knobs: Mapping[str, str], passes: int) ->
         return optimization
     if knobs.get("micro_batches", str(passes)) != str(passes):
         raise UsageError(
-            f"{optimization.name} counts {knobs['micro_batches']} micro-batches and a step makes {passes} backward "
-            "passes. Set the workload's alone."
+            f"{optimization.name} has micro_batches={knobs['micro_batches']}, but a step has {passes} backward "
+            "passes. Set it on the workload only."
         )
     return replace(optimization, micro_batches=passes)  # type: ignore[type-var]
 
@@ -223,31 +223,32 @@ def fitted(optimization: Optimization, knobs: Mapping[str, str], passes: int) ->
 def _check_workload(change: Optimization, workload: Workload) -> None:
     mode, name, needed = "training" if workload.training else "inference", change.name, change.needs
     if needed not in ("any", mode):
-        raise UsageError(f"{name} has an effect in {needed} only, and this run is {mode}. Set mode={needed}.")
+        raise UsageError(f"{name} works in {needed} only, but this run is {mode}. Set mode={needed}.")
     batch = getattr(workload, "batch", None)
     if isinstance(change, GradientAccumulation) and isinstance(batch, int) and batch < change.pieces:
         raise UsageError(
-            f"{name} takes a batch in {change.pieces} pieces, and this one is {batch}. "
-            f"Set batch={change.pieces} or more."
+            f"{name} needs a batch of at least {change.pieces}, but it is {batch}. Set batch={change.pieces} or more."
         )
     if getattr(change, "needs_cache", False) and not getattr(workload, "cache", True):
-        raise UsageError(f"{name} is about keys and values that are kept, and here none are. Set cache=true.")
+        raise UsageError(f"{name} needs a KV cache. Set cache=true.")
 
 
 def _check_parallel(request: Request, parallel: Parallel, chosen: tuple[Optimization, ...]) -> None:
     if parallel.gpus == 1:
         return
     if request.on == "cuda":
-        raise UsageError(f"{parallel.words} are predicted and not measured here. Choose --on predict, or one GPU.")
+        raise UsageError(f"{parallel.words} can be predicted but not measured. Use --on predict, or one GPU.")
     for optimization in chosen:
         if optimization.name not in ACROSS_GPUS:
-            raise UsageError(f"{optimization.name} is tried on one GPU only: leave it out, or choose one GPU.")
+            raise UsageError(f"{optimization.name} is supported on one GPU only: drop it, or use one GPU.")
         cut = [axis for axis in parallel.used if axis not in ACROSS_GPUS[optimization.name]]
         if cut:
             settings = " and ".join(f"{axis}=1" for axis in cut)
-            raise UsageError(f"{optimization.name} changes what {' and '.join(cut)} cuts: leave it out, or {settings}.")
+            raise UsageError(
+                f"{optimization.name} does not support {' and '.join(cut)} parallelism: drop it, or set {settings}."
+            )
     if parallel.data > 1 and parallel.shard == 1 and parallel.tensor > 1:
-        raise UsageError("Copies of parted matrices are sharded here: give shard 2 or more beside data and tensor.")
+        raise UsageError("data with tensor needs sharding here: set shard to 2 or more.")
 
 
 def label_of(optimizations: tuple[Optimization, ...]) -> str:
@@ -310,7 +311,7 @@ def code_of(
         then.append(f"from torch.optim import {kind}\n\noptimizer = {kind}({arguments})")
     bodies = [*then, *loop]
     if names := _names_of_the_reader(bodies):
-        bodies.insert(0, f"# Yours: {', '.join(names)}.")
+        bodies.insert(0, f"# From your code: {', '.join(names)}.")
     return "\n\n".join([*first, *_import_lines(imports), *bodies])
 
 
@@ -342,7 +343,7 @@ def library_code_of(plan: Plan) -> str:
         else:
             texts.append((call.get("place", 0), f"# {call['name']}\n{call['code']}"))
     if missing and texts:
-        texts.append((2, f"# No library has {', '.join(missing)}: take memviz's code."))
+        texts.append((2, f"# No library has {', '.join(missing)}: use memviz's code."))
     return "\n\n".join(text for _, text in sorted(texts, key=lambda one: one[0]))
 
 
@@ -368,7 +369,7 @@ def _import_lines(imports: Sequence[tuple[str, str]]) -> Iterator[str]:
     files = ", ".join(f"{module}.py" for module, _ in imports)
     yield "\n".join(
         (
-            '# Install memviz ("pip install ." in its checkout), or copy from its optimizations next to this file:',
+            '# Install memviz ("pip install ." in its checkout), or copy these files of its optimizations here:',
             f"# {files}",
             "try:",
             *(f"    from memviz.optimizations.{module} import {name}" for module, name in imports),

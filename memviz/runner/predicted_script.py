@@ -69,13 +69,13 @@ class Predicting:
         self.estimate: Estimate | None = None
 
     def __repr__(self) -> str:
-        return "<Predicting: not over>" if self.estimate is None else repr(self.estimate)
+        return "<Predicting: not finished>" if self.estimate is None else repr(self.estimate)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
         if self.estimate is None:
-            raise UsageError(f"There is no {name} before the `with` block is over.")
+            raise UsageError(f"There is no {name} before the `with` block ends.")
         return getattr(self.estimate, name)
 
 
@@ -121,7 +121,7 @@ def predicting(
         UsageError: A line of `assume` asked for no value.
     """
     if world_size is None and rank:
-        raise UsageError("rank says which process of a group; say of how many with world_size.")
+        raise UsageError("rank needs the number of processes: pass world_size.")
     group_rank = None if world_size is None else GroupRank(rank, world_size)
     device = device_for(
         card, torch=torch, platform=platform, settings=settings, assume=assume, rank=group_rank,
@@ -260,7 +260,9 @@ def parse_optimizations(texts: Sequence[str], knobs: Sequence[tuple[str, str]]) 
     chosen = tuple(by_name[kind.name] for kind in OPTIMIZATIONS if kind.name in by_name)
     for change in chosen:
         if getattr(change, "changes_loop", False):
-            raise UsageError(f"{change.name} changes a loop and no model: change the script's own, as its file says.")
+            raise UsageError(
+                f"{change.name} changes a training loop, not a model. Change the script as its file describes."
+            )
     try:
         check_together(chosen)
     except ValueError as error:
@@ -346,8 +348,8 @@ class ModelChanges:
         for change in self._changes:
             if change.name not in done and self._apply(model, change) and converts(change):
                 self._assumptions.say(
-                    f"the script moves {type(model).__name__} to the card before {label_of((change,))} can reach it, "
-                    "so the peak counts it whole"
+                    f"the script moves {type(model).__name__} to the card before {label_of((change,))} is applied, "
+                    "so the peak includes its full weights"
                 )
 
     def _apply(self, model: nn.Module, change: Optimization) -> bool:
@@ -375,11 +377,9 @@ UNUSED = 2
 NOT_KNOWN = 4
 """Exit status of a program that ended well while only other processes used the card."""
 INTERRUPTED = 128 + signal.SIGINT
-_ONLY_OWN = "not predicted: predict the script of the other process, with --world-size N for several"
-_NO_MEMORY = "took no memory of a card"
-_STARTED_OTHERS = (
-    f"the program's own process {_NO_MEMORY} and it started other processes of Python, which are {_ONLY_OWN}"
-)
+_ONLY_OWN = "not predicted. Predict the script of the other process, with --world-size N for several"
+_NO_MEMORY = "allocated no GPU memory"
+_STARTED_OTHERS = f"the main process {_NO_MEMORY} and started other Python processes, which are {_ONLY_OWN}"
 
 
 # Processes that the program starts. Each new Python process finds `child_start/sitecustomize.py`, marks that it began,
@@ -410,14 +410,14 @@ class Child:
 
     @property
     def expected_error(self) -> str:
-        return str((self.figures["expected_error"] or {}).get("sentence", "The expected error is not known."))
+        return str((self.figures["expected_error"] or {}).get("sentence", "The expected error is unknown."))
 
     def sentence(self) -> str:
         figures, rank = self.figures, self.figures["rank"]
         which = "" if rank is None else f", rank {rank} of {figures['world_size']}"
         live, reserved = (bytes_text(figures[f"peak_{kind}_bytes"]) for kind in ("requested", "reserved"))
         verdict = {True: ", fits", False: ", does not fit", None: ""}[figures["fits"]]
-        return f"`{self.command}`{which}: live {live} at the highest moment, reserved {reserved} at most{verdict}"
+        return f"`{self.command}`{which}: live {live} at the peak, reserved {reserved} at most{verdict}"
 
 
 @dataclass(frozen=True)
@@ -435,7 +435,7 @@ class Children:
     def not_known(self) -> str:
         """Why what they take is not known; empty where it is, or where none was followed."""
         if self.lost:
-            return f"`{self.lost[0]}`, which the program started, left no figures: it was killed, or still runs"
+            return f"`{self.lost[0]}`, a child process, reported no figures: it was killed, or still runs"
         for child in self.predicted:
             reason = child.figures["not_known"]
             if not (reason or self.are_all or child.used_a_card) and child.figures["processes"]:
@@ -477,7 +477,7 @@ class ChildFolder:
 def command_text(argv: list[str]) -> str:
     """Return a command as people know it, without the path of Python."""
     if any("multiprocessing.spawn" in word for word in argv):
-        return "a process of multiprocessing"
+        return "a multiprocessing process"
     return short_command(" ".join((Path(argv[0]).name, *argv[1:]))) if argv else "python"
 
 
@@ -618,7 +618,7 @@ class ScriptPrediction:
     def not_known(self) -> str:
         """Why the peaks are not those of the whole program; empty where they are."""
         if self.stopped is not None:
-            return f"the program was stopped at {self.stopped.where or 'a line that is not known'}"
+            return f"the program was stopped at {self.stopped.where or 'an unknown line'}"
         if self.children.not_known:
             return self.children.not_known
         if self.estimate.children_used_the_card:
@@ -630,9 +630,7 @@ class ScriptPrediction:
         if self.exit_status and not self._used_a_card:
             return f"the program {_NO_MEMORY} before it ended with exit status {int(self.exit_status)}"
         if self.exit_status:
-            return (
-                f"the program ended with exit status {int(self.exit_status)}, and only what ran until then is counted"
-            )
+            return f"the program ended with exit status {int(self.exit_status)}, and only memory until then is counted"
         return ""
 
     @property

@@ -44,19 +44,19 @@ _REASONS = (
     ("logits before the loss", "logits are changed"),
     ("computes no attention", "no attention"),
     ("computes attention by itself", "own attention kernel"),
-    ("kernel does not take", "kernel not available"),
+    ("kernel does not support", "kernel not available"),
     ("no available kernel", "kernel not available"),
     ("is trained", "needs LoRA"),
     ("are trained", "needs LoRA"),
     ("no linear layer", "no linear layers"),
     ("nothing to cast", "nothing to cast"),
     ("save nothing", "weights small already"),
-    ("pieces", "needs larger batch"),
+    ("batch of", "needs larger batch"),
     ("autoencoder", "autoencoders only"),
-    ("keeps keys and values", "language models only"),
+    ("with a kv cache", "language models only"),
     ("on one gpu only", _ONE_GPU_WORDS),
     ("not installed", "library not installed"),
-    ("does not go with", "conflicts with another"),
+    ("cannot be combined with", "conflicts with another"),
 )
 """Parts of messages of the optimizations, and the same in at most four words."""
 

@@ -39,7 +39,7 @@ first seed fit an A100. Any card of these generations gives the same figures."""
 RELEASE = (2, 6)
 """Torch release whose kernels the published runs had: newer ones fuse what these did in several steps."""
 
-ON_A_GPU = "speed: only a GPU can say"
+ON_A_GPU = "speed: needs a GPU"
 
 Tell = Callable[[str], None]
 
@@ -240,18 +240,18 @@ def _split_rows(tell: Tell) -> Iterator[PublishedRow]:
 def _split_outputs(tell: Tell) -> Iterator[PublishedRow]:
     tell("the outputs")
     computed = split_differences(tuple(_SPLIT_PUBLISHED), _SPLITS)
-    fewer = f"real numbers on this processor, {SPLIT_TOKENS} of 16,384 tokens"
+    fewer = f"computed on this CPU, {SPLIT_TOKENS} of 16,384 tokens"
     for activation in _SPLIT_PUBLISHED:
         published = _OUTPUTS_APART.get(activation, (0.0, 0.0))
         for place, figure in enumerate(("absmax", "absmean")):
             computed_here = computed[activation]["as first published"][place]
             yield PublishedRow(f"{activation}, split as published", figure, published[place], computed_here, fewer)
             if activation in _OUTPUTS_APART:
-                note = "split right: the published one multiplied values by values"
+                note = "correct split: the published one multiplied values by values"
                 yield PublishedRow(f"{activation}, split", figure, None, computed[activation]["split"][place], note)
     tell("the output of one layer")
     one = one_layer_difference(_SPLITS)
-    note = f"{fewer}, summed one product after the other as on a GPU"
+    note = f"{fewer}, summed sequentially as on a GPU"
     for figure, apart, ours in (("absmax", 6.7353e-06, one[0]), ("absmean", 3.3257e-07, one[1])):
         yield PublishedRow(f"one layer, gelu, split in {_SPLITS}", figure, apart, ours, note)
 
@@ -351,18 +351,18 @@ def _checkpointing_rows(tell: Tell) -> Iterator[PublishedRow]:
             if undo is not None:
                 undo()
     for case, (corrected, before) in _PER_SECOND.items():
-        yield PublishedRow(case, "steps a second", corrected, None, ON_A_GPU)
-        yield PublishedRow(f"{case}, before its correction", "steps a second", before, None, ON_A_GPU)
+        yield PublishedRow(case, "steps per second", corrected, None, ON_A_GPU)
+        yield PublishedRow(f"{case}, before its correction", "steps per second", before, None, ON_A_GPU)
 
 
 _FLAT_GRADIENTS_CASES = (
-    ("one cat a micro-batch (baseline)", "plain", 15.1),
+    ("one cat per micro-batch (baseline)", "plain", 15.1),
     ("a list, then one cat", "list_then_cat", 17.4),
     ("one flat buffer", "flat", 15.1),
 )
 _LOSS = 10.8708400726318359
-_OTHER_LOSS = "a small model of ours: what is compared is that both ways give the same to the last digit"
-_OTHER_MODEL = "another model: its size was not published, so only the pattern can be compared"
+_OTHER_LOSS = "a small model: the test is that both ways agree to the last digit"
+_OTHER_MODEL = "another model, of unknown size: only the pattern can be compared"
 
 
 def _flat_gradients_rows(tell: Tell) -> Iterator[PublishedRow]:
@@ -373,12 +373,12 @@ def _flat_gradients_rows(tell: Tell) -> Iterator[PublishedRow]:
         yield PublishedRow(case, "reserved GiB", published, gib(reserved[how][0]), _OTHER_MODEL, same_model=False)
     less = 100 * (reserved["flat"][0] / reserved["list_then_cat"][0] - 1)
     yield PublishedRow(
-        "one flat buffer against the list", "% reserved more", -13.2, less, _OTHER_MODEL, same_model=False
+        "one flat buffer against the list", "% more reserved", -13.2, less, _OTHER_MODEL, same_model=False
     )
     base, parameters = reserved["plain"]
     for case, how, _ in _FLAT_GRADIENTS_CASES[1:]:
         more = (reserved[how][0] - base) / parameters
-        yield PublishedRow(case, "bytes a parameter more reserved than the baseline", None, more)
+        yield PublishedRow(case, "reserved bytes per parameter above the baseline", None, more)
     tell("losses")
     for case, how in ((_FLAT_GRADIENTS_CASES[0][0], "plain"), (_FLAT_GRADIENTS_CASES[2][0], "flat")):
         yield PublishedRow(case, "average loss", _LOSS, _average_loss(how), _OTHER_LOSS, same_model=False)
@@ -408,10 +408,10 @@ def _reserved(how: str) -> tuple[int, int]:
         return device.peak_reserved_bytes, count
 
 
-_PICTURES = "published as pictures alone; a small twin of Flux, real numbers on this processor"
-_BEFORE = "published in 9177; 10347, which goes on from it, gives pictures and no figures"
-_DEFAULT = "the default of diffusers today"
-_OURS = "not published; the review of the pull request predicted it"
+_PICTURES = "published as images only; a reduced Flux, computed on this CPU"
+_BEFORE = "published in 9177; 10347, which continues it, has images and no figures"
+_DEFAULT = "today's default of diffusers"
+_OURS = "not published; predicted in the review of the pull request"
 
 
 def _casting_rows(tell: Tell) -> Iterator[PublishedRow]:
@@ -463,30 +463,28 @@ SEEDS = (
         "split-feed-forward",
         "Feed-forward split as in tensor parallelism, but on one GPU",
         "diffusers pull request 10623",
-        "Inference in fp32. The whole stack's output is alive while the split one runs, in the order of 2025.",
+        "Inference in fp32. The output of the plain stack is live while the split one runs, in the order of 2025.",
         _split_rows,
     ),
     Seed(
         "checkpointing",
-        "Checkpointing with a strategy of one's own, LTX-Video, one training step",
+        "Gradient checkpointing with a custom strategy, LTX-Video, one training step",
         "diffusers pull request 10611",
-        "Steps with gradients that are never cleared; the cache is emptied before each case. "
-        "Reserved, not live, memory.",
+        "Steps without zero_grad; the cache is emptied before each case. Reserved, not live, memory.",
         _checkpointing_rows,
     ),
     Seed(
         "flat-gradients",
-        "Gradients of micro-batches added up in one flat fp32 buffer",
+        "Gradients of micro-batches accumulated in one flat fp32 buffer",
         "fairscale pull request 1186",
-        "One step of four micro-batches on one rank. What is reserved: "
-        "the doubled gradients are live only for a moment.",
+        "One step of four micro-batches on one rank. Reserved memory: the duplicate gradients are live only briefly.",
         _flat_gradients_rows,
     ),
     Seed(
         "layerwise-casting",
-        "Weights stored in fp8 and cast up layer by layer, Flux",
+        "Layerwise casting: weights stored in fp8, Flux",
         "diffusers pull requests 10347 and 9177",
-        "One forward pass of the transformer alone, after the weights were cast.",
+        "One forward pass of the transformer, after casting the weights.",
         _casting_rows,
     ),
 )

@@ -54,10 +54,10 @@ def check_tensor(model: nn.Module, size: int) -> None:
     inner = decoder_of(model)
     plan = getattr(getattr(inner, "config", None), "base_model_tp_plan", None)
     if inner is None or not plan:
-        raise UsageError("tensor parts decoders of transformers that say how, as Llama and Qwen3; not this workload.")
+        raise UsageError("tensor parallelism needs a transformers decoder with a plan for it, such as Llama or Qwen3.")
     unknown = sorted({style for style in plan.values() if style not in (_COLUMNS, _ROWS, _WHOLE)})
     if unknown:
-        raise UsageError(f"tensor cannot part this model: it has modules that are parted as {', '.join(unknown)}.")
+        raise UsageError(f"tensor cannot split this model: it has modules that are split as {', '.join(unknown)}.")
     config = inner.config
     for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
         if getattr(config, name) % size:
@@ -164,13 +164,13 @@ class ModelStage(nn.Module):
 def check_pipeline(plan: Plan, model: nn.Module) -> None:
     inner, count = decoder_of(model), plan.parallel.pipeline
     if inner is None:
-        raise UsageError("pipeline cuts decoders of transformers, as Llama, Qwen3 and Mixtral; not this workload.")
+        raise UsageError("pipeline parallelism needs a transformers decoder, such as Llama, Qwen3 or Mixtral.")
     if not plan.workload.training:
-        raise UsageError("pipeline is of a training step here. Set mode=training.")
+        raise UsageError("pipeline works in training only. Set mode=training.")
     if not getattr(plan.workload, "sequence", None):
-        raise UsageError("pipeline hands on tensors of one shape: say how many tokens there are with sequence.")
+        raise UsageError("pipeline sends tensors of one shape: set the number of tokens with sequence.")
     if len(inner.layers) < count:
-        raise UsageError(f"pipeline has {count} stages, and this model has {len(inner.layers)} blocks.")
+        raise UsageError(f"pipeline has {count} stages, but this model has {len(inner.layers)} blocks.")
 
 
 def _cut(model: Any, number: int, count: int) -> None:
@@ -255,7 +255,7 @@ def prepare_rank(
         check_pipeline(plan, model)
     if parallel.tensor > 1:
         check_tensor(model, parallel.tensor)
-    tell(f"parting the model as rank {device.rank.number} of {device.rank.world_size}")
+    tell(f"splitting the model for rank {device.rank.number} of {device.rank.world_size}")
     dist.init_process_group("nccl")
     mesh = init_device_mesh("cuda", tuple(parallel.used.values()), mesh_dim_names=tuple(parallel.used))
     changes = [change for change in plan.optimizations if not change.environment and change not in plan.on_host]

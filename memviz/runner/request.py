@@ -149,7 +149,7 @@ def parse_name_and_knobs(text: str) -> tuple[str, dict[str, str]]:
     """Parse `checkpointing:every=2,offload=true`. A piece without `=` continues the value before it."""
     name, _, rest = text.partition(":")
     if not name.strip():
-        raise UsageError(f"Write NAME or NAME:KNOB=VALUE,KNOB=VALUE; {text!r} names nothing.")
+        raise UsageError(f"Write NAME or NAME:KNOB=VALUE,KNOB=VALUE; {text!r} has no name.")
     if "=" in name:
         title, _, value = name.partition("=")
         raise UsageError(f"Write {title.strip()}:KNOB={value.strip()} to set a knob of it.")
@@ -158,7 +158,7 @@ def parse_name_and_knobs(text: str) -> tuple[str, dict[str, str]]:
     for piece in rest.split(",") if rest.strip() else ():
         key, equals, value = piece.partition("=")
         if equals and key.strip() in pairs:
-            raise UsageError(f"{name.strip()}: {key.strip()} is given twice.")
+            raise UsageError(f"{name.strip()}: {key.strip()} is given more than once.")
         if equals:
             last = key.strip()
             pairs[last] = value.strip()
@@ -178,7 +178,7 @@ def check_knobs(of: Any) -> None:
         if choices and value not in choices and value is not None:
             raise UsageError(f"{knob_field.name} cannot be {value}.{nearest(value, choices)}")
         if least is not None and value is not None and value < least:
-            raise UsageError(f"{knob_field.name} is {value}; the least is {least}.")
+            raise UsageError(f"{knob_field.name} is {value}; the minimum is {least}.")
 
 
 @lru_cache(maxsize=128)
@@ -218,7 +218,7 @@ class _Accepted:
             return None
         value = read_value(self.kind, text)
         if self.kind is int and abs(value) > _MOST:
-            raise ValueError(f"is {text}; the most is {_MOST:,}.")
+            raise ValueError(f"is {text}; the maximum is {_MOST:,}.")
         if self.choices and value not in self.choices:
             raise ValueError(f"cannot be {text}.{nearest(text, self.choices)}")
         return value
@@ -228,7 +228,7 @@ def read_value(kind: type, text: str) -> Any:
     """Read an int, float, bool or str; the text of a ValueError follows the knob's name."""
     if kind is bool:
         if text.lower() not in _YES | _NO:
-            raise ValueError(f"is true or false (yes, no, on, off); not {text!r}.")
+            raise ValueError(f"must be true or false (yes, no, on, off), not {text!r}.")
         return text.lower() in _YES
     if kind in (int, float):
         try:
@@ -255,7 +255,7 @@ def _single_knobs(kind: type, name: str, pairs: Mapping[str, str]) -> dict[str, 
             raise UsageError(f"{name}: {key} is {' x '.join(singles)}, as in {example}; not {text!r}.")
         for single, value in zip(singles, values, strict=True):
             if single in knobs:
-                raise UsageError(f"{name}: {single} is given twice.")
+                raise UsageError(f"{name}: {single} is given more than once.")
             knobs[single] = value
     return knobs
 
@@ -337,11 +337,11 @@ def parallel_of(texts: Mapping[str, str]) -> Parallel:
     names = (GPUS, *AXES)
     for name in texts:
         if name not in names:
-            raise UsageError(f"GPUs are parted along {', '.join(AXES)}; there is no {name}.{nearest(name, names)}")
+            raise UsageError(f"Parallel axes are {', '.join(AXES)}; there is no {name}.{nearest(name, names)}")
     sizes = {}
     for name, text in texts.items():
         if text.strip() and (not text.strip().isdecimal() or not 1 <= int(text) <= MOST_GPUS):
-            raise UsageError(f"{name} is a whole number from 1 to {MOST_GPUS:,}, not {text.strip()[:20]}.")
+            raise UsageError(f"{name} must be a whole number from 1 to {MOST_GPUS:,}, not {text.strip()[:20]}.")
         if text.strip():
             sizes[name] = int(text)
     gpus = sizes.pop(GPUS, None)
@@ -351,10 +351,10 @@ def parallel_of(texts: Mapping[str, str]) -> Parallel:
     parallel = Parallel(**sizes)
     if gpus is not None and parallel.gpus != gpus:
         value = " x ".join(f"{size} {name}" for name, size in sizes.items())
-        remedy = "give axes whose product it is" if "shard" in sizes else f"{others} must divide it"
-        raise UsageError(f"gpus is {gpus}, and {value} are {parallel.gpus}: {remedy}.")
+        remedy = "their product must equal gpus" if "shard" in sizes else f"{others} must divide it"
+        raise UsageError(f"gpus is {gpus}, but {value} are {parallel.gpus}: {remedy}.")
     if parallel.gpus > MOST_GPUS:
-        raise UsageError(f"These would be {parallel.gpus:,} GPUs; {MOST_GPUS:,} are the most.")
+        raise UsageError(f"{parallel.gpus:,} GPUs exceed the limit of {MOST_GPUS:,}.")
     return parallel
 
 
@@ -416,7 +416,7 @@ class Request:
     def __post_init__(self) -> None:
         for name, kind in (("on", On), ("optimizer", Optimizer), ("load", Load), ("platform", Platform)):
             if getattr(self, name) not in get_args(kind):
-                raise UsageError(f"{name} is one of {', '.join(get_args(kind))}; not {getattr(self, name)}.")
+                raise UsageError(f"{name} must be one of {', '.join(get_args(kind))}, not {getattr(self, name)}.")
         release_of(self.torch)
         try:
             has_limit = self.host_memory_bytes != 0
@@ -425,7 +425,7 @@ class Request:
         if not has_limit:
             raise UsageError("Host memory must be more than 0. Leave it empty for no limit.")
         if not 0 <= self.warmup <= 100 or not 1 <= self.steps <= 100:
-            raise UsageError("A run has 0 to 100 warm-up steps and 1 to 100 steps.")
+            raise UsageError("A run must have 0 to 100 warm-up steps and 1 to 100 steps.")
 
     @property
     def release(self) -> tuple[int, int] | None:
@@ -715,7 +715,7 @@ def load_run(path: Path) -> tuple[Trace, Run]:
     trace = load_trace(path)
     run = run_of(trace)
     if run is None:
-        raise TraceError("It is a snapshot, but not one of memviz's runs.", source=path.name)
+        raise TraceError("It is a snapshot, but not a run of memviz.", source=path.name)
     return trace, run
 
 

@@ -180,7 +180,7 @@ def make_optimizer(kind: Optimizer, model: nn.Module) -> torch.optim.Optimizer |
         return None
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trained:
-        raise ValueError("No weight of this model is trained, so an optimizer has nothing to do.")
+        raise ValueError("No weight of this model requires gradients, so an optimizer has nothing to do.")
     return optimizer_of(kind, trained)
 
 

@@ -45,7 +45,7 @@ def test_a_configuration_is_chosen_as_a_file_and_run(tab: Any, tmp_path: Path) -
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**TINY, "auto_map": {"AutoModel": "own.Model"}}))
     tab.locator("[data-reads='config']").set_input_files(str(path))
-    expect(fault).to_contain_text("auto_map names code of its own, and none is run")
+    expect(fault).to_contain_text("auto_map names custom code, which memviz does not run")
     own_model(tab).fill(json.dumps(TINY))
     expect(fault).to_be_empty()
     field(tab, "w:sequence").fill("64")

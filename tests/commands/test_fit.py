@@ -211,7 +211,7 @@ def test_each_class_has_a_front_of_its_own(fit: Asked) -> None:
     ("arguments", "words"),
     [
         (["nonesuch"], "There is no workload nonesuch."),
-        (["ltx_video", "--largest", "sequence"], "ltx_video has no knob sequence to make larger. There is batch."),
+        (["ltx_video", "--largest", "sequence"], "ltx_video has no knob sequence to enlarge. There is batch."),
         (["feed_forward", "--card", "Voodoo 2"], "Unknown card 'Voodoo 2'."),
     ],
 )

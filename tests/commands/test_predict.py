@@ -251,7 +251,7 @@ def test_the_scripts_own_exit_is_kept(tmp_path: Path, ending: str, status: int, 
     done = predict(tmp_path, f"import torch\nx = torch.ones(8).cuda()\n{ending}\n")
     assert done.returncode == status == said(done)["exit_status"]
     assert last_words in done.stderr.splitlines() or not last_words
-    assert (f"ended with exit status {status}, and only what ran until then is counted" in done.stderr) is bool(status)
+    assert (f"ended with exit status {status}, and only memory until then is counted" in done.stderr) is bool(status)
     figures = said(done)
     assert figures["peak_requested_bytes"] == 32
     assert (figures["not_known"] is None) is (figures["expected_error"] is not None) is not status

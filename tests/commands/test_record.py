@@ -405,7 +405,7 @@ def test_a_file_that_cannot_be_written_is_said_and_counts(tmp_path):
     ("arguments", "said"),
     [
         (["absent.py"], "absent.py cannot be read (No such file or directory)."),
-        (["."], ". is a folder. Name a script, or a module with -m."),
+        (["."], ". is a folder. Give a script, or a module with -m."),
         (["-m", "absent.module"], "There is no module absent.module that can be run here."),
         (["broken.py"], "is not Python: invalid syntax"),
     ],
@@ -426,8 +426,8 @@ def test_a_card_that_is_listed_but_cannot_start_is_said_plainly(tmp_path, body):
     done = recorded(tmp_path, "train.py", FAKE_GPU_REFUSES="The NVIDIA driver on your system is too old.\nMore words.")
     assert done.returncode != 0
     assert (
-        "memviz: There is nothing to record. The GPU that is listed here cannot be used by this PyTorch: "
-        "The NVIDIA driver on your system is too old. Driver and PyTorch have to fit"
+        "memviz: There is nothing to record. This PyTorch cannot use the GPU of this machine: "
+        "The NVIDIA driver on your system is too old. Driver and PyTorch must match"
     ) in done.stderr
     assert names(tmp_path) == []
 
@@ -501,7 +501,7 @@ def test_a_profile_that_cannot_be_had_is_said_and_one_that_is_there_stays(tmp_pa
     lines = f"import sys\nsys.modules['torch.profiler'] = None\n{USES_GPU}GPU.malloc(1000)\n"
     (tmp_path / "train.py").write_text(lines)
     done = recorded(tmp_path, "--profile", "train.py")
-    said = "memviz: The profiler could not be switched on: There is no torch here."
+    said = "memviz: The profiler could not be turned on: torch is not installed here."
     assert done.returncode == 0 and said in done.stderr, done.stderr
     assert names(tmp_path) == ["run.pickle"] and "profile" not in load_trace(tmp_path / "run.pickle").about.facts
     (tmp_path / "run.pickle").rename(tmp_path / "run.profile.json.gz")

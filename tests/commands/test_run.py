@@ -89,7 +89,7 @@ def test_measuring_without_a_gpu_names_the_remedy(capsys: pytest.CaptureFixture[
     import torch
 
     if torch.cuda.is_available():
-        pytest.skip("there is a GPU here")
+        pytest.skip("this machine has a GPU")
     assert main(["run", "feed_forward", "--on", "cuda"]) == FAILED
     assert "predicts" in capsys.readouterr().err
 
@@ -161,7 +161,7 @@ def test_code_of_its_own_is_refused_with_what_to_do(
 ) -> None:
     config.write_text(json.dumps({**TINY, "auto_map": {"AutoModel": "own.Model"}}))
     assert main([command, str(config)]) == FAILED
-    assert "auto_map names code of its own, and none is run. Take auto_map out" in capsys.readouterr().err
+    assert "auto_map names custom code, which memviz does not run. Remove it" in capsys.readouterr().err
 
 
 def test_a_script_is_not_a_configuration(config: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -148,7 +148,7 @@ def test_what_cannot_be_is_said_before_the_training(tmp_path):
         RecordedSteps(tmp_path / "memory.pickle").prepare()
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_without_a_gpu_it_says_what_it_needs(tmp_path):
     with pytest.raises(UsageError, match="Recording needs a GPU"):
         RecordedSteps(tmp_path / "memory.pickle").prepare()

@@ -86,7 +86,7 @@ def test_a_copy_moves_its_own_and_a_failed_forward_leaves_nothing_behind():
     undo = EVERYTHING.apply(case.model)
     twin = copy.deepcopy(case.model)
     undo()
-    with pytest.raises(ValueError, match="apply ActivationOffload first"):
+    with pytest.raises(ValueError, match="Apply ActivationOffload first"):
         host_bytes(case.model)
     assert different(plain, one_step(twin, case.loss)) == []
     assert host_bytes(twin).most > 0

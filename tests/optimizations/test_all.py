@@ -79,7 +79,7 @@ def test_a_refusal_half_way_undoes_what_was_applied():
 def test_a_pair_that_does_not_go_together_is_named_with_the_reason_of_either(turned):
     pair = [Noted("one", not_with={"other": "they both move house."}), Noted("other")]
     pair = pair[::-1] if turned else pair
-    words = f"{pair[0].name} does not go with {pair[1].name}: they both move house."
+    words = f"{pair[0].name} cannot be combined with {pair[1].name}: they both move house."
     for refuse in (check_together, lambda pair: apply_all(nn.Linear(1, 1), pair)):
         with pytest.raises(ValueError, match=words):
             refuse([Noted("third"), *pair])
@@ -87,7 +87,7 @@ def test_a_pair_that_does_not_go_together_is_named_with_the_reason_of_either(tur
 
 
 def test_the_same_twice_is_refused():
-    with pytest.raises(ValueError, match="checkpointing is there twice"):
+    with pytest.raises(ValueError, match="checkpointing is given twice"):
         check_together([Checkpointing(every=2), Checkpointing()])
 
 

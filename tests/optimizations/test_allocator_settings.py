@@ -41,7 +41,7 @@ def test_before_cuda_starts_the_environment_counts(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     for name in AllocatorSettings().environment:
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(ValueError, match="start Python with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"):
+    with pytest.raises(ValueError, match="Start Python with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"):
         AllocatorSettings().apply(nn.Linear(2, 2))
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments: True")
     AllocatorSettings().apply(nn.Linear(2, 2))
@@ -79,6 +79,6 @@ def test_once_cuda_has_started_what_it_has_read_counts(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: read)
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    with pytest.raises(ValueError, match="settings 'max_split_size_mb:64', and once CUDA has started they stay"):
+    with pytest.raises(ValueError, match="settings 'max_split_size_mb:64', which cannot change after CUDA has started"):
         AllocatorSettings().apply(nn.Linear(2, 2))
     AllocatorSettings("max_split_size_mb:64").apply(nn.Linear(2, 2))

@@ -175,7 +175,7 @@ def with_forward(module: nn.Module, forward: object) -> nn.Module:
 
 def test_a_model_without_attention_is_refused():
     for refuse in (lambda each: AttentionBackend("math").check(each, training=False), AttentionBackend("math").apply):
-        with pytest.raises(ValueError, match="computes no attention, so there is no kernel to choose"):
+        with pytest.raises(ValueError, match="computes no attention, so attention_backend has no effect"):
             refuse(Plain())
 
 
@@ -208,12 +208,12 @@ def in_dtype(dtype: torch.dtype, head_dim: int = 16) -> nn.Module:
 @pytest.mark.parametrize(
     ("backend", "model", "words"),
     [
-        ("flash", in_dtype(torch.float32), "computes in float16, bfloat16, and this model is in float32"),
+        ("flash", in_dtype(torch.float32), "computes in float16, bfloat16, but this model is in float32"),
         ("cudnn", in_dtype(torch.float32), "this model is in float32"),
-        ("efficient", in_dtype(torch.float64), "computes in float16, bfloat16, float32, and this model is in float64"),
-        ("flash", in_dtype(torch.bfloat16, 288), "0 has heads of 288 channels; the flash kernel takes at most 256"),
-        ("efficient", in_dtype(torch.bfloat16, 12), "takes a multiple of 8 in this dtype"),
-        ("cudnn", in_dtype(torch.float16, 12), "takes a multiple of 8 in this dtype"),
+        ("efficient", in_dtype(torch.float64), "computes in float16, bfloat16, float32, but this model is in float64"),
+        ("flash", in_dtype(torch.bfloat16, 288), "0 has heads of 288 channels; the flash kernel supports at most 256"),
+        ("efficient", in_dtype(torch.bfloat16, 12), "supports a multiple of 8 in this dtype"),
+        ("cudnn", in_dtype(torch.float16, 12), "supports a multiple of 8 in this dtype"),
     ],
 )
 def test_what_the_kernel_cannot_do_is_refused_with_the_reason(backend, model, words):
@@ -238,6 +238,6 @@ def test_what_the_kernel_can_do_is_not_refused(backend, model):
 
 def test_grouped_queries_are_refused_for_the_efficient_kernel():
     model = llama().model.to(torch.bfloat16)
-    with pytest.raises(ValueError, match="fewer heads for keys and values than for queries"):
+    with pytest.raises(ValueError, match="fewer key/value heads than query heads"):
         AttentionBackend("efficient").check(model, training=True)
     AttentionBackend("flash").check(model, training=True)

@@ -171,7 +171,7 @@ def test_hooks_on_a_block_run_in_the_recomputation_too():
 def test_applying_twice_is_refused_and_so_is_undoing_beneath_what_came_later():
     model = stack().model
     undo = Checkpointing(every=2).apply(model)
-    with pytest.raises(ValueError, match="checkpointed already: undo that first"):
+    with pytest.raises(ValueError, match="already checkpointed. Undo that first"):
         Checkpointing().apply(model)
     kind = type(model.blocks[0])
     model.blocks[0].__class__ = type("Later", (kind,), {})

@@ -82,7 +82,7 @@ def test_layers_that_were_exchanged_afterwards_are_called():
 def test_a_feed_forward_that_is_cut_already_is_refused():
     model = Whole()
     SplitFeedForward(2).apply(model)
-    with pytest.raises(ValueError, match="replaced already"):
+    with pytest.raises(ValueError, match="already replaced"):
         ChunkedFeedForward().check(model, training=False)
 
 

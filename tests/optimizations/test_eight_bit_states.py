@@ -371,7 +371,7 @@ def test_what_it_does_not_step_is_refused_and_loses_no_gradient(library):
     case.loss(case.model).backward()
     undo = OURS.apply(case.model)
     for optimizer in optimizers:
-        with pytest.raises(ValueError, match="leave by=torch"):
+        with pytest.raises(ValueError, match="use by=torch"):
             optimizer.step()
         assert all(parameter.grad is not None for parameter in case.model.parameters())
     undo()

@@ -315,10 +315,10 @@ def test_undone_the_wrapper_reduces_by_itself_again(found):
         ("around the wrapper", "apply FlatGradients to that wrapper"),
         ("a hook", "has a communication hook"),
         ("a built-in hook", "has a communication hook"),
-        ("the last under no_sync", "this rank's alone: leave no_sync for the last"),
+        ("the last under no_sync", "local to this rank. Leave no_sync before the last"),
         ("static_graph", "a static graph, whose first step it must reduce itself"),
         ("a graph that becomes static", "a static graph"),
-        ("join", "unlike numbers of batches"),
+        ("join", "different numbers of batches"),
     ],
 )
 def test_what_the_wrapper_does_otherwise_is_refused(found, case, words):
@@ -333,7 +333,7 @@ def test_what_the_wrapper_does_otherwise_is_refused(found, case, words):
         ("fully_shard", "sharded or replicated by FSDP or replicate"),
         ("a shard", "weight is a shard of a parameter"),
         ("fully_shard afterwards, the model", "sharded or replicated by FSDP"),
-        ("fully_shard afterwards, a part", "under FSDP leave this out"),
+        ("fully_shard afterwards, a part", "do not use FlatGradients with FSDP"),
         ("replicate", "sharded or replicated by FSDP or replicate"),
         ("replicate afterwards", "sharded or replicated by FSDP or replicate"),
     ],

@@ -127,16 +127,16 @@ def test_positions_of_several_axes_and_named_tuples_are_cut_by_rows(batch: int) 
 
 def test_rows_that_lie_in_one_sequence_are_refused() -> None:
     inputs = {"input_ids": torch.zeros(4, 3), "pixel_values": torch.zeros(64, 8), "image_grid_thw": torch.ones(4, 3)}
-    with pytest.raises(ValueError, match="With image_grid_thw the rows of this batch lie in one sequence"):
+    with pytest.raises(ValueError, match="With image_grid_thw the rows of this batch are one sequence"):
         list(GradientAccumulation(2).split(inputs))
 
 
 def test_a_batch_that_is_too_small_or_missing_is_refused() -> None:
-    with pytest.raises(ValueError, match="A batch of 1 cannot be taken in 2 pieces"):
+    with pytest.raises(ValueError, match="A batch of 1 cannot be divided into 2 micro-batches"):
         list(GradientAccumulation(2).split({"x": torch.zeros(1, 3)}))
-    with pytest.raises(ValueError, match="no batch to take in pieces"):
+    with pytest.raises(ValueError, match="no batch to split"):
         list(GradientAccumulation(2).split({"scale": 2.0, "img_ids": torch.zeros(4, 3)}))
-    with pytest.raises(UsageError, match="changes a loop"):
+    with pytest.raises(UsageError, match="changes a training loop"):
         parse_optimizations(["gradient_accumulation"], [])
 
 

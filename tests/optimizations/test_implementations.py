@@ -57,7 +57,7 @@ def test_undone_nothing_of_it_is_left(make: Any) -> None:
 def test_what_it_cannot_do_is_refused() -> None:
     library = {"implementation": "library"}
     for name, knobs, words in (
-        ("checkpointing", {"every": "2"}, "has no other knob"),
+        ("checkpointing", {"every": "2"}, "supports no other knob"),
         ("layerwise_casting", {"ahead": "true"}, "only storage, compute and skip"),
         ("weight_offload", {"granularity": "model"}, "granularity=block or leaf"),
     ):
@@ -68,5 +68,5 @@ def test_what_it_cannot_do_is_refused() -> None:
 def test_it_is_another_name_of_by() -> None:
     assert optimization_of("lora", {"implementation": "library"}) == optimization_of("lora", {"by": "peft"})
     assert optimization_of("eight_bit_states", {"implementation": "memviz"}) == optimization_of("eight_bit_states", {})
-    with pytest.raises(UsageError, match="by is given twice"):
+    with pytest.raises(UsageError, match="by is given more than once"):
         optimization_of("lora", {"implementation": "library", "by": "peft"})

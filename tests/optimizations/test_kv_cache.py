@@ -107,7 +107,7 @@ def test_a_cache_that_is_brought_is_used_and_without_one_none_is_kept() -> None:
         assert cache_of(model(TOKENS, use_cache=True, past_key_values=brought)) is brought
     assert cache_of(model(TOKENS, use_cache=False)) is None
     assert type(cache_of(copy.deepcopy(model)(TOKENS, use_cache=True))).__name__ == "StaticCache"
-    with pytest.raises(ValueError, match="12 tokens do not go into a static cache of 8"):
+    with pytest.raises(ValueError, match="12 tokens exceed the static cache of 8"):
         KvCache("static", length=8).apply(other := made())
         other(TOKENS, use_cache=True)
     undo()

@@ -342,13 +342,13 @@ def test_under_inference_mode_weights_stay_ordinary_tensors():
 @pytest.mark.parametrize(
     ("make", "knobs", "words"),
     [
-        (lambda: nn.LayerNorm(4), {}, "There is nothing to cast in this model: it has no layer with a matrix."),
+        (lambda: nn.LayerNorm(4), {}, "There is nothing to cast in this model: it has no layer with a weight matrix."),
         (
             lambda: nn.ModuleDict({"norm": nn.Linear(2, 2)}),
             {},
             "nothing to cast in this model: all are skipped, by norm; shorten skip.",
         ),
-        (lambda: nn.Linear(2, 2).to(FP8), {}, "quantized or cast already. Start from weights in bf16"),
+        (lambda: nn.Linear(2, 2).to(FP8), {}, "already quantized or cast. Start from weights in bf16"),
         (
             lambda: nn.ParameterDict({"q": nn.Parameter(torch.zeros(2, 2, dtype=torch.int8), False)}),
             {},

@@ -123,7 +123,7 @@ def test_clipping_is_refused_for_its_weights_alone_until_undone(name: str, early
     with pytest.raises((ValueError, RuntimeError) if early and name == "clip_grad_value_" else ValueError):
         clip(case.model.parameters(), 1.0)
     if not early:
-        with pytest.warns(UserWarning, match="norm is not known"):
+        with pytest.warns(UserWarning, match="norm is unknown"):
             assert clip(case.model.parameters(), math.inf).isnan()
     other.loss(other.model).backward()
     clip(other.model.parameters(), 1e-6)

@@ -234,7 +234,7 @@ def refusal(optimization: SplitFeedForward, model: nn.Module) -> str:
 def test_splits_that_do_not_divide_are_refused_with_those_that_would():
     model = nn.ModuleDict({"a": layer(inner_dim=24), "b": layer(inner_dim=36)})
     assert refusal(SplitFeedForward(8), model) == (
-        "The inner size 36 of b cannot be cut into 8 equal slices; "
+        "The inner size 36 of b cannot be divided into 8 equal slices; "
         "numbers of splits up to 64 that would work here: 2, 3, 4, 6, 12."
     )
     assert refusal(SplitFeedForward(2), layer(inner_dim=7)).endswith("would work here: 7.")
@@ -246,7 +246,7 @@ def test_splits_that_do_not_divide_are_refused_with_those_that_would():
     [
         (lambda model: model.net[2].to(torch.float8_e4m3fn), "its weights are stored as torch.float8_e4m3fn"),
         (lambda model: model.net[0].__setattr__("proj", Adapted(24, 120)), "it computes with Adapted"),
-        (lambda model: SplitFeedForward(2).apply(model), "its forward is replaced already"),
+        (lambda model: SplitFeedForward(2).apply(model), "its forward is already replaced"),
     ],
     ids=["stored in fp8", "adapted", "twice"],
 )
@@ -267,15 +267,13 @@ def test_an_adapter_that_comes_after_the_split_is_not_passed_over():
     model = layer()
     SplitFeedForward(4).apply(model)
     model.net[0].proj = Adapted(24, 120)
-    with pytest.raises(ValueError, match="has changed: it computes with Adapted"):
+    with pytest.raises(ValueError, match="changed after it was split: it computes with Adapted"):
         model(torch.randn(2, 24))
 
 
 def test_models_without_what_is_looked_for():
-    assert refusal(SplitFeedForward(), autoencoder().model).startswith(
-        "No feed-forward was recognised here. Known are:"
-    )
-    assert refusal(SplitFeedForward(), Stack()).startswith("No feed-forward was recognised here.")
+    assert refusal(SplitFeedForward(), autoencoder().model).startswith("No feed-forward was recognised. Supported are")
+    assert refusal(SplitFeedForward(), Stack()).startswith("No feed-forward was recognised.")
     message = refusal(SplitFeedForward(only="encoder"), nn.Sequential(layer()))
     assert message == "No feed-forward has 'encoder' in its name; there are 0."
 
@@ -331,11 +329,11 @@ def test_an_adapter_beside_a_fused_feed_forward_is_not_passed_over() -> None:
     case = flux()
     SplitFeedForward(4).apply(case.model)
     case.model.single_transformer_blocks[0].proj_mlp = Adapted(32, 128)  # type: ignore[index, union-attr]
-    with pytest.raises(ValueError, match="has changed: it computes with Adapted"):
+    with pytest.raises(ValueError, match="changed after it was split: it computes with Adapted"):
         case.loss(case.model)
     case = flux()
     SplitFeedForward(4).apply(case.model)
-    with pytest.raises(ValueError, match="its forward is replaced already"):
+    with pytest.raises(ValueError, match="its forward is already replaced"):
         SplitFeedForward(2).check(case.model, training=False)
 
 

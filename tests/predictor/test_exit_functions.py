@@ -72,5 +72,5 @@ def test_a_block_is_one_process_of_many() -> None:
         assert (dist.get_rank(), dist.get_world_size()) == (3, 4)
     assert predicted.rank == GroupRank(3, 4)
     assert memviz.predict(dist.is_initialized, world_size=2).rank == GroupRank(0, 2)
-    with pytest.raises(UsageError, match="with world_size"), memviz.predicting(rank=1):
+    with pytest.raises(UsageError, match="pass world_size"), memviz.predicting(rank=1):
         pass

@@ -52,7 +52,7 @@ def test_without_a_card_there_is_no_verdict_until_one_is_named() -> None:
 def test_a_block_of_code_is_an_estimate_when_it_is_over() -> None:
     with memviz.predicting(card="T4") as predicted:
         assert torch.cuda.get_device_name().endswith("T4")
-        with pytest.raises(UsageError, match="before the `with` block is over"):
+        with pytest.raises(UsageError, match="before the `with` block ends"):
             predicted.peak  # noqa: B018
         held = torch.ones(1000, device="cuda")
         with pytest.raises(torch.cuda.OutOfMemoryError):

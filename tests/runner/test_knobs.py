@@ -85,14 +85,14 @@ def test_one_word_turns_several_knobs(text):
         ({"height": "1.5"}, "tuned: height is a whole number, as in 16 or 1_000; not '1.5'."),
         ({"height": "none"}, "tuned: height is a whole number, as in 16 or 1_000; not 'none'."),
         ({"rate": "half"}, "tuned: rate is a number, as in 0.1; not 'half'."),
-        ({"quick": "maybe"}, "tuned: quick is true or false (yes, no, on, off); not 'maybe'."),
+        ({"quick": "maybe"}, "tuned: quick must be true or false (yes, no, on, off), not 'maybe'."),
         ({"kind": "c"}, "tuned: kind cannot be c. There are a, b."),
         ({"storage": "e5m3"}, "tuned: storage cannot be e5m3. Did you mean e5m2? There are e4m3, e5m2."),
-        ({"height": "-1"}, "tuned: height is -1; the least is 1."),
-        ({"height": f"{1 << 41}"}, "tuned: height is 2199023255552; the most is 1,099,511,627,776."),
+        ({"height": "-1"}, "tuned: height is -1; the minimum is 1."),
+        ({"height": f"{1 << 41}"}, "tuned: height is 2199023255552; the maximum is 1,099,511,627,776."),
         ({"height": "20000"}, "tuned: height 20000 is out of sight."),
         ({"resolution": "512"}, "tuned: resolution is height x width, as in 512x768; not '512'."),
-        ({"resolution": "5x6", "height": "5"}, "tuned: height is given twice."),
+        ({"resolution": "5x6", "height": "5"}, "tuned: height is given more than once."),
     ],
 )
 def test_what_is_wrong_is_named(texts, message):
@@ -147,11 +147,11 @@ def test_a_name_with_its_knobs(text, parsed):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "Write NAME or NAME:KNOB=VALUE,KNOB=VALUE; '' names nothing."),
-        (":every=2", "Write NAME or NAME:KNOB=VALUE,KNOB=VALUE; ':every=2' names nothing."),
+        ("", "Write NAME or NAME:KNOB=VALUE,KNOB=VALUE; '' has no name."),
+        (":every=2", "Write NAME or NAME:KNOB=VALUE,KNOB=VALUE; ':every=2' has no name."),
         ("checkpointing=2", "Write checkpointing:KNOB=2 to set a knob of it."),
         ("checkpointing:offload", "checkpointing: 'offload' has no value; write KNOB=VALUE."),
-        ("checkpointing:every=2,every=3", "checkpointing: every is given twice."),
+        ("checkpointing:every=2,every=3", "checkpointing: every is given more than once."),
     ],
 )
 def test_a_name_that_cannot_be_read(text, message):

@@ -170,7 +170,7 @@ def test_calls_of_libraries_are_given_where_they_do_the_same() -> None:
     assert "every_n_layers=2" in calls("llama", "checkpointing", every="2")
     assert calls("flux", "checkpointing", every="2") == calls("llama", "checkpointing", keep="attention") == ""
     both = calls("llama", "lora", "chunked_feed_forward", tokens="4")
-    assert both.startswith("# peft\n") and both.endswith("# No library has chunked_feed_forward: take memviz's code.")
+    assert both.startswith("# peft\n") and both.endswith("# No library has chunked_feed_forward: use memviz's code.")
     places = [calls("llama", "lora", "weight_quantization").index(name) for name in ("torchao", "peft")]
     assert places == sorted(places)
 
@@ -179,11 +179,11 @@ def test_the_shown_code_of_several_names_what_is_its_readers_and_takes_its_step_
     names = ("allocator_settings", "gradient_accumulation", "optimizer_in_backward", "lora")
     request = Request("llama", {"batch": "4"}, tuple((name, {}) for name in names), optimizer="adamw-fused")
     code = code_of(plan_of(request).optimizations, optimizer=request.optimizer)
-    inside = ("os.environ", "try:", "# Yours: model, inputs.", "Lora(", "OptimizerInBackward(", "AdamW(", "for piece")
+    inside = ("os.environ", "try:", "# From your code", "Lora(", "OptimizerInBackward(", "AdamW(", "for piece")
     places = [code.index(text) for text in inside]
     assert places == sorted(places)
     code = code_of(plan_of(Request("llama", {"batch": "4"}, (("gradient_accumulation", {}),))).optimizations)
-    assert "# Yours: model, inputs, optimizer." in code
+    assert "# From your code: model, inputs, optimizer." in code
 
 
 def test_the_shown_code_of_several_can_be_undone_one_by_one() -> None:

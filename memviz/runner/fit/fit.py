@@ -126,7 +126,7 @@ def find_fit(
     for name in [*filter(None, [largest]), *(LARGEST if grid else ())]:
         if types.get(name) != "int":
             there = [knob for knob in LARGEST if knob in types]
-            raise UsageError(f"{request.workload} has no knob {name} to make larger.{nearest(name, there)}")
+            raise UsageError(f"{request.workload} has no knob {name} to enlarge.{nearest(name, there)}")
     space = space_of(request, keep)
     searched = search(space, predictor, tell, tries=tries, stop=stop)
     card = CardMemory(plan.card.memory_bytes, overhead_on(plan.card.name))

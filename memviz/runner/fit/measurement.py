@@ -88,22 +88,20 @@ def _measured_on(gpu: Gpu, trial: Trial) -> Measurement:
     except Exception as error:  # a lost Dask worker, or any failure on another machine
         return Measurement(trial, gpu.name, gpu.where, None, f"Its worker did not answer: {first_line(error)}")
     if event.run is None:
-        return Measurement(trial, gpu.name, gpu.where, None, event.text or "It ended without an answer.")
+        return Measurement(trial, gpu.name, gpu.where, None, event.text or "Its worker ended without a result.")
     return Measurement(trial, event.run.device, gpu.where, event.run)
 
 
 def check_can_be_measured(request: Request) -> None:
     if plan_of(request).parallel.gpus > 1:
-        raise UsageError("--measure has one GPU for each way: leave --gpus and --parallel out.")
+        raise UsageError("--measure runs each configuration on one GPU: drop --gpus and --parallel.")
 
 
 def gpus_of_this_machine() -> list[Gpu]:
     """UsageError with the reason where there is none."""
     status = gpus_here()
     if not status["gpus"]:
-        raise UsageError(
-            f"--measure needs a GPU. {status['why']} With --scheduler the workers of Dask measure that have one."
-        )
+        raise UsageError(f"--measure needs a GPU. {status['why']} With --scheduler, Dask workers with a GPU measure.")
 
     def on(uuid: str) -> Measure:
         return lambda request: event_of(measured_here(request.as_json(), uuid), Path())
@@ -158,7 +156,7 @@ def worker_gpus(client: Any, address: str) -> list[Gpu]:
         why = next(iter(states.values()))["why"]
         raise UsageError(
             f"--measure needs a GPU, and none of the {len(states)} workers of {address} has one. {why} "
-            "Without --measure they predict."
+            "Without --measure, they predict."
         )
     return list(gpus.values())
 
@@ -175,8 +173,8 @@ def _states(client: Any, address: str, state: Any, task: str) -> dict[str, Any]:
         states: dict[str, Any] = client.run(state)
     except Exception as error:
         raise UsageError(
-            f"The workers of {address} cannot {task} ({first_line(error)}). They need what this machine has: "
-            "memviz with what runs models, as in `pip install .[run]` in a checkout."
+            f"The workers of {address} cannot {task} ({first_line(error)}). They need the installation of this "
+            "machine: memviz with the libraries to run models, as in `pip install .[run]` in a checkout."
         ) from None
     return states
 

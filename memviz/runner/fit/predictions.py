@@ -66,7 +66,7 @@ class Prediction:
 def prediction_of(event: RunEvent) -> Prediction:
     run = event.run
     if run is None:
-        return Prediction(refused=event.text or "It ended without an answer.")
+        return Prediction(refused=event.text or "Its worker ended without a result.")
     return Prediction(
         run.peak_allocated_bytes,
         run.peak_reserved_bytes,

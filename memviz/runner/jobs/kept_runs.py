@@ -98,7 +98,7 @@ class KeptRuns:
             raise UsageError("There is no such run.")
         saved = self._read(self._folder / f"{id}.json")
         if saved is None:
-            raise UsageError("This run is gone: it was deleted, or made room for newer ones.")
+            raise UsageError("This run no longer exists: it was deleted, or replaced by newer runs.")
         with suppress(OSError):
             os.utime(saved.path)
         return saved

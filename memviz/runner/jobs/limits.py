@@ -35,7 +35,7 @@ def most_bytes(environment: Mapping[str, str] = os.environ) -> int:
             size = parse_bytes(text)
             if size > 0:
                 return size
-        raise UsageError(f"{MEMORY}={text!r} is not a size; write for example 8GiB, or bytes.")
+        raise UsageError(f"{MEMORY}={text!r} is not a size, such as 8GiB, or a number of bytes.")
     all_bytes = machine_bytes()
     # A Space also holds the page, and an estimate may run next to a run; locally one model may need most of it.
     return max(_LEAST_BYTES, all_bytes // 4 if environment.get("SPACE_ID") else all_bytes * 3 // 4)

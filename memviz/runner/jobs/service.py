@@ -39,7 +39,7 @@ from memviz.runner.jobs.zero_gpu import ZeroGpuWorker, is_zero_gpu
 from memviz.runner.request import Request, Run
 
 CANCELLED = "Cancelled."
-UNPOLLED = "Cancelled, because no page was waiting for it any more."
+UNPOLLED = "Cancelled, because the page that requested it was closed."
 
 
 class JobStatus(Protocol):
@@ -408,7 +408,7 @@ class Jobs(Generic[AnyJob, Status]):
 
     def _check_open(self) -> None:
         if self._closed.is_set():
-            raise Closing("This page is about to end, and begins nothing more.")
+            raise Closing("This server is shutting down and starts no more runs.")
 
     def _tidy(self, now: float) -> None:
         """Forget the oldest jobs that are over, beyond their number, their bytes or their time."""
@@ -487,10 +487,10 @@ class Scheduler(Jobs[Order, OrderStatus]):
             waiting = [order for order in self._jobs.values() if order.is_waiting]
             own = [order for order in waiting if owner and order.owner == owner]
             if len(own) >= MOST_OF_ONE and not replaces:
-                raise Crowded(f"{len(own)} runs of yours wait already. Ask again when some of them are done.")
+                raise Crowded(f"{len(own)} of your runs are already waiting. Try again when some of them are done.")
             others = {order.owner or order.status.id for order in waiting} - {owner}
             if len(others) >= self._most_waiting:
-                raise Crowded(f"{len(others)} others wait for this device already. Try it again in some minutes.")
+                raise Crowded(f"{len(others)} other runs already wait for this device. Try again in a few minutes.")
             order = Order(variants, self._scratch.new(), finished, owner)
             if not order.status.is_over:
                 # Queued here, not in its thread: orders are served as they were placed, whichever thread begins first.
@@ -557,9 +557,9 @@ class Scheduler(Jobs[Order, OrderStatus]):
                     order.set(before=0)
                     self._run_one(order, number)
         except (OSError, MemvizError) as error:
-            phase, what = f"It could not be run here: {error}", "refused"
+            phase, what = f"The run could not start: {error}", "refused"
         except Exception as error:
-            phase, what = f"It could not be run here: {type(error).__name__}: {error}", "exception"
+            phase, what = f"The run could not start: {type(error).__name__}: {error}", "exception"
             raise
         finally:
             order.end(phase or order.why, what)
@@ -709,9 +709,9 @@ class Searches(Jobs["SearchJob", SearchStatus]):
             running = [search for search in self._jobs.values() if not search.status.is_over]
             own = [search for search in running if search.owner == owner]
             if len(running) - len(own) >= self._most:
-                raise Crowded(f"{self._most} others search already. Try it again in some minutes.")
+                raise Crowded(f"{self._most} other searches are running. Try again in a few minutes.")
             for search in own:
-                search.stop("Another search was begun instead.")
+                search.stop("Replaced by another search.")
             search = SearchJob(order, owner, self._line, self._seconds, self._memory)
             self._start(search, SearchJob.run)
         return search.status
@@ -746,10 +746,10 @@ class SearchJob(Job[SearchStatus]):
                     end_tree(process)
                     close_streams(process.stdin, process.stdout)
         except OSError as error:
-            failed = f"It could not be searched here: {error}"
+            failed = f"The search could not start: {error}"
         finally:
             if not self._status.is_over:
-                self.set(failed=self.why or failed or "Its process ended without an answer.")
+                self.set(failed=self.why or failed or "Its process ended without a result.")
 
     def _follow(self, process: subprocess.Popen[str], turn: ExitStack) -> None:
         assert process.stdout is not None

@@ -128,8 +128,8 @@ def refuse_if_too_large(plan: Plan, limit: int) -> None:
         parts += [f"{count_text(size.parameters)} parameters"]
         parts += [f"{count_text(passes)} passes"] if passes > 1 else []
         raise RunTooLarge(
-            f"{workload.name}: {', '.join(parts)} would take about {bytes_text(size.bytes)} of this machine's own "
-            f"memory, and a run may take {bytes_text(limit)}. Ask for less, or set {MEMORY} to more."
+            f"{workload.name}: {', '.join(parts)} would take about {bytes_text(size.bytes)} of host memory; "
+            f"the limit of a run is {bytes_text(limit)}. Reduce the run, or raise {MEMORY}."
         )
 
 
@@ -146,7 +146,7 @@ def refuse_if_reduced_model_is_too_large(plan: Plan, limit: int) -> None:
     needed = _PYTORCH_BYTES + 2 * sum(weight.numel() * weight.element_size() for weight in model.parameters())
     if needed > limit:
         raise RunTooLarge(
-            f"Its reduced model would take about {bytes_text(needed)} of this machine's own memory, and a run may take "
+            f"Its reduced model would take about {bytes_text(needed)} of host memory; the limit of a run is "
             f"{bytes_text(limit)}. Choose a width that is a multiple of a power of two, which can be divided."
         )
 
@@ -260,7 +260,7 @@ def _report_failure(number: int, send: Send, folder: Path, run: Callable[[], Non
     except ValueError as error:
         send("failed", number, what="refused", text=without_frames(str(error)), where=_where(error))
     except MemoryError:
-        send("failed", number, what="host memory", text="This machine has no memory left for the prediction itself.")
+        send("failed", number, what="host memory", text="This machine has no host memory left for the prediction.")
     except Exception as error:
         full = host_is_full(error)
         text = full or " ".join([_words(error), *getattr(error, "__notes__", ())])
@@ -317,7 +317,7 @@ def _written(trace: Any, run: Any, path: Path) -> dict[str, str]:
     try:
         save_run(trace, run, path)
     except MemvizError as error:
-        return {"file": path.name if path.exists() else "", "text": f"Its trace was not kept: {error}"}
+        return {"file": path.name if path.exists() else "", "text": f"Its trace was not saved: {error}"}
     return {"file": path.name}
 
 
@@ -339,7 +339,7 @@ def _interrupted(number: int, ended: Any, folder: Path, send: Send) -> None:
     what = "out of memory" if memory else "refused" if refused else "exception"
     message = without_frames(str(cause)) if refused else _words(cause)
     text = " ".join([message, *getattr(ended, "__notes__", ())])
-    text += f" {bytes_text(ended.live_bytes)} were live then." if ended.live_bytes and not refused else ""
+    text += f" {bytes_text(ended.live_bytes)} were live at that time." if ended.live_bytes and not refused else ""
     send("failed", number, what=what, text=text, where=_where(cause), file=file)
 
 

@@ -42,7 +42,7 @@ LEFT_OUT = "MEMVIZ_ALLOC_CONF_LEFT_OUT"
 _ROOT = Path(__file__).resolve().parents[3]
 _LISTING = Path(__file__).resolve().parents[1] / "listing.json"
 _LAST_WORDS = 2_000
-_NOT_BEGUN = "It was not begun, because the one before it ended the process."
+_NOT_BEGUN = "Not started, because the run before it ended the process."
 _LOOK_SECONDS = 0.25
 """Between two looks at the memory that is taken."""
 
@@ -194,13 +194,13 @@ def takes_more(pid: int, most: int) -> bool:
 
 def too_much(most: int) -> str:
     return (
-        f"It took more than the {bytes_text(most)} of this machine's own memory that a run may take, and was ended. "
-        f"Ask for fewer layers, steps or micro-batches, or set {MEMORY} to more."
+        f"The run exceeded its limit of {bytes_text(most)} of host memory and was stopped. "
+        f"Use fewer layers, steps or micro-batches, or raise {MEMORY}."
     )
 
 
 def too_long(seconds: float) -> str:
-    return f"It took longer than {seconds:,g} seconds and was stopped. {SECONDS} sets another limit."
+    return f"The run timed out after {seconds:,g} seconds. Set {SECONDS} for another limit."
 
 
 def _end_of(file: IO[bytes]) -> str:
@@ -355,7 +355,7 @@ class Worker:
         first, *rest = waiting
         done, message = figures.get(first), self._failure_message(what)
         if done is not None and what != "cancelled":
-            text = " ".join(filter(None, (done.text, "Nothing more could be found out.", message)))
+            text = " ".join(filter(None, (done.text, "The rest of the run is missing.", message)))
             yield replace(done, kind="done", text=text)
         else:
             last_output = _end_of(self._errors) if what == "killed" else ""
@@ -373,9 +373,9 @@ class Worker:
         status = self._process.poll()
         if status is not None and status < 0:
             name = signal.Signals(-status).name
-            memory = " The system does so when the machine runs out of memory." if name == "SIGKILL" else ""
+            memory = " The system sends it when the machine runs out of memory." if name == "SIGKILL" else ""
             return f"Its process was ended by {name}.{memory}"
-        return f"Its process ended by itself with status {status}."
+        return f"Its process ended with status {status}."
 
     def cancel(self) -> None:
         """End what is running and what waits as failed. From any thread."""

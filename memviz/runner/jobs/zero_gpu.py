@@ -35,10 +35,10 @@ _ON_ZERO_GPU = "SPACES_ZERO_GPU"
 LENT_DEVICE = "a GPU of this Space"
 _TO_SPARE_SECONDS = 5.0
 """Reserve for returning the answer."""
-_WAITS = "waiting for a GPU, and measuring on it"
+_WAITS = "waiting for a GPU and measuring"
 _NO_SETTINGS = (
-    "The GPU of this Space comes with a process that was used before, and the allocator's settings must stand before "
-    "CUDA starts. Predict this variant, or measure it on a machine of your own."
+    "This Space lends its GPU to a process that has already started CUDA, too late for allocator settings. Predict "
+    "this variant, or measure it on your own machine."
 )
 
 FEWEST_SECONDS = 30
@@ -159,7 +159,7 @@ def _see_that_the_next_can_use_it() -> None:
     except Exception as error:
         raise Spoiled(str(error)) from error
     if accelerator.history_is_on is not None and accelerator.history_is_on():
-        raise Spoiled("The history of allocations could not be switched off.")
+        raise Spoiled("The memory history could not be turned off.")
 
 
 def _message_file(folder: Path, number: int) -> Path:
@@ -197,7 +197,7 @@ class ZeroGpuWorker:
             messages = self._messages(number)
             if not messages:
                 # The Space's own words: no GPU is free, or the time that it lends is used up.
-                return RunEvent("failed", number, what="refused", text=f"No GPU was lent for it: {error}")
+                return RunEvent("failed", number, what="refused", text=f"No GPU was available: {error}")
             if messages[-1]["kind"] not in ("done", "failed"):
                 return self._ended_early(number, request_json, messages, error)
         finally:
@@ -219,8 +219,8 @@ class ZeroGpuWorker:
         phase = next((message["phase"] for message in reversed(messages) if message["kind"] == "phase"), "starting")
         lent = reserved_seconds(number, request_json, str(self.folder))
         reason = (
-            f"The Space ended it ({error}) while it was {phase}. It lends its GPU for {lent} seconds to a run of this "
-            "size, and ends what takes longer; a process that crashes ends so too. A smaller run takes less time."
+            f"The Space ended the run ({error}) while {phase}. It lends its GPU for {lent} seconds to a run of this "
+            "size, and ends longer ones; a crash ends the same way. Try a smaller run."
         )
         figures = next((message for message in reversed(messages) if message["kind"] == "figures"), None)
         if figures is None:

@@ -43,7 +43,7 @@ def host_is_full(error: BaseException | None) -> str:
     if match is None:
         return ""
     size = bytes_text(int(match[1]))
-    return f"This machine has no memory for what the run computes with: {size} were asked for. Smaller knobs take less."
+    return f"This machine ran out of host memory: {size} were requested. Use smaller knobs."
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -131,7 +131,7 @@ def find_accelerator() -> Accelerator:
         torch = importlib.import_module("torch")
     except ImportError as error:
         reason = f"Recording needs PyTorch, which cannot be imported here ({error})."
-        raise UsageError(f"{reason} Run memviz with the Python that your script runs with.") from None
+        raise UsageError(f"{reason} Run memviz with the Python of your script.") from None
     for kind in ("cuda", "xpu"):
         api = getattr(torch, kind, None)
         if api is not None and _is_there(torch, api) and records(api):
@@ -177,10 +177,10 @@ def _in_words() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        what = "The GPU that is listed here cannot be used by this PyTorch:"
-        remedy = "Driver and PyTorch have to fit: `nvidia-smi` shows the newest CUDA that the driver knows."
+        what = "This PyTorch cannot use the GPU of this machine:"
+        remedy = "Driver and PyTorch must match: `nvidia-smi` shows the newest CUDA version of the driver."
         if is_out_of_memory(error):
-            what, remedy = "The GPU here has no memory left to start on:", "`nvidia-smi` shows who holds it."
+            what, remedy = "The GPU of this machine has no free memory:", "`nvidia-smi` shows which processes use it."
         raise UsageError(f"{what} {first_line(error)} {remedy}") from error
 
 
@@ -238,7 +238,7 @@ class Disturbances:
         yield from self._clock(card)
         for name in _WAITING:
             if os.environ.get(name, "0") not in ("", "0"):
-                yield f"{name} is set: every kernel is waited for, so these seconds are longer than without it."
+                yield f"{name} is set: it waits for every kernel, so these seconds are longer than without it."
 
     def _others(self, card: str) -> Iterator[str]:
         others = [row[1:] for row in self._listed if row[0] == card and row[1] != str(os.getpid())]
@@ -247,7 +247,7 @@ class Disturbances:
             count = "Another process was" if len(others) == 1 else f"{len(others)} other processes were"
             size_text = f" with {bytes_text(used_bytes)}" if used_bytes else ""
             pids = ", ".join(pid for pid, _ in others)
-            yield f"{count} on this card{size_text} when the run began (pid {pids}): its seconds may be theirs too."
+            yield f"{count} on this card{size_text} when the run began (pid {pids}): they may have slowed it down."
 
     def _clock(self, card: str) -> Iterator[str]:
         if not card:
@@ -255,7 +255,7 @@ class Disturbances:
         now, _, top = (self._ask(card, "clocks.sm,clocks.max.sm") or "").partition(",")
         if now.strip().isdigit() and top.strip().isdigit():
             clock = f"{int(now):,} of at most {int(top):,} MHz"
-            yield f"The card's clock right after the timing: {clock}.{self._held(card)}"
+            yield f"Clock of the card right after the timing: {clock}.{self._held(card)}"
 
     def _held(self, card: str) -> str:
         text = next(filter(None, (self._ask(card, name) for name in _REASONS)), "")
@@ -264,7 +264,7 @@ class Disturbances:
         except ValueError:
             return ""
         reasons = [reason for bit, reason in _HELD_BACK.items() if bits & bit]
-        return f" It was held back by {' and '.join(reasons)}." if reasons else ""
+        return f" It was limited by {' and '.join(reasons)}." if reasons else ""
 
     def _ask(self, card: str, fields: str) -> str | None:
         return self._accelerator.ask_driver(f"--query-gpu={fields}", "-i", card)

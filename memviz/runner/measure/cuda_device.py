@@ -92,14 +92,14 @@ def _difference_reason(difference: int, replayed: Replayed, lost_events: bool) -
     if not difference:
         return ""
     if lost_events:
-        return "The history was full, so the trace lacks its beginning, and with it perhaps the peak."
+        return "The history was full, so the trace lacks its beginning, and perhaps the peak."
     if not replayed.exact:
-        return "The trace does not replay exactly, so the sizes of its blocks are not all known."
+        return "The trace does not replay exactly, so some block sizes are unknown."
     if difference < 0:
-        return "The trace holds more than was reported: the peak was reset while something else was going on."
+        return "The trace has a higher peak than reported: the peak statistics were reset during the run."
     if difference <= _LARGEST_HIDDEN_REST:
-        return "Blocks handed out before the recording began can be up to 1 MiB larger than their requests show."
-    return "Memory was taken and given back outside the recorded part, before it began or after it ended."
+        return "Blocks allocated before recording started can be up to 1 MiB larger than their requests."
+    return "Memory was allocated and freed outside the recorded part."
 
 
 FILLED_SECONDS = 3.0
@@ -172,16 +172,16 @@ def time_steps(
         UsageError: A history is on, or too little time is left for as many steps as a median needs.
     """
     if warmup < 1:
-        raise UsageError("Seconds without a warm-up are those of loading and tuning. Allow at least one step for it.")
+        raise UsageError("Timing needs at least one warm-up step: without it, seconds include loading and tuning.")
     if is_recording():
-        raise UsageError("Seconds are measured with the recording off: it takes a stack at every allocation.")
+        raise UsageError("Timing needs the recording off, which takes a stack at every allocation.")
     until = clock() + left_seconds
     for _ in range(warmup):
         step()
     first = _lap_seconds(step, stopwatch, 1)[0]
     seconds = _lap_seconds(step, stopwatch, _step_count(first, until - clock()))
     if is_recording():
-        raise UsageError("The program switched the recording on by itself, so its seconds are not those of the steps.")
+        raise UsageError("The program turned on recording itself, so its seconds are not measured.")
     return Timing(seconds, stopwatch.clock)
 
 
@@ -197,8 +197,8 @@ def _lap_seconds(step: Callable[[], object], stopwatch: EventStopwatch, count: i
 def _step_count(one_seconds: float, left_seconds: float) -> int:
     if FEWEST_STEPS * one_seconds > left_seconds:
         raise UsageError(
-            f"A step takes {one_seconds:,.1f} s, and {max(0.0, left_seconds):,.0f} s are left of the time that a run "
-            f"may take: not enough for {FEWEST_STEPS} of them."
+            f"A step takes {one_seconds:,.1f} s, and {max(0.0, left_seconds):,.0f} s of the time limit are left: "
+            f"not enough for {FEWEST_STEPS} of them."
         )
     one = max(one_seconds, FILLED_SECONDS / MOST_STEPS)
     wanted = max(FEWEST_STEPS, math.ceil(FILLED_SECONDS / one))
@@ -206,8 +206,8 @@ def _step_count(one_seconds: float, left_seconds: float) -> int:
 
 
 _SWITCHED_OFF = (
-    "The program switched the recording off by itself (torch.cuda.memory._record_memory_history), so what came before "
-    "or after that is missing in the trace. The peaks are PyTorch's own."
+    "The program turned off the recording (torch.cuda.memory._record_memory_history), so the trace is incomplete. "
+    "The peaks are PyTorch's own."
 )
 
 
@@ -354,7 +354,7 @@ class CudaDevice:
     def finish(self) -> Trace:
         """End the recording. Where memory ran out, what was live then is live at the end of the trace."""
         if not self.history.is_on:
-            raise UsageError("This device records nothing, or its recording has been read already.")
+            raise UsageError("This device has no recording, or it has already been read.")
         self._wait()
         if self.accelerator.history_is_on is not None and not self.accelerator.history_is_on():
             self.notes = (_SWITCHED_OFF,)

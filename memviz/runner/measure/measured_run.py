@@ -48,8 +48,8 @@ from memviz.units import bytes_text, count_text, percent_text
 
 _CONF = "PYTORCH_CUDA_ALLOC_CONF"
 _OFF = (
-    "Expandable segments were asked for and are off: this PyTorch has none on this platform. "
-    "The figures are those of the allocator without them."
+    "Expandable segments were requested but are off: this PyTorch does not support them on this "
+    "platform. The figures are without them."
 )
 
 
@@ -68,11 +68,11 @@ def settings_text(plan: Plan, trace: Trace) -> Iterator[str]:
         yield _OFF
     left_out = os.environ.get(LEFT_OUT)
     if left_out:
-        why = "this run chooses its own" if _CONF in plan.environment else "a run has only what it chooses itself"
-        yield f"{left_out}, from the shell, was not in effect: {why}."
+        why = "this run has its own settings" if _CONF in plan.environment else "a run uses only its own settings"
+        yield f"{left_out} of the shell was not in effect: {why}."
     inherited = str(trace.settings.get(_CONF) or "")
     if inherited and _CONF not in plan.environment:
-        yield f"The allocator had the settings {inherited}, which this run did not choose."
+        yield f"The allocator had the settings {inherited}, which are not from this run."
 
 
 def limit_text(plan: Plan, api: Any) -> str:
@@ -88,7 +88,7 @@ def limit_text(plan: Plan, api: Any) -> str:
     share = percent_text(min(fractions), 1)
     return (
         f"Its seconds were not measured, because its memory is limited to {share} of the card: "
-        "a step that makes do with less takes longer, and by how much is the limit's doing."
+        "a step with less memory takes longer, depending on the limit."
     )
 
 
@@ -211,14 +211,14 @@ def _timed(
         stays = _live(accelerator) - live_before
         if stays > _REST_BYTES:
             notes.append(
-                f"{bytes_text(stays)} of the recorded run stayed on the GPU while the seconds were measured: something "
-                "outside of the run holds them, as a global variable of the model's file would."
+                f"{bytes_text(stays)} of the recorded run stayed on the GPU during timing: something outside the run "
+                "holds them, such as a global variable in the model's file."
             )
         seconds, retries = _seconds(plan, accelerator, until)
         if retries:
             notes.append(
-                f"The allocator ran out and gave its cache back {count_text(retries)} times while the seconds were "
-                "measured: with more memory the step is faster."
+                f"The allocator ran out of memory and freed its cache {count_text(retries)} times during timing: "
+                "with more memory the step is faster."
             )
         return seconds, (*notes, *disturbances.notes())
     except (Exception, SystemExit) as error:

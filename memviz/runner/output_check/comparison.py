@@ -141,7 +141,7 @@ def compare_outputs(
     """
     batches: Inputs = [inputs] if isinstance(inputs, Mapping) else list(inputs)
     if not batches:
-        raise UsageError("There are no inputs to run the model on; give the keyword arguments of at least one call.")
+        raise UsageError("There are no inputs for the model. Give the keyword arguments of at least one call.")
     reference = build().train(training)
     step = ComparedStep([dict(batch) for batch in batches], training, loss or mean_of_output, seed)
     changes = changes or [OperatorChange("", apply, split, lossy=claim == "lossy", in_steps=claim == "training")]
@@ -197,7 +197,7 @@ class _Comparison:
         self.step.losses(self.reference, steps, make)
         self.adapters = adapter_weights(self.reference)
         still = all(torch.equal(weight, before[name]) for name, weight in self.adapters.items())
-        return [NotExercised("adapters", f"{steps} steps of training left them as they were")] if still else []
+        return [NotExercised("adapters", f"{steps} training steps did not change them")] if still else []
 
     def _beside_stored(self) -> _Comparison:
         with computing_in(self.reference) as usual:
@@ -224,9 +224,9 @@ class _Comparison:
     def _compared(self, make: MakeOptimizer, steps: int) -> Numerics:
         ran = self.step.run(self.reference)
         if not ran.outputs:
-            raise UsageError("The model returns no tensor, so there is nothing to compare.")
+            raise UsageError("The model returns no tensor, so outputs cannot be compared.")
         if missing := ", ".join(name for name in ran.outputs if name in self.withheld):
-            self.notes.append(f"The changed model does not give {missing}, so that was not compared.")
+            self.notes.append(f"The optimized model does not return {missing}, so it was not compared.")
         with self._comparable(ran) as quiet:
             baseline = self._known(self.step.run(self.reference) if quiet else ran, make, steps)
             return self._against(baseline, make)
@@ -245,7 +245,7 @@ class _Comparison:
             if self.step.run(self.reference).draws:  # by a function of its own
                 how = "off"
                 off.enter_context(dropout_off(self.reference))
-            self.notes.append(f"Compared with dropout {how}: a change may draw other random numbers and be right.")
+            self.notes.append(f"Compared with dropout {how}: optimizations may draw other random numbers.")
             yield True
 
     def _draws_like(self, ran: StepResult) -> bool:
@@ -358,7 +358,7 @@ class _Comparison:
             submodules = dict(changed.named_modules())
             for call in in_order(calls):
                 if call.path not in submodules:
-                    self.notes.append(f"{call.path} is not in the changed model.")
+                    self.notes.append(f"{call.path} is not in the optimized model.")
                 elif both := alone.compare(self.reference.get_submodule(call.path), submodules[call.path], call):
                     compared.append((call, *both))
         layers = []
@@ -376,7 +376,7 @@ class _Comparison:
         if not self.step.training:
             return None
         if _has_no_gradients(changed, result):
-            self.notes.append("The changed model keeps its gradients elsewhere; they were not compared.")
+            self.notes.append("The optimized model keeps its gradients elsewhere; they were not compared.")
             return None
         both = (baseline.exact.gradients, exact.gradients) if baseline.exact is not None and exact is not None else None
         # Backward multiplies by every weight once more, and a weight's gradient is a sum over all rows.
@@ -538,7 +538,7 @@ class _Check:
     def _refusal(self, change: Optimization, reduced: Optimization, model: nn.Module) -> str:
         """Why a change is not compared; empty where it is."""
         if change.environment:
-            return "it changes no computation"
+            return "it does not change the computation"
         if self.pinned == 0 and getattr(change, "pins_host_memory", False):
             return "the run moved nothing to host memory"
         with ExitStack() as undo:
@@ -548,7 +548,7 @@ class _Check:
                 reduced.check(copied, training=self.twin.training)
                 reduced.apply(copied)()
             except ValueError as error:
-                return f"the reduced model does not take it: {error}".rstrip(".")
+                return f"it cannot be applied to the reduced model: {error}".rstrip(".")
         return ""
 
 

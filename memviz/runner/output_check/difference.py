@@ -204,11 +204,11 @@ class Difference:
 def difference(reference: Tensor, actual: Tensor) -> Difference:
     if reference.shape != actual.shape:
         raise UsageError(
-            f"The reference has shape {tuple(reference.shape)}, ours {tuple(actual.shape)}; only tensors of one shape "
-            "can be compared."
+            f"The reference has shape {tuple(reference.shape)}, the optimized model "
+            f"{tuple(actual.shape)}; shapes must be equal."
         )
     if reference.is_meta or actual.is_meta:
-        raise UsageError("A tensor on the meta device has no values to compare; run on a real device.")
+        raise UsageError("A tensor on the meta device has no values to compare. Use a real device.")
     first, second = _real(reference.detach()), _real(actual.detach())
     sums = _DifferenceSums(scale=_scale(first, second), tolerance=tolerances(first.dtype, second.dtype))
     for one, other in _pieces(first, second):
@@ -220,9 +220,7 @@ def differences(reference: Mapping[str, Tensor], actual: Mapping[str, Tensor]) -
     """Per name. Both sides must have the same names."""
     if reference.keys() != actual.keys():
         theirs, ours = (", ".join(tensors) or "no tensor" for tensors in (reference, actual))
-        raise UsageError(
-            f"The reference returns {theirs}, the changed model {ours}; only outputs of the same name can be compared."
-        )
+        raise UsageError(f"The reference returns {theirs}, the optimized model {ours}; outputs must have equal names.")
     return {name: difference(tensor, actual[name]) for name, tensor in reference.items()}
 
 
@@ -651,7 +649,7 @@ def compare_gradients(
         if ours.numel() != gradient.numel():
             raise UsageError(
                 f"The gradient of {name} has {ours.numel()} elements, the reference's {gradient.numel()}; "
-                "only gradients of the same parameter can be compared."
+                "their sizes must be equal."
             )
         gap = difference(gradient, ours.reshape(gradient.shape))
         noise = 0.0 if torch.equal(gradient, again[name]) else difference(gradient, again[name]).relative_l2

@@ -446,7 +446,7 @@ def dropout_off(*models: nn.Module) -> Iterator[None]:
 # A change that computed nothing proves nothing by equal results. Views are left out, since they compute nothing.
 
 Apply = Callable[[nn.Module], Callable[[], None]]
-SAME_OPERATORS = "it computes the same with and without it"
+SAME_OPERATORS = "results are the same with and without it"
 
 
 @dataclass(frozen=True)

@@ -76,13 +76,13 @@ class Signal:
         """Why equal outputs prove little; nothing where they do."""
         if self.varying < HIDDEN_DIGIT:
             return (
-                f"Only {share_text(self.varying)} of the output varies from row to row, the rest is the same in all "
-                f"of them, as a bias is; equal outputs prove little."
+                f"Only {share_text(self.varying)} of the output varies from row to row, the rest is constant, like a "
+                f"bias, so equal outputs prove little."
             )
         if self.input_std is not None and self.output_std < HIDDEN_DIGIT**2 * self.input_std:
             return (
                 f"The output's standard deviation is {scientific(self.output_std)}, its input's "
-                f"{scientific(self.input_std)}; what gets so small proves little."
+                f"{scientific(self.input_std)}; such a small output proves little."
             )
         return ""
 
@@ -115,7 +115,7 @@ CLAIMS = {
     "bitwise": "bitwise equal output",
     "rounding": "equal output up to rounding",
     "training": "equal output up to rounding for the same weights",
-    "lossy": "no more loss than its type of storage explains",
+    "lossy": "no more error than its storage dtype explains",
 }
 BUG = "This is a bug, not rounding."
 NOT_EXERCISED = "not exercised"
@@ -248,7 +248,7 @@ def _as_exercised(numerics: Numerics, verdict: Verdict) -> Verdict:
         reasons = "; ".join(dict.fromkeys(change.reason for change in idle))
         return Verdict(None, f"{NOT_EXERCISED}: {reasons}", "", "", "", NOT_EXERCISED)
     idle_text = "; ".join(f"{change.title} ({change.reason})" for change in idle)
-    text = f"{NOT_EXERCISED}: {idle_text}. All else: {verdict.words}"
+    text = f"{NOT_EXERCISED}: {idle_text}. The rest: {verdict.words}"
     return replace(verdict, ok=None, words=text, short="partly exercised")
 
 
@@ -271,7 +271,7 @@ def _broken(numerics: Numerics, places: list[_Finding]) -> Verdict | None:
             what = f"{count:,} values of {place.title} are finite on one side only."
             return _suspicious(numerics, place.place, what)
     if numerics.losses is not None and not numerics.losses.finite:
-        return _suspicious(numerics, "loss", "the loss is not finite where the reference's is.")
+        return _suspicious(numerics, "loss", "the loss is not finite, but the reference's is.")
     missing = numerics.gradients.only_reference if numerics.gradients else ()
     if missing and numerics.gradients and not numerics.gradients.only_ours and numerics.gradients.parameters:
         return _suspicious(numerics, missing[0], f"{missing[0]} gets no gradient.")
@@ -287,8 +287,8 @@ def _of_before(numerics: Numerics, places: list[_Finding]) -> Verdict | None:
             continue
         if later.gap > MARGIN * max(place.rounding.expected, _gap(place, numerics), place.noise):
             of = " of all gradients" if later.kind == "gradient" else ""
-            what = f"once the weights have changed, {place.title} differs by {share_text(later.gap)}{of}"
-            return _suspicious(numerics, later.name, f"{what}: something of before is still in it. {BUG}")
+            what = f"after the weights changed, {place.title} differs by {share_text(later.gap)}{of}"
+            return _suspicious(numerics, later.name, f"{what}: stale values are in it. {BUG}")
     return None
 
 
@@ -304,7 +304,7 @@ def _bitwise(numerics: Numerics, places: list[_Finding]) -> Verdict:
         if _is_wrong(place, numerics):
             return _suspicious(numerics, place.place, f"{place.title} differs by {_size(place)}. {BUG}")
         if place.kind != "gradient":
-            reason = "That is rounding, and not the equality it claims."
+            reason = "That is rounding, but it claims equality."
             return _suspicious(numerics, place.place, f"{place.title} differs by {_size(place)}. {reason}")
         rounded = True
     losses = numerics.losses
@@ -316,8 +316,8 @@ def _bitwise(numerics: Numerics, places: list[_Finding]) -> Verdict:
         more = "; gradients equal up to rounding" if rounded else ""
         return _fine(numerics, f"bitwise equal, as claimed{more}", short="bitwise equal")
     largest = max(place.noise for place in places)
-    text = f"as equal as the same run twice, which differs by up to {scientific(largest)}"
-    return _fine(numerics, text, short="as equal as the same run twice")
+    text = f"as equal as two runs without it, which differ by up to {scientific(largest)}"
+    return _fine(numerics, text, short="as equal as two runs without it")
 
 
 def _rounding(numerics: Numerics, places: list[_Finding]) -> Verdict:
@@ -325,7 +325,7 @@ def _rounding(numerics: Numerics, places: list[_Finding]) -> Verdict:
     if beyond is not None:
         return _suspicious(numerics, beyond.place, f"{beyond.what}{beyond.why}", ok=beyond.ok)
     if numerics.adapters:
-        text = "equal up to rounding, once trained, to adapters merged into the weights"
+        text = "after training, equal up to rounding to adapters merged into the weights"
         return _fine(numerics, text, short="equal up to rounding, adapters trained")
     if all(place.difference.bitwise for place in places):
         return _fine(numerics, "bitwise equal, more than claimed", short="bitwise equal")
@@ -339,9 +339,9 @@ def _training(numerics: Numerics, places: list[_Finding]) -> Verdict:
         return verdict
     steps = f"{len(losses.ours)} optimizer steps"
     if losses.updates > 1:
-        what = f"{steps} change the weights otherwise, by {share_text(losses.updates)} of the baseline's change."
+        what = f"{steps} change the weights differently, by {share_text(losses.updates)} of the baseline's change."
         return _suspicious(numerics, "loss", what)
-    parted = f"{steps} change the weights by {share_text(losses.updates)} otherwise than the baseline's"
+    parted = f"{steps} change the weights differently from the baseline, by {share_text(losses.updates)}"
     # For the same weights nothing else is computed, unless something else was applied too.
     text = parted if numerics.changes == 1 else f"{verdict.words}; {parted}"
     short = f"steps differ by {share_text(losses.updates)}"
@@ -369,7 +369,7 @@ def _beyond_rounding(numerics: Numerics, places: list[_Finding]) -> _Beyond | No
         rounding, floor = place.rounding, max([place.rounding.floor or 0.0, *roundings])
         beyond_noise = place.gap > MARGIN * max(rounding.fine, place.noise)
         if rounding.exact is not None and beyond_noise and place.gap > MARGIN * floor:
-            what = f"{place.title} loses {place.gap / floor:.0f} times what the reference loses to rounding"
+            what = f"{place.title} loses {place.gap / floor:.0f} times as much as the reference to rounding"
             return _Beyond(place.place, what, "; in float64 both agree.", ok=None)
     return None
 
@@ -403,7 +403,7 @@ def _lossy(numerics: Numerics, places: list[_Finding]) -> Verdict:
     against_stored = numerics.beside_stored
     beyond = _beyond_rounding(against_stored, list(_places(against_stored))) if against_stored is not None else None
     if beyond is not None:
-        what = f"{beyond.what} from the same with its weights rounded to {numerics.stored}{beyond.why}"
+        what = f"{beyond.what} from the same model with weights rounded to {numerics.stored}{beyond.why}"
         return _suspicious(numerics, beyond.place, what, ok=beyond.ok)
     later = _of_before(against_stored, list(_places(against_stored))) if against_stored is not None else None
     if later is not None:
@@ -414,14 +414,14 @@ def _lossy(numerics: Numerics, places: list[_Finding]) -> Verdict:
             return _suspicious(numerics, place.place, what)
     size = max((output.difference.relative_l2 for output in numerics.outputs), default=0.0)
     if numerics.stored is None:
-        text = f"the output differs by {share_text(size)}, and no type of storage says how much is right"
+        text = f"the output differs by {share_text(size)}, and no storage dtype gives an expected error"
         return _fine(numerics, f"lossy, as claimed: {text}", ok=None, short=f"differs by {share_text(size)}")
     one = unit_roundoff(getattr(torch, numerics.stored))
     text = (
-        f"expected loss for {numerics.stored}: storing moves a weight by up to {share_text(one)} of itself, "
+        f"expected error for {numerics.stored}: storage changes a weight by up to {share_text(one)}, "
         f"the output by {share_text(size)}"
     )
-    return _fine(numerics, text, short=f"expected loss for {numerics.stored}")
+    return _fine(numerics, text, short=f"expected error for {numerics.stored}")
 
 
 def _size(place: _Finding) -> str:
@@ -440,8 +440,8 @@ def _fine(numerics: Numerics, text: str, *, ok: bool | None = True, short: str) 
     """A weak signal takes the proof away, unless the layers alone have been compared."""
     weak = numerics.signal.words if numerics.signal is not None else ""
     if weak and numerics.layers:
-        weak += " The layers alone were compared, too."
+        weak += " Single layers were compared too."
     elif weak:
         ok = None
-    other = "It trains other weights than the baseline, so what it learns differs." if numerics.adapters else ""
+    other = "It trains other weights than the baseline, so training results differ." if numerics.adapters else ""
     return Verdict(ok, text, "", "", " ".join(filter(None, (other, weak))), short)

@@ -146,7 +146,7 @@ class RecordedHistory:
         self.stacks = stacks
         self.max_entries = ring_size() if max_entries is None else max_entries
         if self.max_entries < 1:
-            raise UsageError("The history must have room for at least one event.")
+            raise UsageError("The history must hold at least one event.")
         self.device = device
         self.at_out_of_memory: HistorySnapshot | None = None
         """State at the latest out-of-memory error, taken before the error was raised."""
@@ -159,7 +159,7 @@ class RecordedHistory:
 
     def start(self) -> None:
         if _on:
-            raise UsageError("A recording is on already, and PyTorch has one history for the whole process.")
+            raise UsageError("A recording is already on; PyTorch has one history per process.")
         self._switch(None)
         _on.append(self.accelerator.kind)
         self.is_on = True

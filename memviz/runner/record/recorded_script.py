@@ -171,7 +171,7 @@ class Profile:
         except Exception as error:
             self._running = None
             self.is_over.set()
-            self._say(f"The profiler could not be switched on: {first_line(error)}")
+            self._say(f"The profiler could not be turned on: {first_line(error)}")
 
     def write(self) -> bool:
         """Stop the profiler and write its file. Return True if there is one."""
@@ -194,7 +194,7 @@ def _profiler() -> Any:
     try:
         import torch.profiler as of_torch
     except ImportError:
-        raise UsageError("There is no torch here.") from None
+        raise UsageError("torch is not installed here.") from None
     # Its functions have no types.
     profiler: Any = of_torch
     there = profiler.supported_activities()
@@ -243,7 +243,7 @@ def rank_position(mesh: str = "", environment: Mapping[str, str] = os.environ) -
         return None
     sizes = sizes_of(mesh) if mesh else {}
     if sizes and world is not None and prod(sizes.values()) != world:
-        raise UsageError(f"--mesh {mesh} has {prod(sizes.values())} ranks, and there are {world}.")
+        raise UsageError(f"--mesh {mesh} has {prod(sizes.values())} ranks, but there are {world}.")
     local = _rank_number(environment, "LOCAL_WORLD_SIZE")
     return RankPosition(rank, world, coordinates(rank, sizes), local)
 
@@ -266,15 +266,15 @@ def _includes(word: str, position: RankPosition, ranks: str) -> bool:
         return word == "all" or position.rank == 0
     if word == "last":
         if position.world is None:
-            raise UsageError("Which rank is the last is not said: WORLD_SIZE is not set.")
+            raise UsageError("The last rank is unknown: WORLD_SIZE is not set.")
         return position.rank == position.world - 1
     if word == "stage":
         if not set(_STAGES) & set(position.mesh):
-            raise UsageError("Which ranks begin a stage is told by --mesh with an axis pp, as in --mesh pp=2,dp=4.")
+            raise UsageError("--ranks stage needs --mesh with an axis pp, such as --mesh pp=2,dp=4.")
         return all(place == 0 for axis, place in position.mesh.items() if axis not in _STAGES)
     span = _SPAN.fullmatch(word)
     if span is None:
-        raise UsageError(f"--ranks takes numbers, spans (0-3), first, last, stage or all; not {ranks}.")
+        raise UsageError(f"--ranks takes numbers, ranges (0-3), first, last, stage or all, not {ranks}.")
     return int(span[1]) <= position.rank <= int(span[2] or span[1])
 
 
@@ -416,7 +416,7 @@ class _RecordingWriter:
         try:
             self.history.start()
         except Exception as error:
-            self.why_not = f"The recording could not be switched on: {first_line(error)}"
+            self.why_not = f"Recording could not be turned on: {first_line(error)}"
             return _say(self.why_not)
         self.history.when_out_of_memory = self.ran_out
         self.has_started = True
@@ -458,7 +458,7 @@ class _RecordingWriter:
         self.lock.acquire()
         # Never released: nothing may be written after the last file. The sender may kill the process soon, so
         # nothing is looked up that is not in the snapshot.
-        self._keep(self.path, self.history.take, "on the signal to end", look_round=False)
+        self._keep(self.path, self.history.take, "on the signal to stop", look_round=False)
         if self.has_started and self.profile is not None:
             self.profile.is_over.wait(_PROFILE_SECONDS)
         end_by(number)
@@ -475,7 +475,7 @@ class _RecordingWriter:
             if self.out_of_memory > _MOST_OUT_OF_MEMORY:
                 return
             path = sibling_path(self.path, OUT_OF_MEMORY)
-            if self._keep(path, lambda: snapshot, "as memory ran out", with_holders=True):
+            if self._keep(path, lambda: snapshot, "on out of memory", with_holders=True):
                 self.oom_path = path
 
     def finish(self, error: BaseException | None) -> bool:
@@ -500,14 +500,14 @@ class _RecordingWriter:
             if ended_so and self.oom_path is not None:
                 with suppress(OSError):
                     self.oom_path.replace(self.path)
-                    _say(f"{self.path} is the moment when memory ran out.")
+                    _say(f"{self.path} shows the moment of the OOM.")
                     return True
             return self._keep(self.path, self.history.take, "at its end")
 
     def _why_nothing(self) -> str:
         """A GPU that is listed may not start: then the program ran on the processor, or ended with torch's error."""
         if self.why_not:
-            return "Nothing is written, because nothing was recorded."
+            return "Nothing was recorded, so no file was written."
         try:
             self.history.accelerator.wake()
         except UsageError as error:
@@ -524,7 +524,7 @@ class _RecordingWriter:
         with_holders: bool = False,
     ) -> bool:
         if not self.history.is_on:
-            _say("Nothing is recorded yet, so nothing is written.")
+            _say("Nothing is recorded yet, so no file was written.")
             return False
         try:
             snapshot = take()
@@ -533,7 +533,7 @@ class _RecordingWriter:
                 found = self._with_labels(snapshot, path.name, with_holders=with_holders or self.holders)
             write_snapshot(path, found)
         except Exception as error:
-            _say(f"Nothing is written. {error}")
+            _say(f"No file was written. {error}")
             return False
         events = sum(len(trace) for trace in snapshot.snapshot.get("device_traces", []))
         _say(f"{events:,} events written to {path}, {when}.")

@@ -176,7 +176,7 @@ class Unrecorded(Recording):
         pass
 
     def take(self, source: str = "") -> tuple[HistorySnapshot, Trace]:
-        raise UsageError("Nothing was taken: this recording is off.")
+        raise UsageError("No snapshot was taken: this recording is off.")
 
 
 def note_holders(log: Log, kind: str) -> None:
@@ -345,22 +345,21 @@ def _finish_after_error(error: BaseException, done: Recording, target: Path | No
         done.history.failed(error)
         _finish(done, target)
     except Exception as other:
-        error.add_note(f"memviz could not keep the recording: {other}")
+        error.add_note(f"memviz could not save the recording: {other}")
     else:
         if target is not None:
-            error.add_note(f"memviz wrote the recording up to here to {target}.")
+            error.add_note(f"memviz wrote the recording until now to {target}.")
 
 
 def free_path(path: Path, *, overwrite: bool) -> Path:
     """Checked before the program runs: afterwards it is too late."""
     if path.exists() and not overwrite:
         raise UsageError(
-            f"{path} is there already. Name another file, or allow it to be overwritten "
-            "(--overwrite, in Python overwrite=True)."
+            f"{path} already exists. Choose another file, or overwrite it (--overwrite, in Python overwrite=True)."
         )
     folder = path.parent
     if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise UsageError(f"{path} cannot be written: {folder} is not a folder that can be written to.")
+        raise UsageError(f"{path} cannot be written: {folder} is not a writable folder.")
     return path
 
 
@@ -379,6 +378,6 @@ def notes_of(history: RecordedHistory, taken: HistorySnapshot) -> tuple[Note, ..
     lost = history.lost(taken)
     if not lost:
         return ()
-    text = f"The history was full: it kept the last {lost:,} events, and the first ones are lost."
+    text = f"The history was full: it kept the last {lost:,} events and lost the first."
     remedy = f"Record less, or keep more than {history.max_entries:,} events (max_entries)."
     return (Note("history_full", text, remedy, level="warning"),)

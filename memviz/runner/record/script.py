@@ -114,7 +114,7 @@ def _wait_for_threads(process: int) -> None:
 def load_script(path: str, arguments: Sequence[str]) -> Script:
     """`python path arguments...`"""
     if os.path.isdir(path):
-        raise UsageError(f"{path} is a folder. Name a script, or a module with -m.")
+        raise UsageError(f"{path} is a folder. Give a script, or a module with -m.")
     try:
         with io.open_code(os.path.abspath(path)) as file:
             source = file.read()
@@ -159,7 +159,7 @@ def notebook_cells(source: bytes, path: str) -> list[Cell]:
         cells = json.loads(source)["cells"]
         texts = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     except (ValueError, LookupError, TypeError) as error:
-        raise UsageError(f"{path} is no notebook of version 4 ({type(error).__name__}: {error}).") from None
+        raise UsageError(f"{path} is not a notebook of version 4 ({type(error).__name__}: {error}).") from None
     return [_cell(text, f"{path}[{number}]", number) for number, text in enumerate(texts, 1)]
 
 

@@ -23,15 +23,15 @@ from memviz.runner.workloads.workload import (
 
 
 def images_knob() -> Any:
-    return knob(1, "pictures at once", least=1)
+    return knob(1, "images per batch", least=1)
 
 
 def videos_knob() -> Any:
-    return knob(1, "videos at once", least=1)
+    return knob(1, "videos per batch", least=1)
 
 
 def side_knob(default: int, multiple: int, *, what: str = "video") -> Any:
-    return knob(default, f"of the {what}: a multiple of {multiple}", unit="pixels", least=1)
+    return knob(default, f"size of the {what}: a multiple of {multiple}", unit="pixels", least=1)
 
 
 def frames_knob(default: int, multiple: int) -> Any:
@@ -39,7 +39,7 @@ def frames_knob(default: int, multiple: int) -> Any:
 
 
 def text_tokens_knob(default: int) -> Any:
-    return knob(default, "tokens of the prompt, padding included", least=1)
+    return knob(default, "prompt tokens, including padding", least=1)
 
 
 def text_width_knob(default: int = 4096, *, whose: str = "the text encoder's") -> Any:
@@ -57,7 +57,7 @@ class DiffusionModel(FromConfiguration):
     library = "diffusers"
     side: ClassVar[int] = 16
     """Pixels that a side is a multiple of."""
-    why: ClassVar[str] = "the autoencoder and the patches fold 16 pixels a side into one token"
+    why: ClassVar[str] = "autoencoder and patches map 16 x 16 pixels to one token"
     pixels_per_latent: ClassVar[int] = 8
     patch: ClassVar[int] = 2
     """Latents a side that make one token."""
@@ -85,7 +85,7 @@ class DiffusionModel(FromConfiguration):
         return mean
 
     def contents_text(self) -> str:
-        return f"{plural(self.batch, 'picture')} of {self.height} x {self.width}"
+        return f"{plural(self.batch, 'image')} of {self.height} x {self.width}"
 
     def tokens_text(self) -> str:
         return f"{self.tokens:,} + {getattr(self, 'text_tokens', 0)} tokens"
@@ -105,7 +105,7 @@ class VideoModel(DiffusionModel):
     frames: int
 
     def _check(self) -> None:
-        why = f"the autoencoder folds {self.frames_per_latent} frames after the first into one latent"
+        why = f"the autoencoder maps {self.frames_per_latent} frames after the first to one latent"
         check_multiple("frames", self.frames, self.frames_per_latent, plus=1, why=why)
         super()._check()
 
@@ -129,7 +129,7 @@ _FLUX_CHANNELS, _FLUX_POOLED, _FLUX_GUIDANCE = 64, 768, 3.5
 class Flux(DiffusionModel):
     name = "flux"
     title = "FLUX.1-dev transformer"
-    sentence = "Makes pictures: 19 blocks that treat text and picture apart, then 38 that treat them as one."
+    sentence = "Image generation: 19 double-stream and 38 single-stream blocks."
     published = (Published({}, 11_901_408_320, "12B", "https://huggingface.co/black-forest-labs/FLUX.1-dev"),)
     kind = "FluxTransformer2DModel"
     depths = ("double_layers", "single_layers")
@@ -148,11 +148,11 @@ class Flux(DiffusionModel):
     height: int = side_knob(1024, 16, what="picture")
     width: int = side_knob(1024, 16, what="picture")
     text_tokens: int = text_tokens_knob(512)
-    double_layers: int = published_knob(19, "blocks with text and picture apart")
-    single_layers: int = published_knob(38, "blocks with text and picture as one")
+    double_layers: int = published_knob(19, "double-stream blocks (text and image separate)")
+    single_layers: int = published_knob(38, "single-stream blocks (text and image joined)")
     heads: int = published_knob(24, "attention heads of 128 channels")
     text_width: int = text_width_knob()
-    guidance: bool = knob(True, "whether the guidance scale is an input, as in dev; schnell has none")
+    guidance: bool = knob(True, "guidance scale as input, as in dev; schnell has none")
 
     def _configuration(self) -> dict[str, Any]:
         return {
@@ -196,11 +196,11 @@ _SIZES_AND_CROPS, _TIME_WIDTH = 6, 256
 class Sdxl(DiffusionModel):
     name = "sdxl"
     title = "SDXL UNet"
-    sentence = "Makes pictures: convolutions at three sizes, with transformer blocks at the two smaller."
+    sentence = "Image generation: convolutions at three sizes, with transformer blocks at the two smaller."
     published = (Published({}, 2_567_463_684, "2.6B", "https://arxiv.org/abs/2307.01952"),)
     kind = "UNet2DConditionModel"
     side = 32
-    why = "the autoencoder folds 8 pixels a side into one, and the model halves that twice"
+    why = "the autoencoder maps 8 x 8 pixels to one latent, and the model halves the size twice"
     depths = ("depth",)
     most = {"batch": 2, "height": 64, "width": 64, "text_tokens": 16, "depth": 2, "text_width": 128}
     reduced = {"channels": 64}
@@ -294,27 +294,25 @@ def sides_in_tiles(model: Any, reduced_tile: int, multiple: int) -> dict[str, in
 class Vae(DiffusionModel):
     name = "vae"
     title = "Stable Diffusion autoencoder"
-    sentence = "Turns latents into pictures: few weights, and convolutions over every pixel."
+    sentence = "Decodes latents to images: few weights, convolutions over all pixels."
     published = (Published({"part": "whole"}, 83_653_863, "84M", "https://huggingface.co/stabilityai/sd-vae-ft-mse"),)
     side = 8
-    why = "the autoencoder folds 8 pixels a side into one"
+    why = "the autoencoder maps 8 x 8 pixels to one latent"
     depths = ()
     holds = ("an autoencoder",)
     most = {"batch": 2}
     reduced = {"channels": 32}
 
-    part: str = knob("decoder", "what runs: latents to pictures, or pictures to pictures", choices=("decoder", "whole"))
+    part: str = knob("decoder", "decode: latents to images, or encode and decode", choices=("decoder", "whole"))
     batch: int = images_knob()
     height: int = side_knob(1024, 8, what="picture")
     width: int = side_knob(1024, 8, what="picture")
     channels: int = published_knob(128, "channels at full size", least=32)
-    tile: int = knob(
-        512, "a side of a tile, if it works in tiles; the published model has 512", unit="pixels", least=32
-    )
+    tile: int = knob(512, "tile size for VAE tiling; the published model has 512", unit="pixels", least=32)
 
     def _check(self) -> None:
         super()._check()
-        check_multiple("tile", self.tile, 32, why="tiles overlap by a quarter, in latents too")
+        check_multiple("tile", self.tile, 32, why="tiles overlap by a quarter, also in latents")
         check_multiple("channels", self.channels, 32, why="its norms have 32 groups")
 
     def _model(self) -> Any:
@@ -348,7 +346,7 @@ class Vae(DiffusionModel):
 class CogVideoX(VideoModel):
     name = "cogvideox"
     title = "CogVideoX transformer"
-    sentence = "Makes video: text and video in one long sequence, all of it attending to all of it."
+    sentence = "Video generation: full attention over one sequence of text and video."
     published = (
         Published({"size": "2b"}, 1_693_783_872, "2B", "https://huggingface.co/zai-org/CogVideoX-2b"),
         Published({"size": "5b"}, 5_570_283_072, "5B", "https://huggingface.co/zai-org/CogVideoX-5b"),
@@ -364,14 +362,14 @@ class CogVideoX(VideoModel):
     height: int = side_knob(480, 16)
     width: int = side_knob(720, 16)
     text_tokens: int = text_tokens_knob(226)
-    layers: int | None = knob(None, "transformer blocks; none means as published: 30 and 42", least=1)
-    heads: int | None = knob(None, "attention heads; none means as published: 30 and 48", least=1)
+    layers: int | None = knob(None, "transformer blocks (default: 30 and 42, as published)", least=1)
+    heads: int | None = knob(None, "attention heads (default: 30 and 48, as published)", least=1)
     head_width: int = knob(64, "channels of an attention head: a multiple of 16", least=16)
     text_width: int = text_width_knob()
 
     def _check(self) -> None:
         super()._check()
-        check_multiple("head_width", self.head_width, 16, why="frame, row and column each turn an even part of it")
+        check_multiple("head_width", self.head_width, 16, why="frame, row and column each rotate an even part of it")
 
     def _configuration(self) -> dict[str, Any]:
         _, height, width = self.latents
@@ -433,7 +431,7 @@ _HUNYUAN_CHANNELS, _HUNYUAN_POOLED, _HUNYUAN_GUIDANCE = 16, 768, 6000.0
 class HunyuanVideo(VideoModel):
     name = "hunyuan_video"
     title = "HunyuanVideo transformer"
-    sentence = "Makes video: 20 blocks that treat text and video apart, then 40 that treat them as one."
+    sentence = "Video generation: 20 double-stream and 40 single-stream blocks."
     published = (Published({}, 12_821_012_544, "13B", "https://github.com/Tencent-Hunyuan/HunyuanVideo"),)
     kind = "HunyuanVideoTransformer3DModel"
     depths = ("double_layers", "single_layers")
@@ -444,8 +442,8 @@ class HunyuanVideo(VideoModel):
     height: int = side_knob(320, 16)
     width: int = side_knob(512, 16)
     text_tokens: int = text_tokens_knob(256)
-    double_layers: int = published_knob(20, "blocks with text and video apart")
-    single_layers: int = published_knob(40, "blocks with text and video as one")
+    double_layers: int = published_knob(20, "double-stream blocks (text and video separate)")
+    single_layers: int = published_knob(40, "single-stream blocks (text and video joined)")
     heads: int = published_knob(24, "attention heads of 128 channels")
     text_width: int = text_width_knob()
 
@@ -479,14 +477,14 @@ _LTX_CHANNELS, _LTX_HEAD = 128, 64
 class LtxVideo(VideoModel):
     name = "ltx_video"
     title = "LTX-Video transformer"
-    sentence = "Makes video: every latent of 8 frames by 32 by 32 pixels is a token."
+    sentence = "Video generation: one token per latent of 8 frames x 32 x 32 pixels."
     published = (Published({}, 1_923_385_472, "1.9B", "https://arxiv.org/abs/2501.00103"),)
     kind = "LTXVideoTransformer3DModel"
     frames_per_latent = 8
     pixels_per_latent = 32
     patch = 1
     side = 32
-    why = "the autoencoder folds 32 pixels a side into one latent"
+    why = "the autoencoder maps 32 x 32 pixels to one latent"
     most = {**VideoModel.most, "frames": 17, "height": 128, "width": 192, "layers": 4, "heads": 4}
 
     batch: int = videos_knob()
@@ -534,7 +532,7 @@ WAN_SIZES = {"1.3b": Shape(heads=12, layers=30, inner=8960), "14b": Shape(heads=
 class Wan(VideoModel):
     name = "wan"
     title = "Wan 2.1 transformer"
-    sentence = "Makes video: long sequences of video that attend to each other and look at the text."
+    sentence = "Video generation: self-attention over long video sequences, cross-attention to text."
     published = (
         Published({"size": "1.3b"}, 1_418_996_800, "1.3B", "https://github.com/Wan-Video/Wan2.1"),
         Published({"size": "14b"}, 14_288_491_584, "14B", "https://github.com/Wan-Video/Wan2.1"),
@@ -550,8 +548,8 @@ class Wan(VideoModel):
     height: int = side_knob(480, 16)
     width: int = side_knob(832, 16)
     text_tokens: int = text_tokens_knob(512)
-    layers: int | None = knob(None, "transformer blocks; none means as published: 30 and 40", least=1)
-    narrow: int = knob(1, "divides heads and inner channels", choices=(1, 2, 4))
+    layers: int | None = knob(None, "transformer blocks (default: 30 and 40, as published)", least=1)
+    narrow: int = knob(1, "divisor of heads and inner channels", choices=(1, 2, 4))
     text_width: int = text_width_knob()
 
     def _configuration(self) -> dict[str, Any]:

@@ -32,23 +32,23 @@ ACTIVATIONS = ("gelu", "gelu-approximate", "geglu", "geglu-approximate", "swiglu
 class FeedForwardStack(FromConfiguration):
     name = "feed_forward"
     title = "Feed-forward stack"
-    sentence = "Feed-forward layers of diffusers one after the other, and nothing else."
+    sentence = "Sequential feed-forward layers of diffusers."
     most = {"batch": 2, "sequence": 64, "layers": 5}
     reduced = {"dropout": 0.0}
 
-    batch: int = knob(2, "sequences at once", least=1)
-    sequence: int = knob(8192, "tokens in a sequence", least=1)
-    dim: int = knob(4096, "channels going into each layer", least=1)
-    mult: int = knob(4, "how many times wider the inner layer is", least=1)
+    batch: int = knob(2, "sequences per batch", least=1)
+    sequence: int = knob(8192, "tokens per sequence", least=1)
+    dim: int = knob(4096, "input channels of each layer", least=1)
+    mult: int = knob(4, "inner width as a multiple of dim", least=1)
     layers: int = knob(5, "layers in the stack", least=1)
-    activation: str = knob("gelu", "what stands between the two matrices", choices=ACTIVATIONS)
-    dim_out: int | None = knob(None, "channels that the last layer gives; none means as many as dim", least=1)
-    bias: bool = knob(True, "whether the matrices have biases")
-    dropout: float = knob(0.0, "share of inner values dropped in training", least=0)
-    residual: bool = knob(False, "whether each layer's input is added to its output; the seed's layers stand bare")
+    activation: str = knob("gelu", "activation between the two matrices", choices=ACTIVATIONS)
+    dim_out: int | None = knob(None, "output channels of the last layer (default: dim)", least=1)
+    bias: bool = knob(True, "biases in the matrices")
+    dropout: float = knob(0.0, "dropout probability in training", least=0)
+    residual: bool = knob(False, "add each layer's input to its output; off in the published benchmark")
     initial: str = knob(
         "scaled",
-        "scaled: weights that keep the signal through all layers; torch: the default, as in the seed, which loses it",
+        "scaled: initialization that keeps the signal through all layers; torch: torch's default, which loses it",
         choices=("scaled", "torch"),
     )
     dtype: str = dtype_knob("fp32")
@@ -56,7 +56,7 @@ class FeedForwardStack(FromConfiguration):
     def _check(self) -> None:
         check_share("dropout", self.dropout)
         if self.residual and self.dim_out not in (None, self.dim):
-            raise UsageError(f"residual adds {self.dim} channels to {self.dim_out}; leave dim_out away, or residual.")
+            raise UsageError(f"residual adds {self.dim} channels to {self.dim_out}; drop dim_out or residual.")
 
     def _model(self) -> nn.Module:
         from diffusers.models.attention import FeedForward
@@ -138,18 +138,18 @@ _HEAD = 128
 class TransformerBlock(FromConfiguration):
     name = "transformer_block"
     title = "Tensor-parallel transformer block"
-    sentence = "A quarter of an 8192-wide layer with embeddings and head, trained in micro-batches."
+    sentence = "A quarter of an 8192-wide transformer block with embeddings and head, trained in micro-batches."
     most = {"batch": 2, "sequence": 64}
 
-    batch: int = knob(1, "sequences in a micro-batch", least=1)
-    sequence: int = knob(1024, "tokens in a sequence", least=1)
+    batch: int = knob(1, "sequences per micro-batch", least=1)
+    sequence: int = knob(1024, "tokens per sequence", least=1)
     micro_batches: int = micro_batches_knob(4)
     layers: int = knob(1, "transformer blocks", least=1)
-    width: int = knob(8192, "channels between the blocks", least=1)
-    inner: int = knob(28672, "width of the feed-forward over all parts", least=1)
-    vocabulary: int = knob(128_256, "words over all parts", least=1)
-    parts: int = knob(4, "GPUs that the model is cut over; one of them is built", least=1)
-    key_value_heads: int = knob(8, "heads for keys and values over all parts", least=1)
+    width: int = knob(8192, "hidden size", least=1)
+    inner: int = knob(28672, "feed-forward width over all parts", least=1)
+    vocabulary: int = knob(128_256, "vocabulary size over all parts", least=1)
+    parts: int = knob(4, "GPUs of the tensor parallelism; one part is built", least=1)
+    key_value_heads: int = knob(8, "key/value heads over all parts", least=1)
 
     mode: str = field(default="training", init=False, repr=False)
     """It is never run otherwise."""
@@ -164,13 +164,13 @@ class TransformerBlock(FromConfiguration):
             )
         cut = {
             f"{heads} heads": heads,
-            f"{self.key_value_heads} heads for keys and values": self.key_value_heads,
+            f"{self.key_value_heads} key/value heads": self.key_value_heads,
             f"inner {self.inner}": self.inner,
             f"vocabulary {self.vocabulary}": self.vocabulary,
         }
         for what, count in cut.items():
             if count % self.parts:
-                raise UsageError(f"{what} cannot be cut into {self.parts} equal parts.")
+                raise UsageError(f"{what} cannot be split into {self.parts} equal parts.")
 
     def _model(self) -> nn.Module:
         heads = self.width // _HEAD // self.parts

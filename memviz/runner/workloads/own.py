@@ -49,7 +49,7 @@ class BuiltModel(NamedTuple):
 @dataclass(frozen=True, eq=False)
 class OwnModel:
     name: ClassVar[str] = "own"
-    title: ClassVar[str] = "Your own model"
+    title: ClassVar[str] = "Your model (Python file)"
     sentence: ClassVar[str] = "A function in a Python file that returns a model and its inputs."
 
     file: str = field(default="", metadata={"python_only": True})
@@ -100,7 +100,7 @@ class OwnModel:
     def small(self) -> Self:
         if "small" not in function_in(self.file, self.function).parameters:
             raise UsageError(
-                f"{self.function} in {self.file} has no small twin to compare outputs on. Give it a parameter "
+                f"{self.function} in {self.file} has no reduced model to check outputs on. Give it a parameter "
                 "small=False, and let it return a small model of the same kind when it is true."
             )
         return replace(self, arguments=(*self.arguments, ("small", "true")))
@@ -138,7 +138,7 @@ def program_rows(file: str) -> list[dict[str, Any]]:
     rows = []
     for function in functions_of(file):
         own = [asdict(knob) for knob in function.knobs if knob.name not in (*names, "small")]
-        sentence = function.sentence or "A function of your own program that returns a model and its inputs."
+        sentence = function.sentence or "A function of your program that returns a model and its inputs."
         title = f"{function.name} of {Path(file).name}"
         rows.append({"name": f"{file}:{function.name}", "title": title, "sentence": sentence, "knobs": [*own, *common]})
     return rows
@@ -202,7 +202,7 @@ def _by_name(model: nn.Module, inputs: Any, where: str) -> dict[str, Any]:
         raise UsageError(f"{where}: the inputs do not fit the model's forward: {error}.") from None
     kinds = {inspect.signature(model.forward).parameters[key].kind for key in bound}
     if kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY}:
-        raise UsageError(f"{where}: this model's forward takes inputs without names; return them as a dict by name.")
+        raise UsageError(f"{where}: the model's forward takes positional-only inputs. Return them as a dict by name.")
     return dict(bound)
 
 
@@ -214,7 +214,7 @@ def default_loss(output: Any) -> Tensor:
     first = next((tensor for tensor in flatten(output).values() if tensor.is_floating_point()), None)
     if first is None:
         kind = "nothing (None)" if output is None else kind_text(output)
-        inside = "no tensor of decimal numbers in it, and so " if output is not None else ""
+        inside = "no floating-point tensor in it, so " if output is not None else ""
         raise UsageError(f"The model returns {kind}, with {inside}no mean to train on. {_OWN_LOSS}")
     return first.mean()
 
@@ -225,8 +225,8 @@ def _checked_loss(loss: Any) -> Tensor:
         raise UsageError(f"The loss is {what}; a training step needs a tensor with one number. {_OWN_LOSS}")
     if torch.is_grad_enabled() and not loss.requires_grad:
         raise UsageError(
-            "The loss depends on no parameter that is trained, so there is nothing to step: leave some with "
-            "requires_grad=True, and compute the loss from what the model returns, without detach() or item()."
+            "The loss does not depend on a trainable parameter. Leave some with requires_grad=True, and compute the "
+            "loss from the model's output, without detach() or item()."
         )
     return loss
 

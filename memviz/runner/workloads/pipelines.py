@@ -52,7 +52,7 @@ class PipelineModel(FromConfiguration):
     tile: int
 
     def _check(self) -> None:
-        check_multiple("tile", self.tile, 32, why="tiles overlap by a quarter, in latents too")
+        check_multiple("tile", self.tile, 32, why="tiles overlap by a quarter, also in latents")
         self.denoiser_alone()
 
     @property
@@ -107,12 +107,12 @@ class PipelineModules(nn.Module):
 
 
 def denoising_knob(what: str, real: int, *, denoiser: str = "transformer") -> Any:
-    help = f"steps of the {denoiser}; a real {what} takes {real} or so, with the same peak"
+    help = f"denoising steps; a real {what} takes about {real}, with the same peak"
     return knob(2, help, least=1)
 
 
 def tile_knob(default: int = 1024, *, least: int = 32) -> Any:
-    return knob(default, "a side of a tile, if the autoencoder works in tiles", unit="pixels", least=least)
+    return knob(default, "tile size for VAE tiling", unit="pixels", least=least)
 
 
 def text_layers_knob(default: int, encoder: str = "text encoder", *, least: int = 1) -> Any:
@@ -182,9 +182,7 @@ _FLUX_SCALE, _FLUX_SHIFT = 0.3611, 0.1159
 class FluxPipeline(PipelineModel):
     name = "flux_pipeline"
     title = "FLUX.1-dev pipeline"
-    sentence = (
-        "Makes pictures from words: two text encoders, the transformer once a step, and the autoencoder in the end."
-    )
+    sentence = "Text to image: two text encoders, the transformer once per step, then the autoencoder."
     denoiser = Flux
     depths = ("double_layers", "single_layers", "text_layers", "short_text_layers")
     most = {"batch": 2, "text_tokens": 16, "denoising": 2} | dict.fromkeys(depths, 2)
@@ -195,11 +193,11 @@ class FluxPipeline(PipelineModel):
     width: int = side_knob(1024, 16, what="picture")
     text_tokens: int = text_tokens_knob(512)
     denoising: int = denoising_knob("picture", 28)
-    double_layers: int = published_knob(19, "blocks with text and picture apart")
-    single_layers: int = published_knob(38, "blocks with text and picture as one")
+    double_layers: int = published_knob(19, "double-stream blocks (text and image separate)")
+    single_layers: int = published_knob(38, "single-stream blocks (text and image joined)")
     text_layers: int = text_layers_knob(24, "larger text encoder")
     short_text_layers: int = text_layers_knob(12, "smaller text encoder")
-    narrow: int = knob(1, "divides heads, widths and vocabularies", choices=(1, 2, 4, 8))
+    narrow: int = knob(1, "divisor of heads, widths and vocabularies", choices=(1, 2, 4, 8))
     tile: int = tile_knob()
 
     def _denoiser_knobs(self) -> dict[str, Any]:
@@ -268,7 +266,7 @@ _SDXL_SCALE = 0.13025
 class SdxlPipeline(PipelineModel):
     name = "sdxl_pipeline"
     title = "SDXL pipeline"
-    sentence = "Makes pictures from words: two text encoders, the UNet once a step, and the autoencoder in the end."
+    sentence = "Text to image: two text encoders, the UNet once per step, then the autoencoder."
     denoiser = Sdxl
     depths = ("depth", "text_layers", "short_text_layers")
     most = {"batch": 2, "denoising": 2} | dict.fromkeys(depths, 2)
@@ -277,12 +275,12 @@ class SdxlPipeline(PipelineModel):
     batch: int = images_knob()
     height: int = side_knob(1024, 32, what="picture")
     width: int = side_knob(1024, 32, what="picture")
-    guided: bool = knob(True, "whether each step looks at the prompt and at none, which doubles its batch")
+    guided: bool = knob(True, "classifier-free guidance, which doubles the batch of each step")
     denoising: int = denoising_knob("picture", 50, denoiser="UNet")
     depth: int = published_knob(10, "transformer blocks at the smallest size", least=2)
     text_layers: int = text_layers_knob(32, "larger text encoder", least=2)
     short_text_layers: int = text_layers_knob(12, "smaller text encoder", least=2)
-    narrow: int = knob(1, "divides widths, heads and vocabularies", choices=(1, 4))
+    narrow: int = knob(1, "divisor of widths, heads and vocabularies", choices=(1, 4))
     tile: int = tile_knob()
 
     def _denoiser_knobs(self) -> dict[str, Any]:
@@ -349,7 +347,7 @@ _LTX_TILE_OVERLAP = 64
 class LtxPipeline(PipelineModel):
     name = "ltx_pipeline"
     title = "LTX-Video pipeline"
-    sentence = "Makes video from words: a text encoder, the transformer once a step, and the autoencoder in the end."
+    sentence = "Text to video: a text encoder, the transformer once per step, then the autoencoder."
     together = VideoModel.together
     denoiser = LtxVideo
     depths = ("layers", "text_layers")
@@ -362,16 +360,16 @@ class LtxPipeline(PipelineModel):
     height: int = side_knob(512, 32)
     width: int = side_knob(704, 32)
     text_tokens: int = text_tokens_knob(128)
-    guided: bool = knob(True, "whether each step looks at the prompt and at none, which doubles its batch")
+    guided: bool = knob(True, "classifier-free guidance, which doubles the batch of each step")
     denoising: int = denoising_knob("video", 50)
     layers: int = published_knob(28, "transformer blocks")
     text_layers: int = text_layers_knob(24)
-    narrow: int = knob(1, "divides heads, widths and vocabulary", choices=(1, 2, 4, 8))
+    narrow: int = knob(1, "divisor of heads, widths and vocabulary", choices=(1, 2, 4, 8))
     tile: int = tile_knob(512, least=2 * _LTX_TILE_OVERLAP)
 
     def _check(self) -> None:
         super()._check()
-        check_multiple("tile", self.tile, _LTX_TILE_OVERLAP, why="tiles share 64 pixels a side, and a latent has 32")
+        check_multiple("tile", self.tile, _LTX_TILE_OVERLAP, why="tiles overlap by 64 pixels, and a latent has 32")
 
     def _denoiser_knobs(self) -> dict[str, Any]:
         return {"batch": self.prompts, "heads": 32 // self.narrow, "text_width": 4096 // self.narrow}
@@ -429,7 +427,7 @@ class LtxModules(PipelineModules):
 class WanPipeline(PipelineModel):
     name = "wan_pipeline"
     title = "Wan 2.1 pipeline"
-    sentence = "Makes video from words: a text encoder, the transformer twice a step, and the autoencoder in the end."
+    sentence = "Text to video: a text encoder, the transformer twice per step, then the autoencoder."
     together = VideoModel.together
     denoiser = Wan
     sizes = WAN_SIZES
@@ -444,11 +442,11 @@ class WanPipeline(PipelineModel):
     height: int = side_knob(480, 16)
     width: int = side_knob(832, 16)
     text_tokens: int = text_tokens_knob(512)
-    guided: bool = knob(True, "whether each step looks at the prompt and then at none")
+    guided: bool = knob(True, "classifier-free guidance, as a second pass per step")
     denoising: int = denoising_knob("video", 50)
-    layers: int | None = knob(None, "transformer blocks; none means as published: 30 and 40", least=1)
+    layers: int | None = knob(None, "transformer blocks (default: 30 and 40, as published)", least=1)
     text_layers: int = text_layers_knob(24)
-    narrow: int = knob(1, "divides heads and widths, and those of the text encoder twice", choices=(1, 2, 4))
+    narrow: int = knob(1, "divisor of heads and widths, twice for the text encoder", choices=(1, 2, 4))
     tile: int = tile_knob(256)
 
     def _denoiser_knobs(self) -> dict[str, Any]:

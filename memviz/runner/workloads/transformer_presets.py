@@ -43,15 +43,15 @@ def attention_name() -> str:
 
 
 def layers_knob() -> Any:
-    return knob(None, "transformer blocks; none means as published", least=1)
+    return knob(None, "transformer blocks (default: as published)", least=1)
 
 
 def dropout_knob() -> Any:
-    return knob(0.1, "share dropped in training, as published; a twin for comparing has none", least=0)
+    return knob(0.1, "dropout probability in training, as published; 0 in output checks", least=0)
 
 
 def cache_knob() -> Any:
-    return knob(False, "whether inference keeps keys and values")
+    return knob(False, "KV cache in inference")
 
 
 class TransformerPreset(FromConfiguration):
@@ -87,7 +87,7 @@ class TransformerPreset(FromConfiguration):
 class Vit(TransformerPreset):
     name = "vit"
     title = "Vision transformer"
-    sentence = "Tells which of 1,000 classes a picture is of, from patches of 16 x 16 pixels."
+    sentence = "Image classification into 1,000 classes, from patches of 16 x 16 pixels."
     published = (
         Published({"size": "base"}, 86_567_656, "86M", "https://arxiv.org/abs/2010.11929"),
         Published({"size": "large"}, 304_326_632, "307M", "https://arxiv.org/abs/2010.11929"),
@@ -99,14 +99,14 @@ class Vit(TransformerPreset):
     classes: ClassVar[int] = 1000
 
     size: str = size_knob(sizes)
-    batch: int = knob(64, "pictures at once", least=1)
-    pixels: int = knob(224, "height and width of the picture: a multiple of 16", least=1)
+    batch: int = knob(64, "images per batch", least=1)
+    pixels: int = knob(224, "image height and width: a multiple of 16", least=1)
     layers: int | None = layers_knob()
-    narrow: int = knob(1, "divides the number of heads, and the width with it", choices=(1, 2, 4))
+    narrow: int = knob(1, "divisor of the number of heads and the width", choices=(1, 2, 4))
     mode: str = mode_knob("training")
 
     def _check(self) -> None:
-        check_multiple("pixels", self.pixels, 16, why="a patch is 16 pixels a side")
+        check_multiple("pixels", self.pixels, 16, why="a patch has 16 x 16 pixels")
 
     @property
     def tokens(self) -> int:
@@ -134,7 +134,7 @@ class Vit(TransformerPreset):
         return loss
 
     def contents_text(self) -> str:
-        return f"{plural(self.batch, 'picture')} of {self.pixels} x {self.pixels} ({self.tokens} tokens)"
+        return f"{plural(self.batch, 'image')} of {self.pixels} x {self.pixels} ({self.tokens} tokens)"
 
 
 class LanguageModel(TransformerPreset):
@@ -154,9 +154,7 @@ class LanguageModel(TransformerPreset):
 
     def _check(self) -> None:
         if self.cache and self.training:
-            raise UsageError(
-                "cache keeps keys and values for the next token, and training asks for none; leave it off."
-            )
+            raise UsageError("cache is for inference only. Drop it, or set mode=inference.")
 
     def _check_length(self) -> None:
         if self.sequence > self.positions:
@@ -187,7 +185,7 @@ class LanguageModel(TransformerPreset):
 class Bert(LanguageModel):
     name = "bert"
     title = "BERT"
-    sentence = "Reads a text in both directions and fills in masked words."
+    sentence = "Bidirectional encoder that predicts masked words."
     published = (
         Published({"size": "base"}, 109_514_298, "110M", "https://huggingface.co/google-bert/bert-base-uncased"),
         Published({"size": "large"}, 335_174_458, "336M", "https://huggingface.co/google-bert/bert-large-uncased"),
@@ -201,10 +199,10 @@ class Bert(LanguageModel):
     reduced = {"narrow": 4, "dropout": 0.0}
 
     size: str = size_knob(sizes)
-    batch: int = knob(32, "sequences at once", least=1)
-    sequence: int = knob(512, "tokens in a sequence, at most 512", least=1)
+    batch: int = knob(32, "sequences per batch", least=1)
+    sequence: int = knob(512, "tokens per sequence, at most 512", least=1)
     layers: int | None = layers_knob()
-    narrow: int = knob(1, "divides the number of heads, and the width with it", choices=(1, 2, 4))
+    narrow: int = knob(1, "divisor of the number of heads and the width", choices=(1, 2, 4))
     dropout: float = dropout_knob()
     mode: str = mode_knob("training")
 
@@ -235,7 +233,7 @@ class Bert(LanguageModel):
 
 
 class CausalModel(LanguageModel):
-    holds = ("a language model that writes",)
+    holds = ("a decoder-only language model",)
 
     def _model(self) -> Any:
         model = super()._model()
@@ -262,11 +260,11 @@ class Gpt2(CausalModel):
     family = "GPT-2"
     reduced = {"dropout": 0.0}
 
-    size: str = size_knob(sizes, "which published model, by its parameters")
+    size: str = size_knob(sizes, "published model, by parameters")
     batch: int = knob(8, "sequences at once", least=1)
-    sequence: int = knob(1024, "tokens in a sequence, at most 1024", least=1)
+    sequence: int = knob(1024, "tokens per sequence, at most 1024", least=1)
     layers: int | None = layers_knob()
-    narrow: int = knob(1, "divides the number of heads, and the width with it", least=1)
+    narrow: int = knob(1, "divisor of the number of heads and the width", least=1)
     dropout: float = dropout_knob()
     cache: bool = cache_knob()
     mode: str = mode_knob("training")
@@ -336,9 +334,9 @@ class Decoder(CausalModel):
     batch: int = knob(1, "sequences at once", least=1)
     sequence: int = knob(4096, "tokens in a sequence", least=1)
     layers: int | None = layers_knob()
-    narrow: int = knob(1, "divides heads, widths and vocabulary", choices=(1, 2, 4, 8))
+    narrow: int = knob(1, "divisor of heads, widths and vocabulary", choices=(1, 2, 4, 8))
     cache: bool = cache_knob()
-    new_tokens: int = knob(0, "tokens that inference reads one by one after the sequence, from its cache", least=0)
+    new_tokens: int = knob(0, "tokens to decode one by one after the sequence, from the KV cache", least=0)
     mode: str = mode_knob("training")
 
     def _check(self) -> None:
@@ -347,9 +345,7 @@ class Decoder(CausalModel):
             new = f" and {self.new_tokens} new tokens" if self.new_tokens else ""
             raise UsageError(f"sequence is {self.sequence}{new}; {self.family} knows {self.positions:,} positions.")
         if self.new_tokens and not self.cache:
-            raise UsageError(
-                "new_tokens look at the keys and values of earlier ones: set cache=true and mode=inference."
-            )
+            raise UsageError("new_tokens needs a KV cache: set cache=true and mode=inference.")
 
     def _inputs(self, draw: RandomInputs) -> dict[str, Any]:
         if not self.new_tokens:
@@ -389,7 +385,7 @@ class Decoder(CausalModel):
 class Llama(Decoder):
     name = "llama"
     title = "Llama 3"
-    sentence = "A language model with gated feed-forwards and few heads for keys and values."
+    sentence = "Language model with gated feed-forwards and few key/value heads."
     published = (
         Published({"size": "1b"}, 1_235_814_400, "1.23B", "https://huggingface.co/meta-llama/Llama-3.2-1B"),
         Published({"size": "3b"}, 3_212_749_824, "3.21B", "https://huggingface.co/meta-llama/Llama-3.2-3B"),
@@ -408,7 +404,7 @@ class Llama(Decoder):
     family = "Llama 3"
     rope_theta = 500_000.0
 
-    size: str = size_knob(sizes, "which published model: Llama 3.2 in 1b and 3b, Llama 3.1 in 8b and 70b")
+    size: str = size_knob(sizes, "published model: Llama 3.2 in 1b and 3b, Llama 3.1 in 8b and 70b")
 
     def _configuration(self) -> dict[str, Any]:
         rope = {
@@ -427,7 +423,7 @@ class Llama(Decoder):
 class Qwen3(Decoder):
     name = "qwen3"
     title = "Qwen3"
-    sentence = "A language model that normalises queries and keys, with a vocabulary larger than Llama's."
+    sentence = "Language model with normalized queries and keys, and a larger vocabulary than Llama."
     published = (
         Published({"size": "0.6b"}, 596_049_920, "0.6B", "https://huggingface.co/Qwen/Qwen3-0.6B"),
         Published({"size": "1.7b"}, 1_720_574_976, "1.7B", "https://huggingface.co/Qwen/Qwen3-1.7B"),
@@ -457,7 +453,7 @@ _EXPERTS_PER_TOKEN = 2
 class Mixtral(Decoder):
     name = "mixtral"
     title = "Mixtral"
-    sentence = "A language model with experts: all of its weights are held, and a token uses a quarter."
+    sentence = "Mixture-of-experts language model: all weights are in memory, and a token uses a quarter of them."
     published = (Published({}, 46_702_792_704, "46.7B", "https://mistral.ai/news/mixtral-of-experts"),)
     kind = "MixtralForCausalLM"
     sizes = {"8x7b": Shape(heads=32, layers=32, inner=14336, width=4096, head=128)}
@@ -466,8 +462,8 @@ class Mixtral(Decoder):
     family = "Mixtral"
     rope_theta = 1_000_000.0
 
-    size: str = size_knob(sizes, "the published model")
-    experts: int = knob(8, "feed-forwards in a block; the published model has 8", least=_EXPERTS_PER_TOKEN)
+    size: str = size_knob(sizes, "published model")
+    experts: int = knob(8, "experts per block; the published model has 8", least=_EXPERTS_PER_TOKEN)
 
     def _configuration(self) -> dict[str, Any]:
         experts = {"num_local_experts": self.experts, "num_experts_per_tok": _EXPERTS_PER_TOKEN}

@@ -41,7 +41,7 @@ def config_of(values: Mapping[str, Any]) -> Any:
     kind = str(values["model_type"])
     if kind not in CONFIG_MAPPING_NAMES:
         close = difflib.get_close_matches(kind.lower()[:80], list(CONFIG_MAPPING_NAMES), n=3, cutoff=0.5)
-        near = f" Near it are {', '.join(close)}." if close else " A model with code of its own is FILE.py:function."
+        near = f" Similar: {', '.join(close)}." if close else " For a model with custom code use FILE.py:function."
         raise UsageError(f"transformers knows no model_type {kind[:80]}.{near}")
     with _library_errors_as_usage(kind):
         return CONFIG_MAPPING[kind].from_dict(_without(values))
@@ -63,8 +63,8 @@ def class_of(config: Any) -> type[Any]:
     is_model = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
     if not is_model or not isinstance(config, getattr(kind, "config_class", None) or ()):
         raise UsageError(
-            f"architectures names {str(name)[:80]}, which is no model of transformers for {config.model_type}. "
-            f"Take it out for {_usual_class(config).__name__}."
+            f"architectures names {str(name)[:80]}, which is not a model of transformers for {config.model_type}. "
+            f"Remove it for {_usual_class(config).__name__}."
         )
     return kind  # type: ignore[no-any-return]
 
@@ -192,14 +192,11 @@ def _divided(values: Mapping[str, Any], by: int) -> dict[str, Any]:
 def check_has_cache(kind: type[Any], config: Any) -> None:
     if getattr(config, "is_encoder_decoder", False):
         raise UsageError(
-            f"tokens are those in the KV cache of a decoder that stands alone, and {kind.__name__} has an encoder, "
-            "whose cache is not predicted; leave it at 0."
+            f"tokens sets the KV cache of a decoder-only model, but {kind.__name__} has an encoder, "
+            "whose cache is not predicted. Leave tokens at 0."
         )
     if not cache_argument(kind, config):
-        raise UsageError(
-            f"tokens are those in the KV cache, and {kind.__name__} keeps none from one pass to the next; "
-            "leave it at 0."
-        )
+        raise UsageError(f"tokens sets the KV cache, but {kind.__name__} has none. Leave tokens at 0.")
 
 
 def filled_cache(config: Any, before: int) -> Any:
@@ -251,7 +248,7 @@ def add_lora(model: nn.Module, rank: int) -> nn.Module:
     head = output_embeddings() if callable(output_embeddings) else None
     adapted = [layer for layer in model.modules() if _sides(layer) is not None and layer is not head]
     if not adapted:
-        raise UsageError(f"{type(model).__name__} has no linear layer that LoRA could stand beside; mode=training.")
+        raise UsageError(f"{type(model).__name__} has no linear layer for LoRA. Set mode=training.")
     for layer in adapted:
         _adapt(layer, rank)
     return model
@@ -347,7 +344,7 @@ def _contents(kind: type[Any], config: Any, sizes: InputSizes, draw: RandomInput
     if main == "input_ids" or ("pixel_values" in inputs and "input_ids" in takes):
         inputs["input_ids"] = _tokens(draw, config, sizes)
     if not inputs:
-        raise UsageError(f"{kind.__name__} takes {main}, which none is made of here; give FILE.py:function instead.")
+        raise UsageError(f"{kind.__name__} takes {main}, which is not supported here. Use FILE.py:function.")
     return inputs
 
 
@@ -380,7 +377,7 @@ _MODES = {"training": "training step", "lora": "training step of LoRA", "inferen
 @dataclass(frozen=True)
 class ConfiguredModel(FromConfiguration):
     name = FILE
-    title = "A model of your own (config.json)"
+    title = "Your model (config.json)"
     sentence = "Any model that transformers can build from its config.json, with random weights."
     library = "transformers"
     holds = None
@@ -388,22 +385,20 @@ class ConfiguredModel(FromConfiguration):
 
     config: str = field(default="", metadata={"python_only": True})
     file: str = field(default="", metadata={"python_only": True})
-    batch: int = knob(1, "sequences or images at once", least=1)
-    sequence: int | None = knob(None, "tokens in a sequence; none means 1024, or as many as it has positions", least=1)
-    tokens: int = knob(
-        0, "tokens in the KV cache of inference, of which a pass computes the last; 0 is no cache", least=0
-    )
+    batch: int = knob(1, "sequences or images per batch", least=1)
+    sequence: int | None = knob(None, "tokens per sequence (default: 1024, or the model's positions if fewer)", least=1)
+    tokens: int = knob(0, "tokens in the KV cache in inference, the last of them computed; 0: no cache", least=0)
     mode: str = knob(
         "training",
-        "training: of all weights; lora: of two thin layers beside each linear one; inference: no gradients",
+        "training: of all weights; lora: adapters only; inference: no gradients",
         choices=tuple(_MODES),
     )
-    rank: int = knob(16, "of LoRA's layers", least=1)
+    rank: int = knob(16, "rank of the LoRA adapters", least=1)
     dtype: str = knob(_AS_CONFIGURED, "number format of weights and inputs", choices=(_AS_CONFIGURED, *DTYPES))
 
     def _check(self) -> None:
         if self.tokens and self.mode != "inference":
-            raise UsageError(f"tokens are those in the KV cache of inference, and mode is {self.mode}; leave it at 0.")
+            raise UsageError(f"tokens sets the KV cache of inference, but mode is {self.mode}. Leave it at 0.")
 
     @property
     def training(self) -> bool:
@@ -434,7 +429,9 @@ class ConfiguredModel(FromConfiguration):
             with suppress(UsageError), torch.device("meta"):
                 narrow.build()
                 return narrow
-        raise UsageError(f"No small twin of {self._parsed[1].__name__} can be made, so its outputs are not compared.")
+        raise UsageError(
+            f"No reduced model of {self._parsed[1].__name__} can be built, so its outputs are not checked."
+        )
 
     def describe(self) -> str:
         _, kind = self._parsed
@@ -493,7 +490,7 @@ def configured_workload(name: str, settings: Mapping[str, str], text: str) -> Co
             what = "sequence" if length > most else "tokens"
             raise UsageError(f"{what} is {max(length, model.tokens):,}; this model knows {most:,} positions.")
         if model.sequence and main_input(kind) == "pixel_values" and not hasattr(config, "text_config"):
-            raise UsageError(f"sequence counts tokens, and {kind.__name__} takes images; leave it out.")
+            raise UsageError(f"sequence counts tokens, and {kind.__name__} takes images. Drop it.")
         if model.tokens:
             check_has_cache(kind, config)
     except UsageError as error:

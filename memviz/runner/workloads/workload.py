@@ -114,14 +114,14 @@ def mode_knob(default: str) -> Any:
 
 
 def micro_batches_knob(default: int = 1) -> Any:
-    return knob(default, "forward and backward passes in one training step, each of a whole batch", least=1, last=True)
+    return knob(default, "micro-batches per training step, each of a whole batch", least=1, last=True)
 
 
 def seed_knob() -> Any:
-    return knob(0, "where the random weights and inputs begin", least=0, last=True)
+    return knob(0, "random seed of weights and inputs", least=0, last=True)
 
 
-def size_knob(sizes: Mapping[str, Shape], help: str = "which published model") -> Any:
+def size_knob(sizes: Mapping[str, Shape], help: str = "published model") -> Any:
     return knob(next(iter(sizes)), help, choices=tuple(sizes))
 
 
@@ -267,17 +267,17 @@ def check_multiple(name: str, value: int, of: int, *, plus: int = 0, why: str) -
         lower = (value - plus) // of * of + plus
         near = " or ".join(str(number) for number in (lower, lower + of) if number > 0)
         rule = f"{plus} more than a multiple of {of}" if plus else f"a multiple of {of}"
-        raise UsageError(f"{name} is {value}; it must be {rule}, as {near} is, because {why}.")
+        raise UsageError(f"{name} is {value}; it must be {rule}, such as {near}, because {why}.")
 
 
 def check_micro_batches(count: int, *, training: bool) -> None:
     if count > 1 and not training:
-        raise UsageError(f"micro_batches is {count}, and only a training step has any; mode=training.")
+        raise UsageError(f"micro_batches is {count}, but only training has micro-batches. Set mode=training.")
 
 
 def check_share(name: str, value: float) -> None:
     if not value < 1:
-        raise UsageError(f"{name} is {value}; it is a share from 0 up to, but not including, 1.")
+        raise UsageError(f"{name} is {value}; it must be at least 0 and less than 1.")
 
 
 def plural(count: int, word: str) -> str:

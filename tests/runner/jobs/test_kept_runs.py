@@ -73,7 +73,7 @@ def test_what_is_deleted_leaves_nothing(folder: Path, made: Path) -> None:
     runs.delete(first.id)
     assert [each.id for each in KeptRuns(folder, "ann").all()] == [second.id]
     assert sorted(path.stem for path in folder.rglob("*.*")) == [second.id, second.id]
-    with pytest.raises(UsageError, match="gone"):
+    with pytest.raises(UsageError, match="no longer exists"):
         runs.get(first.id)
 
 

@@ -69,7 +69,7 @@ def test_only_so_many_wait(endless: Request) -> None:
         running(scheduler, scheduler.submit([endless], ["endless"], owner="a"), 0)
         for name in "bc":
             scheduler.submit([DONE], [name], owner=name)
-        with pytest.raises(Crowded, match="2 others wait"):
+        with pytest.raises(Crowded, match="2 other runs already wait"):
             scheduler.submit([DONE], ["d"], owner="d")
         again = scheduler.submit([DONE], ["b again"], owner="b")
         assert not again.is_over

@@ -77,7 +77,7 @@ def test_so_many_of_one_visitor_wait_and_no_more(
     held(scheduler, tmp_path)
     for _ in range(3):
         scheduler.submit([DONE], ["mine"], owner="ann", replaces=False)
-    with pytest.raises(Crowded, match="3 runs of yours"):
+    with pytest.raises(Crowded, match="3 of your runs"):
         scheduler.submit([DONE], ["mine"], owner="ann", replaces=False)
     assert not scheduler.submit([DONE], ["other"], owner="bob", replaces=False).is_over
 
@@ -94,7 +94,7 @@ def test_an_order_that_is_not_polled_ends_and_the_next_goes_on(monkeypatch: pyte
         wait_until(lambda: not worker.is_alive)
         left = scheduler._jobs[gone.id].status
         assert [(variant.state, variant.what) for variant in left.variants] == [("failed", "cancelled")] * 2
-        assert all("no page was waiting" in variant.phase for variant in left.variants)
+        assert all("the page that requested it was closed" in variant.phase for variant in left.variants)
         assert scheduler._jobs[never_seen.id].status.is_over
 
 

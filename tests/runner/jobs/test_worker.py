@@ -47,7 +47,7 @@ def test_ten_million_blocks_are_refused_before_they_are_built(kind: Any, monkeyp
 
     monkeypatch.setattr(kind, "build", counted)
     asked = plan(kind.name, **dict.fromkeys(kind.depths, 10_000_000))
-    with pytest.raises(RunTooLarge, match="10,000,000 .*layers.* of this machine's own memory, .*MEMVIZ_MAX_RUN_BYTES"):
+    with pytest.raises(RunTooLarge, match="10,000,000 .*layers.* of host memory; .*MEMVIZ_MAX_RUN_BYTES"):
         refuse_if_too_large(asked, 64 * GiB)
     assert 0 < sum(built) < 10_000
 

@@ -97,7 +97,7 @@ def test_memory_of_this_machine_that_is_not_there_is_no_matter_of_the_card_and_n
     beyond = Request("gpt2", {"batch": f"{10**12}", "sequence": "1024", "layers": "1"}, numerics=False)
     with Worker(tmp_path) as worker:
         full, overflow = last_of(worker, huge, beyond)
-    assert full.what == "host memory" and "GiB requested. Smaller knobs take less." in full.text
+    assert full.what == "host memory" and "GiB were requested. Use smaller knobs." in full.text
     assert overflow.text and "frame #" not in overflow.text and "enforce fail" not in overflow.text
 
 
@@ -310,5 +310,5 @@ def test_figures_that_were_there_are_kept_where_the_process_dies_later(tmp_path:
         first, second = last_of(worker, SMALL, SMALL)
     assert first.kind == "done" and first.run is not None and first.file is not None
     assert load_run(first.file)[1] == first.run
-    assert first.text.startswith("Nothing more could be found out. Its process was ended by SIGKILL.")
+    assert first.text.startswith("The rest of the run is missing. Its process was ended by SIGKILL.")
     assert second.what == "not begun"

@@ -100,7 +100,7 @@ def test_settings_that_must_precede_cuda_are_refused_without_a_call(space: Space
     request = measured(optimizations=(("allocator_settings", {"conf": "expandable_segments:True"}),))
     (only,) = zero_gpu.ZeroGpuWorker(tmp_path).run([request])
     assert (only.what, space.calls) == ("refused", [])
-    assert "before" in only.text
+    assert "already started CUDA" in only.text
 
 
 def test_what_waits_behind_a_cancelled_run_is_not_begun(space: Space, tmp_path: Path) -> None:
@@ -194,9 +194,9 @@ def test_the_limit_of_time_is_called_that_and_what_was_measured_by_then_is_kept(
     monkeypatch.setattr(zero_gpu, "measured", lends)
     last = on_a_card(FailingGpu(), tmp_path)
     assert (last.kind == "done", last.run is not None) == (is_kept, is_kept)
-    assert f"The Space ended it (GPU task aborted) while it was {phase}." in last.text
+    assert f"The Space ended the run (GPU task aborted) while {phase}." in last.text
     assert "for 120 seconds" in last.text
-    assert "No GPU was lent" not in last.text
+    assert "No GPU was available" not in last.text
 
 
 def seconds_of(**settings: str) -> int:

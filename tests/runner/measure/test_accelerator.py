@@ -67,5 +67,5 @@ def test_without_torch_the_remedy_is_another_python(monkeypatch):
         raise ImportError(f"No module named {name!r}")
 
     monkeypatch.setattr(importlib, "import_module", absent)
-    with pytest.raises(UsageError, match="Run memviz with the Python that your script runs with"):
+    with pytest.raises(UsageError, match="Run memviz with the Python of your script"):
         find_accelerator()

@@ -105,7 +105,7 @@ def test_nothing_is_recorded_or_hooked_where_seconds_are_wanted():
         one_step(device, model)
         assert not model._forward_hooks
         assert gpu.history == []
-        with pytest.raises(UsageError, match="records nothing"):
+        with pytest.raises(UsageError, match="has no recording"):
             device.finish()
 
 

@@ -194,7 +194,7 @@ def test_what_a_model_keeps_elsewhere_is_said_beside_its_seconds(tmp_path, monke
     )
     done = run(FailingGpu(), plan(tmp_path, kept))
     assert done.run.seconds is not None
-    assert any("stayed on the GPU while the seconds were measured" in note for note in done.run.notes)
+    assert any("stayed on the GPU during timing" in note for note in done.run.notes)
     import builtins
 
     del builtins.kept_by_test  # type: ignore[attr-defined]
@@ -303,7 +303,7 @@ def test_a_card_that_is_listed_but_cannot_start_is_predicted_with_the_reason(tmp
     gpu = FailingGpu(fails_at=number, raises=lambda: RuntimeError(MISMATCH), sticky=True)
     done = run(gpu, asked)
     assert gpu.names[-1] == call
-    assert (done.run.mode, done.run.why) == ("predicted", "Predicted, because nothing can be measured here.")
+    assert (done.run.mode, done.run.why) == ("predicted", "Predicted, because this machine has no GPU to measure on.")
     assert MISMATCH in done.run.notes[0]
     assert "nvidia-smi" in done.run.notes[0]
     with pytest.raises(UsageError, match="driver on your system is too old"):
@@ -312,7 +312,7 @@ def test_a_card_that_is_listed_but_cannot_start_is_predicted_with_the_reason(tmp
 
 def test_a_card_that_others_have_filled_is_not_called_a_wrong_driver(tmp_path):
     gpu = FailingGpu(fails_at=0, raises=lambda: RuntimeError("CUDA error: out of memory"))
-    with pytest.raises(UsageError, match=r"has no memory left to start on: CUDA error: out of memory\. .*who holds it"):
+    with pytest.raises(UsageError, match=r"has no free memory: CUDA error: out of memory\. .*which processes use it"):
         run(gpu, plan(tmp_path))
 
 
@@ -382,8 +382,8 @@ def test_notes_of_the_environment_and_of_the_recording_itself(tmp_path, monkeypa
     settings = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:20", "expandable_segments": False}
     gpu.gpu._snapshot = lambda: {**plain(), "allocator_settings": settings}  # type: ignore[method-assign]
     notes = run(gpu, plan(tmp_path)).run.notes
-    assert any("max_split_size_mb:64, from the shell, was not in effect" in note for note in notes)
-    assert any("settings max_split_size_mb:20, which this run did not choose" in note for note in notes)
+    assert any("max_split_size_mb:64 of the shell was not in effect" in note for note in notes)
+    assert any("settings max_split_size_mb:20, which are not from this run" in note for note in notes)
 
 
 @pytest.mark.parametrize(
@@ -397,7 +397,7 @@ def test_expandable_segments_are_called_off_where_they_are(tmp_path, recorded, i
     gpu.gpu._snapshot = lambda: {**plain(), "allocator_settings": recorded}  # type: ignore[method-assign]
     done = run(gpu, plan_of(chosen))
     assert done.run.label.endswith("(off on this platform)") is ("off" in done.run.label) is is_off
-    assert any("requested and are off" in note for note in done.run.notes) is is_off
+    assert any("were requested but are off" in note for note in done.run.notes) is is_off
 
 
 WARNS = """
@@ -451,7 +451,7 @@ def test_a_model_that_switches_the_history_itself_is_told_of_and_none_stays_on(t
     monkeypatch.setattr("builtins.torch_cuda", gpu.gpu, raising=False)
     source = OWN.replace("return self.first(input)", f"{SWITCHES[way]}; return self.first(input)")
     done = run(gpu, plan(tmp_path, source))
-    assert any(f"switched the recording {way} by itself" in note for note in done.run.notes)
+    assert any(f"turned {way}" in note for note in done.run.notes)
     assert (done.run.seconds is None) is (way == "on")
     assert done.run.peak_allocated_bytes > WEIGHT
     assert is_quiet(gpu)
@@ -468,7 +468,7 @@ def test_others_on_the_card_its_clock_and_waiting_kernels_are_noted(tmp_path, mo
     monkeypatch.setattr(FailingGpu, "get_device_properties", lambda *_: type("P", (), {"uuid": "abc"}), raising=False)
     notes = " ".join(run(gpu, plan(tmp_path)).run.notes)
     assert "Another process was on this card with 5,120 MiB when the run began (pid 4711)" in notes
-    assert "1,755 of at most 1,980 MHz. It was held back by its power limit." in notes
+    assert "1,755 of at most 1,980 MHz. It was limited by its power limit." in notes
     assert "CUDA_LAUNCH_BLOCKING is set" in notes
 
 

@@ -67,7 +67,7 @@ def keeping_elsewhere(model: nn.Module) -> Callable[[], None]:
 def test_gradients_that_nobody_says_where_they_are_are_not_compared():
     found = compare_outputs(stack(count=1), tokens(), keeping_elsewhere, training=True, claim="bitwise")
     assert (found.gradients, found.losses) == (None, None)
-    assert found.notes == ("The changed model keeps its gradients elsewhere; they were not compared.",)
+    assert found.notes == ("The optimized model keeps its gradients elsewhere; they were not compared.",)
 
 
 def test_all_of_it_is_json_to_the_last_digit():
@@ -117,7 +117,7 @@ def test_it_is_undone_when_the_changed_model_fails():
 
 
 def test_nothing_to_run_and_nothing_returned_are_refused():
-    with pytest.raises(UsageError, match="no inputs to run the model on"):
+    with pytest.raises(UsageError, match="no inputs for the model"):
         compare_outputs(stack(count=1), [], nothing, training=False, claim="bitwise")
 
     class Silent(nn.Module):
@@ -133,7 +133,7 @@ def test_outputs_of_other_shapes_are_refused():
         model.layers.append(nn.Linear(32, 16))
         return lambda: None
 
-    with pytest.raises(UsageError, match="only tensors of one shape"):
+    with pytest.raises(UsageError, match="shapes must be equal"):
         compare_outputs(stack(count=1), tokens(), apply, training=False, claim="rounding")
 
 

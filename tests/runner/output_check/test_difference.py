@@ -216,7 +216,7 @@ def test_views_are_compared_as_they_read():
 
 
 def test_shapes_must_be_the_same():
-    with pytest.raises(UsageError, match=r"shape \(2, 3\), ours \(3, 2\)"):
+    with pytest.raises(UsageError, match=r"shape \(2, 3\), the optimized model \(3, 2\)"):
         difference(torch.zeros(2, 3), torch.zeros(3, 2))
 
 
@@ -226,7 +226,7 @@ def test_a_tensor_without_values_is_refused():
 
 
 def test_names_must_be_the_same():
-    with pytest.raises(UsageError, match="returns logits, the changed model sample;"):
+    with pytest.raises(UsageError, match="returns logits, the optimized model sample;"):
         differences({"logits": torch.zeros(1)}, {"sample": torch.zeros(1)})
 
 
@@ -472,7 +472,7 @@ def test_a_layer_that_is_gone_is_noted():
     found = compare_outputs(plain_stack, tokens(), apply, training=False, claim="rounding")
     assert found.outputs[0].difference.bitwise
     changed = compare_outputs(plain_stack, tokens(), wrapped_and_wrong, training=False, claim="rounding")
-    assert "layers.1 is not in the changed model." in changed.notes
+    assert "layers.1 is not in the optimized model." in changed.notes
     assert changed.verdict.ok is False
 
 

@@ -119,7 +119,7 @@ def test_another_order_is_rounding_in_every_type(dtype, training):
 def test_rounding_is_not_the_equality_that_was_claimed():
     verdict = compared(with_forward(another_order), "bitwise").verdict
     assert (verdict.ok, verdict.place) == (False, "layers.0")
-    assert verdict.words.endswith("That is rounding, and not the equality it claims.")
+    assert verdict.words.endswith("That is rounding, but it claims equality.")
 
 
 def test_a_bug_is_a_bug_whatever_is_claimed():
@@ -196,7 +196,7 @@ def test_expected_loss_of_a_type(dtype, most):
     name = str(dtype).removeprefix("torch.")
     assert found.stored == name
     assert found.verdict.ok is True
-    assert found.verdict.words.startswith(f"expected loss for {name}: storing moves a weight by up to {most} of itself")
+    assert found.verdict.words.startswith(f"expected error for {name}: storage changes a weight by up to {most}")
     assert all(layer.stored_loss and layer.stored_loss > 0 for layer in found.layers)
 
 
@@ -209,7 +209,7 @@ def test_more_loss_than_the_type_explains_is_suspicious():
 def test_a_loss_of_unknown_origin_cannot_be_judged():
     verdict = compared(with_forward(lambda ff, x: plain(ff, x) * 1.01), "lossy").verdict
     assert verdict.ok is None
-    assert verdict.words.endswith("and no type of storage says how much is right")
+    assert verdict.words.endswith("and no storage dtype gives an expected error")
 
 
 def test_noise_excuses_what_it_explains():
@@ -232,13 +232,13 @@ def test_noise_excuses_what_it_explains():
 
     verdict = compare_outputs(build, tokens(), counted, training=False, claim="bitwise").verdict
     assert verdict.ok is True
-    assert verdict.words.startswith("as equal as the same run twice, which differs by up to ")
+    assert verdict.words.startswith("as equal as two runs without it, which differ by up to ")
 
 
 def test_a_weak_signal_takes_the_proof_from_equal_outputs():
     found = compare_outputs(stack(), tokens(), copied, training=False, claim="bitwise")
     assert found.verdict.ok is True
-    assert found.verdict.caution.endswith("The layers alone were compared, too.")
+    assert found.verdict.caution.endswith("Single layers were compared too.")
     assert all(layer.alone.bitwise for layer in found.layers)
 
 
@@ -284,7 +284,7 @@ def test_what_a_careless_rewrite_loses_is_said_as_a_multiple_of_the_references_o
     apart = place.alone if hasattr(place, "alone") else place.difference
     times = apart.relative_l2 / max(place.rounding.floor, one_rounding(torch.float32))
     assert times > 100
-    assert f"loses {times:.0f} times what the reference loses to rounding" in found.verdict.words
+    assert f"loses {times:.0f} times as much as the reference to rounding" in found.verdict.words
 
 
 class Flat(nn.Module):

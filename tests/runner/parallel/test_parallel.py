@@ -34,12 +34,12 @@ def test_what_the_others_leave_is_sharded(texts: dict[str, str], made: Parallel)
 @pytest.mark.parametrize(
     ("texts", "words"),
     [
-        ({"gpus": "8", "tensor": "3"}, "gpus is 8, and 3 tensor are 3: 3 must divide it"),
-        ({"gpus": "8", "shard": "4"}, "gpus is 8, and 4 shard are 4: give axes whose product it is"),
-        ({"gpus": "0"}, "gpus is a whole number from 1 to 4,096, not 0"),
-        ({"tensor": "two"}, "tensor is a whole number"),
+        ({"gpus": "8", "tensor": "3"}, "gpus is 8, but 3 tensor are 3: 3 must divide it"),
+        ({"gpus": "8", "shard": "4"}, "gpus is 8, but 4 shard are 4: their product must equal gpus"),
+        ({"gpus": "0"}, "gpus must be a whole number from 1 to 4,096, not 0"),
+        ({"tensor": "two"}, "tensor must be a whole number"),
         ({"expert": "2"}, "there is no expert"),
-        ({"data": "4096", "shard": "2"}, "8,192 GPUs; 4,096 are the most"),
+        ({"data": "4096", "shard": "2"}, "8,192 GPUs exceed the limit of 4,096"),
     ],
 )
 def test_what_cannot_be_is_refused(texts: dict[str, str], words: str) -> None:
@@ -50,21 +50,21 @@ def test_what_cannot_be_is_refused(texts: dict[str, str], words: str) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"on": "cuda"}, "8 GPUs: 8 shard are predicted and not measured"),
-        ({"optimizations": (("split_feed_forward", {}),)}, "split_feed_forward is tried on one GPU only"),
-        ({"parallel": {"tensor": "2"}, "optimizations": (("lora", {}),)}, "lora changes what tensor cuts"),
+        ({"on": "cuda"}, "8 GPUs: 8 shard can be predicted but not measured"),
+        ({"optimizations": (("split_feed_forward", {}),)}, "split_feed_forward is supported on one GPU only"),
+        ({"parallel": {"tensor": "2"}, "optimizations": (("lora", {}),)}, "lora does not support tensor"),
         (
             {"parallel": {"data": "2"}, "optimizations": (("lora", {}), ("weight_quantization", {}))},
-            "weight_quantization changes what data cuts: leave it out, or data=1",
+            "weight_quantization does not support data parallelism: drop it, or set data=1",
         ),
-        ({"parallel": {"data": "2", "tensor": "2"}}, "give shard 2 or more"),
+        ({"parallel": {"data": "2", "tensor": "2"}}, "set shard to 2 or more"),
         (
             {"parallel": {"pipeline": "2"}, "settings": {"batch": "2"}, "optimizations": ACCUMULATED},
-            "gradient_accumulation changes what pipeline cuts",
+            "gradient_accumulation does not support pipeline parallelism",
         ),
         (
             {"parallel": {"tensor": "2"}, "optimizations": (("chunked_cross_entropy", {}),)},
-            "chunked_cross_entropy changes what tensor cuts: leave it out, or tensor=1",
+            "chunked_cross_entropy does not support tensor parallelism: drop it, or set tensor=1",
         ),
     ],
 )  # fmt: skip

@@ -136,11 +136,11 @@ def test_checkpointing_saves_on_every_rank() -> None:
 @pytest.mark.parametrize(
     ("workload", "axes", "words"),
     [
-        ("feed_forward", {"tensor": "2"}, "tensor parts decoders"),
-        ("feed_forward", {"pipeline": "2"}, "pipeline cuts decoders"),
-        ("mixtral", {"tensor": "2"}, "tensor cannot part this model: .*moe"),
+        ("feed_forward", {"tensor": "2"}, "tensor parallelism needs a transformers decoder"),
+        ("feed_forward", {"pipeline": "2"}, "pipeline parallelism needs a transformers decoder"),
+        ("mixtral", {"tensor": "2"}, "tensor cannot split this model: .*moe"),
         ("llama", {"tensor": "3"}, "tensor is 3, and this model's num_attention_heads are 8"),
-        ("llama", {"pipeline": "4"}, "pipeline has 4 stages, and this model has 3 blocks"),
+        ("llama", {"pipeline": "4"}, "pipeline has 4 stages, but this model has 3 blocks"),
     ],
 )
 def test_a_model_that_cannot_be_parted_so_says_why(workload: str, axes: dict[str, str], words: str) -> None:

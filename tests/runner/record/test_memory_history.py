@@ -78,7 +78,7 @@ def test_the_installed_torch_takes_what_is_asked_of_it(kind):
 def test_a_second_recording_is_refused_and_the_first_goes_on():
     gpu = FakeGpu()
     history = started(gpu)
-    with pytest.raises(UsageError, match="on already"):
+    with pytest.raises(UsageError, match="already on"):
         RecordedHistory(gpu.accelerator).start()
     gpu.malloc(1000)
     assert "alloc" in actions(history.take().snapshot)

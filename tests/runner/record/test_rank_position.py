@@ -63,7 +63,7 @@ def test_what_names_no_ranks_is_refused_on_every_rank(ranks: str) -> None:
 
 
 def test_stages_need_a_mesh_and_the_last_a_world() -> None:
-    with pytest.raises(UsageError, match="is told by --mesh"):
+    with pytest.raises(UsageError, match="needs --mesh"):
         is_chosen(of(0, mesh="dp=8"), "stage")
     with pytest.raises(UsageError, match="WORLD_SIZE is not set"):
         is_chosen(rank_position("", {"RANK": "3"}), "last")
@@ -76,5 +76,5 @@ def test_a_mesh_that_is_none_is_refused(mesh: str) -> None:
 
 
 def test_a_mesh_of_another_size_is_refused() -> None:
-    with pytest.raises(UsageError, match="--mesh pp=2,dp=2 has 4 ranks, and there are 8"):
+    with pytest.raises(UsageError, match="--mesh pp=2,dp=2 has 4 ranks, but there are 8"):
         of(0, mesh="pp=2,dp=2")

@@ -240,7 +240,7 @@ def test_an_error_goes_on_and_the_recording_is_written(tmp_path):
     ):
         gpu.malloc(1000)
         raise KeyError("mine")
-    assert caught.value.__notes__ == [f"memviz wrote the recording up to here to {tmp_path / 'run.pickle'}."]
+    assert caught.value.__notes__ == [f"memviz wrote the recording until now to {tmp_path / 'run.pickle'}."]
     assert len(load_trace(tmp_path / "run.pickle").devices[0].events) == 2
     assert not is_recording()
 
@@ -265,7 +265,7 @@ def test_a_file_that_is_there_stays_unless_told_otherwise(tmp_path):
     path = tmp_path / "run.pickle"
     path.write_bytes(b"precious")
     gpu = FakeGpu()
-    with pytest.raises(UsageError, match="is there already"), memviz.recording(path, accelerator=gpu.accelerator):
+    with pytest.raises(UsageError, match="already exists"), memviz.recording(path, accelerator=gpu.accelerator):
         raise AssertionError("the program must not start")
     assert path.read_bytes() == b"precious"
     with memviz.recording(path, overwrite=True, accelerator=gpu.accelerator):
@@ -274,7 +274,7 @@ def test_a_file_that_is_there_stays_unless_told_otherwise(tmp_path):
 
 
 def test_a_folder_that_is_not_there_is_refused_before_the_program_starts(tmp_path):
-    with pytest.raises(UsageError, match="not a folder"), memviz.recording(tmp_path / "no" / "run.pickle"):
+    with pytest.raises(UsageError, match="not a writable folder"), memviz.recording(tmp_path / "no" / "run.pickle"):
         raise AssertionError("the program must not start")
 
 

@@ -99,8 +99,8 @@ def test_what_lies_beside_it_can_be_imported(file, tmp_path):
         (PLAIN, ":linaer", {}, "{file} has no function linaer at its top level. Did you mean linear? There is linear."),
         (PLAIN, "", {"widht": "3"}, "linear in {file} has no parameter widht. Did you mean width? There are width, b"),
         (PLAIN, "", {"mode": "eval"}, "own: mode cannot be eval. There are inference, training."),
-        ("def a(): pass\ndef b(): pass\n", "", {}, "{file} has several functions; name one of them: {file}:a, "),
-        ("x = 1\n", "", {}, "{file} has no function at its top level; write a function that returns (model, inputs)"),
+        ("def a(): pass\ndef b(): pass\n", "", {}, "{file} has several functions. Name one of them: {file}:a, "),
+        ("x = 1\n", "", {}, "{file} has no top-level function. Write a function that returns (model, inputs)"),
         ("def broken(:\n", "", {}, "{file}, line 1 is not Python: invalid syntax."),
     ],
 )
@@ -186,12 +186,12 @@ def build():
     ("forward", "loss", "message"),
     [
         ("self.line(x)", "", "The model returns nothing (None), with no mean to train on. Return (model"),
-        ("return (self.line(each) for each in x)", "", "The model returns a generator, with no tensor of decimal numb"),
-        ("return []", "", "The model returns a list, with no tensor of decimal numbers in it"),
-        ("return self.line(x).argmax()", "", "The model returns a Tensor, with no tensor of decimal numbers in it"),
+        ("return (self.line(each) for each in x)", "", "The model returns a generator, with no floating-point tensor"),
+        ("return []", "", "The model returns a list, with no floating-point tensor in it"),
+        ("return self.line(x).argmax()", "", "The model returns a Tensor, with no floating-point tensor in it"),
         ("return self.line(x)", ", lambda output: 3.0", "The loss is a float; a training step needs a tensor with one"),
         ("return self.line(x)", ", lambda output: output", "The loss is a tensor of shape (2, 3); a training step nee"),
-        ("return self.line(x).detach()", "", "The loss depends on no parameter that is trained, so there is nothing"),
+        ("return self.line(x).detach()", "", "The loss does not depend on a trainable parameter"),
     ],
 )
 def test_what_no_step_can_be_trained_on_is_said_in_words(file, forward, loss, message):

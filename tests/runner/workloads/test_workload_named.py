@@ -29,34 +29,30 @@ def test_an_unknown_one_is_named_with_the_likely_one():
         make_workload("ltx-video")
     assert str(caught.value) == (
         f"There is no workload ltx-video. Did you mean ltx_video? There are {', '.join(NAMES)}. "
-        "A model of your own is a config.json or FILE.py:function."
+        "For your own model use a config.json or FILE.py:function."
     )
 
 
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        ("feed_forward", {"batch": "-1"}, "feed_forward: batch is -1; the least is 1."),
-        ("feed_forward", {"batch": "0"}, "feed_forward: batch is 0; the least is 1."),
-        (
-            "feed_forward",
-            {"activation": "relu"},
-            "feed_forward: activation cannot be relu. Did you mean gelu? ",
-        ),
-        ("feed_forward", {"dropout": "1"}, "feed_forward: dropout is 1.0; it is a share from 0 up to, but not includi"),
+        ("feed_forward", {"batch": "-1"}, "feed_forward: batch is -1; the minimum is 1."),
+        ("feed_forward", {"batch": "0"}, "feed_forward: batch is 0; the minimum is 1."),
+        ("feed_forward", {"activation": "relu"}, "feed_forward: activation cannot be relu. Did you mean gelu? "),
+        ("feed_forward", {"dropout": "1"}, "feed_forward: dropout is 1.0; it must be at least 0 and"),
         ("feed_forward", {"residual": "true", "dim_out": "128"}, "feed_forward: residual adds 4096 channels to 128;"),
-        ("feed_forward", {"micro_batches": "4"}, "feed_forward: micro_batches is 4, and only a training step has any"),
-        ("ltx_video", {"frames": "80"}, "ltx_video: frames is 80; it must be 1 more than a multiple of 8, as 73 or 81"),
-        ("ltx_video", {"height": "500"}, "ltx_video: height is 500; it must be a multiple of 32, as 480 or 512 is, b"),
-        ("flux", {"resolution": "1024x7"}, "flux: width is 7; it must be a multiple of 16, as 16 is, because the au"),
+        ("feed_forward", {"micro_batches": "4"}, "feed_forward: micro_batches is 4, but only training has"),
+        ("ltx_video", {"frames": "80"}, "ltx_video: frames is 80; it must be 1 more than a multiple of 8, such as"),
+        ("ltx_video", {"height": "500"}, "ltx_video: height is 500; it must be a multiple of 32, such as"),
+        ("flux", {"resolution": "1024x7"}, "flux: width is 7; it must be a multiple of 16, such as 16, beca"),
         ("cogvideox", {"size": "7b"}, "cogvideox: size cannot be 7b. There are 2b, 5b."),
-        ("cogvideox", {"frames": "2"}, "cogvideox: frames is 2; it must be 1 more than a multiple of 4, as 1 or 5 is,"),
+        ("cogvideox", {"frames": "2"}, "cogvideox: frames is 2; it must be 1 more than a multiple of 4, such as"),
         ("gpt2", {"sequence": "2048"}, "gpt2: sequence is 2048; GPT-2 knows 1024 positions."),
         ("gpt2", {"narrow": "5"}, "gpt2: narrow is 5; it must divide the 12 heads."),
-        ("llama", {"cache": "true"}, "llama: cache keeps keys and values for the next token, and training asks for n"),
+        ("llama", {"cache": "true"}, "llama: cache is for inference only."),
         ("llama", {"dtype": "fp8"}, "llama: dtype cannot be fp8. There are bf16, fp16, fp32."),
-        ("transformer_block", {"parts": "3"}, "transformer_block: 64 heads cannot be cut into 3 equal parts."),
-        ("transformer_block", {"inner": "28674"}, "transformer_block: inner 28674 cannot be cut into 4 equal parts."),
+        ("transformer_block", {"parts": "3"}, "transformer_block: 64 heads cannot be split into 3 equal parts."),
+        ("transformer_block", {"inner": "28674"}, "transformer_block: inner 28674 cannot be split into 4 equal parts."),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_built(name, settings, message):

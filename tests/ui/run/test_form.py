@@ -341,7 +341,7 @@ def test_other_workloads_and_stories_begin_with_their_own_values() -> None:
 @pytest.mark.parametrize(
     ("refusal", "place"),
     [
-        ("tiny: batch is 0; the least is 1.", "knobs"),
+        ("tiny: batch is 0; the minimum is 1.", "knobs"),
         ("split: parts is 0.", "o:split"),
         ("cast: it is not switched on.", "run"),
         ("No blocks were found.", "run"),
@@ -456,7 +456,7 @@ def test_lora_trains_so_what_needs_training_goes_with_it(answers: RunAnswers) ->
     [
         ("", "Paste a config.json here"),
         ("  ", "Paste a config.json here"),
-        ('{"model_type": "llama", "auto_map": {"AutoModel": "x.y"}}', "auto_map names code of its own"),
+        ('{"model_type": "llama", "auto_map": {"AutoModel": "x.y"}}', "auto_map names custom code"),
         ('{"model_type": "llama", "num_hidden_layers": 10000000}', "10,000,000, and the most that is built"),
         ("x" * (1 << 20) + "y", "longer than 1,048,576 letters"),
     ],

@@ -289,11 +289,11 @@ def test_each_output_and_loss_has_a_line_with_the_band_that_rounding_explains() 
     losses = {"reference": [8.0, 4.0], "again": [8.0, 4.0], "ours": [8.0, 4.4], "updates": 1e-6}
     html = differences_html(variant("Lora", compared(losses=losses)))
     assert "1.0e-01 relative at step 2" in words(html) and len(dots(html)) == 2
-    verdict = {"ok": None, "words": "not exercised: the picture is one tile", "short": "not exercised"}
+    verdict = {"ok": None, "words": "not exercised: the image fits in one tile", "short": "not exercised"}
     numerics = {"verdict": verdict, "outputs": [{"difference": {"absmax": 0, "relative_l2": 0}}]}
     html = results_html(OrderStatus("x", (LTX[0], variant("Tiles", predicted(9, 1, numerics=numerics)))))
     assert rows(html)[-1][3] == "not exercised" and not dots(html)
-    assert "not exercised: the picture is one tile" in words(html)
+    assert "not exercised: the image fits in one tile" in words(html)
 
 
 def test_times_that_differ_by_less_than_their_steps_do_are_called_about_the_same() -> None:

@@ -55,18 +55,18 @@ def test_what_is_not_said_is_as_the_configuration_has_it() -> None:
 @pytest.mark.parametrize(
     ("values", "settings", "words"),
     [
-        ({"model_type": "lama"}, {}, "transformers knows no model_type lama. Near it are llama"),
+        ({"model_type": "lama"}, {}, "transformers knows no model_type lama. Similar: llama"),
         (
             {"model_type": "zzzzzzzz"},
             {},
-            "knows no model_type zzzzzzzz. A model with code of its own is FILE.py:function",
+            "knows no model_type zzzzzzzz. For a model with custom code use FILE.py:function",
         ),
-        ({**LLAMA, "architectures": ["EagleModel"]}, {}, "architectures names EagleModel, which is no model"),
-        ({**LLAMA, "architectures": ["BertModel"]}, {}, "Take it out for LlamaForCausalLM."),
+        ({**LLAMA, "architectures": ["EagleModel"]}, {}, "architectures names EagleModel, which is not a model"),
+        ({**LLAMA, "architectures": ["BertModel"]}, {}, "Remove it for LlamaForCausalLM."),
         (LLAMA, {"sequence": "5000"}, "sequence is 5,000; this model knows 4,096 positions."),
-        (LLAMA, {"tokens": "64"}, "tokens are those in the KV cache of inference, and mode is training"),
-        (BERT, {"tokens": "64", "mode": "inference"}, "keeps none from one pass to the next"),
-        (T5, {"tokens": "64", "mode": "inference"}, "has an encoder, whose cache is not predicted; leave it at 0"),
+        (LLAMA, {"tokens": "64"}, "tokens sets the KV cache of inference, but mode is training"),
+        (BERT, {"tokens": "64", "mode": "inference"}, "has none"),
+        (T5, {"tokens": "64", "mode": "inference"}, "has an encoder, whose cache is not predicted. Leave tokens at 0"),
         (LLAMA, {"mode": "lora", "batches": "2"}, "has no knob batches. Did you mean batch?"),
     ],
 )
