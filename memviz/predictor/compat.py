@@ -23,6 +23,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import ExitStack
+from importlib import import_module
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -226,3 +227,57 @@ def without_deletions(module: ModuleType, name: str) -> Callable[..., Any]:
 def _mask_on_host(sz: int, device: Any = None, dtype: torch.dtype | None = None) -> Tensor:
     full = torch.full((sz, sz), -math.inf, dtype=dtype or torch.float32, device=device or "cpu")
     return torch.triu(full, diagonal=1)
+
+
+class LateDynamo(ModuleType):
+    """Stands for `torch._dynamo` until something besides its switches is asked of it.
+
+    torch imports it for the first optimizer, and for shape rules that are written in Python; to import it takes as
+    much processor time as a short program. Nothing is compiled while it stands here, so there is nothing to switch off.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("torch._dynamo")
+        self._switched: list[Any] = []
+
+    def disable(self, fn: Any = None, *_: Any, **__: Any) -> Any:
+        if fn is not None:
+            self._switched.append(fn)
+        return self.disable if fn is None else fn
+
+    def graph_break(self, *_: Any, **__: Any) -> None:
+        """Break no graph, as there is none."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_switched" or name.startswith("__") and name != "__path__":
+            raise AttributeError(name)
+        self.leave()
+        signature = inspect.signature
+
+        def signature_of_torchs(function: Any, **options: Any) -> inspect.Signature:
+            # The module compares torch's functions with its own; in place of some are ours.
+            if str(getattr(function, "__module__", "")).startswith("memviz."):
+                raise ValueError(function)
+            return signature(function, **options)
+
+        vars(inspect)["signature"] = signature_of_torchs
+        try:
+            return getattr(import_module("torch._dynamo"), name)
+        finally:
+            vars(inspect)["signature"] = signature
+
+    @classmethod
+    def follow(cls, patches: Patches) -> None:
+        if "torch._dynamo" not in sys.modules:
+            late = cls()
+            sys.modules["torch._dynamo"] = late
+            vars(torch)["_dynamo"] = late
+            patches.callback(late.leave)
+
+    def leave(self) -> None:
+        """Make way for the module itself; torch asks it then about functions that it asked about here."""
+        if sys.modules.get("torch._dynamo") is self:
+            del sys.modules["torch._dynamo"], vars(torch)["_dynamo"]
+        for fn in self._switched:
+            vars(fn).pop("__dynamo_disable", None)
+        self._switched.clear()

@@ -230,6 +230,11 @@ class _Probe(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.owners: tuple[int, int] | None = None
         self._watched: list[Any] = []
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # torch's own answer imports all of torch._dynamo, which takes as long as the rest of a start.
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is aten.add.Tensor and torch._C._current_graph_task_id() != -1:
             self.owners = _owners_of(args[0])

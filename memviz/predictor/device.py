@@ -31,7 +31,7 @@ from memviz.predictor.accuracy import unproven_of
 from memviz.predictor.assumptions import Assumptions, caught_refusal, forget_refusals
 from memviz.predictor.autocast import Autocast, follow_autocast
 from memviz.predictor.cards import KnownCard, dtype_warnings
-from memviz.predictor.compat import Patches, follow_release
+from memviz.predictor.compat import LateDynamo, Patches, follow_release
 from memviz.predictor.compiled import Compiler
 from memviz.predictor.cuda.machine import CUDA_0, META, NamedDevices
 from memviz.predictor.cuda.memory import HistoryWindow, MemoryHistory, OutOfMemoryReport, PretendedOutOfMemory
@@ -185,7 +185,6 @@ class PredictedDevice:
     def __enter__(self) -> Self:
         if PredictedDevice.in_use is not None:
             raise UsageError("A predicted device is already in use; only one is possible at a time.")
-        owners_of_a_lone_sum()
         forget_refusals()
         try:
             self._patch(self._patches)
@@ -198,6 +197,9 @@ class PredictedDevice:
         patches.put(PredictedDevice, "in_use", self)
         # It would run when Python sees fit, which no prediction can follow.
         patches.enter_context(without_collection())
+        if self._as_process and self._compiler is None:
+            LateDynamo.follow(patches)
+        owners_of_a_lone_sum()
         recorder, position, assumptions = self.recorder, self.recorder.position, self.recorder.assumptions
         phases = ProgramPhases(self._mark, position)
         follow_modules(patches, recorder, phases, self.blocks, self._compiler)

@@ -29,7 +29,7 @@ from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from threading import RLock
-from types import SimpleNamespace
+from types import NoneType, SimpleNamespace
 from typing import Any, Self
 from weakref import WeakKeyDictionary
 
@@ -39,7 +39,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from memviz.predictor.assumptions import Assumptions, data_needed, not_predicted, refusing
-from memviz.predictor.compat import Patches, without_functions, without_modes
+from memviz.predictor.compat import LateDynamo, Patches, without_functions, without_modes
 from memviz.predictor.compiled import Compiler
 from memviz.predictor.cuda.machine import on_card
 from memviz.predictor.position import NO_TASK, ProgramPosition, frames
@@ -306,7 +306,7 @@ def follow_compile(patches: Patches, recorder: AllocationRecorder, compiler: Com
     patches.replace(nn.Module, "compile", compile_in_place)
     # There are no graphs between whose replays memory could be handed on.
     patches.replace(torch.compiler, "cudagraph_mark_step_begin", lambda: None)
-    if "torch._dynamo" in sys.modules:
+    if not isinstance(sys.modules.get("torch._dynamo"), LateDynamo | NoneType):
         patches.enter_context(torch.compiler.set_stance("force_eager"))
 
 

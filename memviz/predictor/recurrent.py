@@ -123,14 +123,15 @@ class _RecurrentSizes:
         (pytorch/pytorch#2895), and 801,177,600 for one GRU of 800 both ways over 20,864 (deepspeech.pytorch#172).
         """
         values = self.layers * _KEPT[self.mode] + self.layers - 1
-        return self.tokens * self.ways * self.width * values * self.element
+        return int(self.tokens * self.ways * self.width * values * self.element)
 
     @property
     def workspace(self) -> int:
         """Weights in cuDNN's order, states of a few steps, and both ways apart; without a reserve the gates."""
         gates = 0 if self.train else self.tokens * self.ways * self.width * _GATES_BY_MODE[self.mode]
         apart = 2 * self.ways * self.tokens * self.width if self.ways > 1 else 0
-        return (self.matrices + gates + apart + 20 * self.batch * self.width * self.layers * self.ways) * self.element
+        steps = 20 * self.batch * self.width * self.layers * self.ways
+        return int((self.matrices + gates + apart + steps) * self.element)
 
 
 def recurrent_shape(func: Any, args: Any, kwargs: Any) -> Any:

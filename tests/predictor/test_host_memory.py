@@ -278,4 +278,4 @@ def test_pinned_blocks_and_growth_of_the_host_are_found() -> None:
     found = said(lane(body)[0])
     assert {kind: one.bytes for kind, one in found.items()} == {FindingKind.HOST_PINNED_ROUNDING: 3 * MiB}
     grown = said(lane(lambda: body(lambda output: output.detach().cpu()))[0])[FindingKind.HOST_GROWING]
-    assert grown.bytes == 4 * MiB and "grows by 1.00 MiB each step" in grown.sentence
+    assert grown.bytes == 4 * MiB and "grows by 1.00 MiB" in grown.sentence

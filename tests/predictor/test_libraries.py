@@ -9,7 +9,7 @@ import torch
 
 from memviz.predictor.device import PredictedDevice
 from tests.predictor.rows import A100
-from tests.second_process import predict
+from tests.second_process import memviz, predict
 
 MiB = 1 << 20
 SMALL = {
@@ -270,3 +270,22 @@ def test_libraries_that_ask_the_card_by_their_own_code_are_answered(
     assert said in ran.stdout
     assert noted in ran.stderr
     assert ran.returncode == 0, ran.stderr
+
+
+def test_what_only_switches_the_compiler_off_does_not_load_it(tmp_path: Path) -> None:
+    """It takes as long as a short program, which needs no more of it than to be told that nothing is compiled."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import sys, torch\n"
+        "model = torch.nn.Linear(4, 4).cuda()\n"
+        "optimizer = torch.optim.AdamW(model.parameters())\n"
+        "model(torch.ones(2, 4, device='cuda') * 2).sum().backward()\n"
+        "optimizer.step()\n"
+        "loaded = 'torch._dynamo.eval_frame' in sys.modules\n"
+        "from torch._dynamo.utils import counters\n"
+        "model(torch.ones(2, 4, device='cuda'))\n"
+        "print(loaded, type(torch._dynamo).__name__, torch._dynamo.config.verbose)\n"
+    )
+    ran = memviz("predict", script, folder=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.splitlines()[0] == "False module False"
