@@ -309,7 +309,7 @@ def search(
     pending: dict[str, Point] = {}
     order = _KeptOrder(space, predictor.kept)
     points = _NextPoints(space, count, order, may_settle=tries is None)
-    twins, replays = _Twins(space, predictor.kept), _Replays(space, predictor.kept)
+    twins = _Twins(space, predictor.kept)
 
     def ask() -> Request | None:
         while (place := points.next()) is not None:
@@ -324,7 +324,8 @@ def search(
     def hear(request: Request, prediction: Prediction) -> None:
         place = pending.pop(repr(request))
         add(place, prediction)
-        for other, known in replays.take(place, points):
+        # Those were replayed with it: none of them needs a try of its own.
+        for other, known in points.take_known(space.with_other_settings(place), predictor.kept):
             add(other, known)
 
     def add(place: Point, prediction: Prediction, *, is_twin: bool = False) -> None:
@@ -347,7 +348,7 @@ def search(
         return min(points.most, possible())
 
     def others(request: Request) -> list[Request]:
-        return [candidates[other].request for other in points.new(replays.of(pending[repr(request)]))]
+        return [candidates[other].request for other in points.new(space.with_other_settings(pending[repr(request)]))]
 
     stop, is_stopped = stop or Stop(), True
     with suppress(SearchStopped), stop.ends():
@@ -360,28 +361,6 @@ def search(
     in_order = sorted(refused, key=lambda place: (len(changes_at(place)), place))
     reasons = tuple(refused[place] for place in in_order)
     return Searched(ways, len(tried), possible(), reasons, planned(), is_stopped, points.is_settled)
-
-
-class _Replays:
-    """Configurations that are predicted with another, since they differ from it in allocator settings alone.
-
-    A replay costs little beside a prediction. So all of them are tried at once, and teach what comes next.
-    """
-
-    def __init__(self, space: Space, kept: KeptPredictions) -> None:
-        self._space, self._kept = space, kept
-        self._is_alone = plan_of(space.request).parallel.gpus == 1
-
-    def of(self, place: Point) -> list[Point]:
-        """Return none on many GPUs, where each is a prediction of its own."""
-        return self._space.with_other_settings(place) if self._is_alone else []
-
-    def take(self, place: Point, points: _NextPoints) -> Iterator[tuple[Point, Prediction]]:
-        """Take those that are known from the points that are left to try."""
-        for other in self.of(place):
-            prediction = self._kept.get(self._space.candidates[other].request)
-            if prediction is not None and points.take(other):
-                yield other, prediction
 
 
 class _Twins:
@@ -523,6 +502,12 @@ class _NextPoints:
 
     def new(self, places: Iterable[Point]) -> list[Point]:
         return [place for place in places if place not in self._taken and not self.is_refused(place)]
+
+    def take_known(self, places: Iterable[Point], kept: KeptPredictions) -> Iterator[tuple[Point, Prediction]]:
+        for place in places:
+            prediction = kept.get(self._space.candidates[place].request)
+            if prediction is not None and self.take(place):
+                yield place, prediction
 
     def take(self, place: Point) -> bool:
         """Count a combination among those that are tried; False if it is one of them, or there are enough."""

@@ -244,8 +244,8 @@ class Space:
         return replace(request, optimizations=(*request.optimizations, *on))
 
     def with_other_settings(self, place: Point) -> list[Point]:
-        """Those that differ in the allocator settings alone."""
-        if ALLOCATOR_SETTINGS not in self.names:
+        """Return those that differ in allocator settings alone; none on many GPUs, where each is run anew."""
+        if ALLOCATOR_SETTINGS not in self.names or parallel_of(self.request.parallel).gpus > 1:
             return []
         at = self.names.index(ALLOCATOR_SETTINGS)
         variants = ((*place[:at], number, *place[at + 1 :]) for number in range(len(self.options[at])))

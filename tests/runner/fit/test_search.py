@@ -203,6 +203,23 @@ def test_an_option_without_effect_is_predicted_once_and_named_all_the_same(tmp_p
     assert any(trial.prediction.command for trial in searched.ways)
 
 
+def test_what_is_replayed_with_another_is_tried_with_it(tmp_path: Path) -> None:
+    asked: list[Request] = []
+
+    class Replaying(Teller):
+        def all(self, ask: Ask, hear: Hear, others: Others, *, until: float | None = None) -> None:
+            while (request := ask()) is not None:
+                asked.append(request)
+                for one in (request, *others(request)):
+                    self.one(one)
+                hear(request, self.one(request))
+
+    space = space_of(Request("flux"), "outputs")
+    teller = Replaying(KeptPredictions(tmp_path), 1)
+    searched = search(space, cast(Predictor, teller))
+    assert searched.tried == len(space.candidates) == teller.made == 2 * len(asked)
+
+
 def test_another_search_has_an_order_of_its_own(tmp_path: Path) -> None:
     kept = KeptPredictions(tmp_path)
     kept.add_to_order("one", (0, 1))
