@@ -145,13 +145,13 @@ def test_where_something_else_answers_the_file_is_refused(page: Any, server: str
 def test_where_too_many_are_read_a_file_waits_for_its_place(page: Any, server: str, large: Path) -> None:
     started(page, server)
     may_go = threading.Event()
-    full = {"reason": "Too many files are being read here right now. Open it again in a moment."}
+    full = {"reason": "Too many files are being read. Try again in a moment."}
     page.route(
         "**/memviz/readings",
         lambda route: route.continue_() if may_go.is_set() else route.fulfill(status=429, json=full),
     )
     page.set_input_files("#first-files input[type=file]", large)
-    page.locator(".mv-arrival").get_by_text("waiting for a place").wait_for()
+    page.locator(".mv-arrival").get_by_text("waiting").wait_for()
     assert page.get_by_text("Open it again in a moment").count() == 0
     may_go.set()
     page.locator("#timeline .mvt[data-drawn]").wait_for()

@@ -147,7 +147,7 @@ def test_kinds_and_text_choose(page):
     page.wait_for_function("document.querySelector('.mve-total').textContent === '300 of 302 events'")
     page.get_by_label("Find by site").fill("nowhere")
     page.wait_for_function("document.querySelector('.mve-total').textContent === '0 of 302 events'")
-    assert page.get_by_text("No event fits.").is_visible()
+    assert page.get_by_text("No event matches.").is_visible()
 
 
 def test_a_filtered_line_goes_to_its_own_event(page):

@@ -34,7 +34,7 @@ def test_a_finding_is_lit_by_keyboard_and_let_go(explored):
     second.focus()
     explored.keyboard.press("Enter")
     playwright.expect(second).to_have_attribute("aria-pressed", "true")
-    chip = explored.get_by_role("button", name=re.compile("^Show everything again, not only 128 MiB"))
+    chip = explored.get_by_role("button", name=re.compile("^Show all, not only 128 MiB"))
     chip.wait_for()
     explored.keyboard.press("Escape")
     playwright.expect(second).to_have_attribute("aria-pressed", "false")

@@ -58,7 +58,7 @@ def test_given_ranks_are_what_is_seen_first(drawn: Any) -> None:
     said = drawn.locator("#ranks-verdict h1").inner_text()
     assert said.startswith("Highest peak of 6 ranks: 136 MiB, on rank 4. 5 need the same, 1 differs.")
     heading(drawn, 4).wait_for()
-    drawn.get_by_role("heading", name="Ranks that stand out").wait_for()
+    drawn.get_by_role("heading", name="Outliers").wait_for()
 
 
 def test_a_click_and_the_keys_choose_a_rank(drawn: Any) -> None:
@@ -122,14 +122,14 @@ def test_ranks_dropped_together_open_their_tab_which_a_reload_keeps(page: Any, s
     assert names == [f"rank{number}" for number in range(6)], "what all have in common is left out"
     assert page.locator(".mv-trace.mv-chosen").inner_text().startswith("rank0")
     heading(page, 4).wait_for()
-    page.get_by_label("Would it fit on").select_option("RTX 3060")
+    page.get_by_label("Check fit on").select_option("RTX 3060")
     page.wait_for_url("**tab=ranks&card=RTX+3060")
     said = page.locator("#ranks-verdict h1", has_text="RTX 3060").inner_text()
     reload(page)
     page.locator("#ranks-map .mvn[data-drawn]").wait_for()
     heading(page, 4).wait_for()
     page.locator("#ranks-verdict h1", has_text=said).wait_for()
-    assert page.get_by_label("Would it fit on").input_value() == "RTX 3060", "the choice is kept, too"
+    assert page.get_by_label("Check fit on").input_value() == "RTX 3060", "the choice is kept, too"
     page.get_by_role("button", name="Open in Explore").click()
     page.locator(".mv-trace.mv-chosen", has_text="rank4").wait_for()
     page.get_by_role("button", name="Close all").click()

@@ -194,7 +194,7 @@ def test_pointing_says_what_a_block_is(page):
         "since event 2: 2 events, 20 µs old",
     ]
     page.mouse.move(*centre(page, 3))
-    assert tip(page)[2] == "freed, waits for another stream · since event 3: 1 event, 10 µs old"
+    assert tip(page)[2] == "freed, waiting for another stream · since event 3: 1 event, 10 µs old"
 
 
 def test_pointing_at_free_memory_names_its_segment(page):

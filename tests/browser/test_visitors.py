@@ -87,7 +87,7 @@ def test_a_copy_is_kept_for_others_where_the_owner_allows_it(
     with started({"MEMVIZ_LINK_HOURS": "72"}, quickly=True) as server:
         open_file(page, server.address, secret_file)
         page.get_by_text("Share", exact=True).click()
-        page.get_by_role("button", name="Link for others to a copy, kept here for 3 days").click()
+        page.get_by_role("button", name="Share link a copy on this server, for 3 days").click()
         address = page.get_by_label("Address of the copy").input_value()
         visitor = new_visitor(browser)
         other = watched(visitor)

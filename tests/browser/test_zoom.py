@@ -136,7 +136,7 @@ def test_keys_come_to_one_block_of_512_bytes_above_32_gibibytes(page: Any) -> No
         }}"""
     )
     assert rows == [row]
-    assert page.locator(".mvt-from").text_content() == f"heights count from {32 * GiB - 4 * MiB:,} B"
+    assert page.locator(".mvt-from").text_content() == f"axis starts at {32 * GiB - 4 * MiB:,} B"
     assert mounted.errors == []
 
 

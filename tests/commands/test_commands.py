@@ -56,7 +56,7 @@ def test_a_summary_of_one_device_has_no_notes_of_another(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["report", *["small.pickle"] * 9, "-o", "x.html"], "A report shows at most 8 snapshots side by side, not 9."),
+        (["report", *["small.pickle"] * 9, "-o", "x.html"], "A report shows at most 8 snapshots, not 9."),
         (
             ["export", "small.pickle", "-o", "x.pickle", "--table", "stacks"],
             "--table needs a CSV file, but x.pickle is pickle.",

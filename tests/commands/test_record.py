@@ -398,7 +398,7 @@ def test_a_file_that_cannot_be_written_is_said_and_counts(tmp_path):
     done = forked.run(["-c", PROGRAM, "-o", "out/run.pickle", "train.py"], cwd=tmp_path, env=environment())
     assert done.returncode == 2
     words = "out/run.pickle cannot be written (No such file or directory). Make the folder out first."
-    assert done.stderr == f"memviz: Nothing is written. {words}\n"
+    assert done.stderr == f"memviz: No file was written. {words}\n"
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def test_a_file_that_ends_its_process_is_one_row(tmp_path: Path, at: int) -> Non
     assert sorted(row.place for row in rows) == sorted(place.address for place in places)
     (failed,) = (row for row in rows if isinstance(row, FailedFile))
     assert failed.place.endswith(f"killer.rank{at}.pickle")
-    assert "ended its process" in failed.reason
+    assert "was killed" in failed.reason
     assert len(summarize_ranks(rows).ranks) == 7
 
 

@@ -145,8 +145,8 @@ class Flux(DiffusionModel):
     }
 
     batch: int = images_knob()
-    height: int = side_knob(1024, 16, what="picture")
-    width: int = side_knob(1024, 16, what="picture")
+    height: int = side_knob(1024, 16, what="image")
+    width: int = side_knob(1024, 16, what="image")
     text_tokens: int = text_tokens_knob(512)
     double_layers: int = published_knob(19, "double-stream blocks (text and image separate)")
     single_layers: int = published_knob(38, "single-stream blocks (text and image joined)")
@@ -206,8 +206,8 @@ class Sdxl(DiffusionModel):
     reduced = {"channels": 64}
 
     batch: int = images_knob()
-    height: int = side_knob(1024, 32, what="picture")
-    width: int = side_knob(1024, 32, what="picture")
+    height: int = side_knob(1024, 32, what="image")
+    width: int = side_knob(1024, 32, what="image")
     text_tokens: int = text_tokens_knob(77)
     depth: int = published_knob(10, "transformer blocks at the smallest size", least=2)
     channels: int = published_knob(320, "channels at the largest size", least=64)
@@ -305,8 +305,8 @@ class Vae(DiffusionModel):
 
     part: str = knob("decoder", "decode: latents to images, or encode and decode", choices=("decoder", "whole"))
     batch: int = images_knob()
-    height: int = side_knob(1024, 8, what="picture")
-    width: int = side_knob(1024, 8, what="picture")
+    height: int = side_knob(1024, 8, what="image")
+    width: int = side_knob(1024, 8, what="image")
     channels: int = published_knob(128, "channels at full size", least=32)
     tile: int = knob(512, "tile size for VAE tiling; the published model has 512", unit="pixels", least=32)
 

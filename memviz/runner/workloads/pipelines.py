@@ -189,10 +189,10 @@ class FluxPipeline(PipelineModel):
     reduced = {"narrow": 8}
 
     batch: int = images_knob()
-    height: int = side_knob(1024, 16, what="picture")
-    width: int = side_knob(1024, 16, what="picture")
+    height: int = side_knob(1024, 16, what="image")
+    width: int = side_knob(1024, 16, what="image")
     text_tokens: int = text_tokens_knob(512)
-    denoising: int = denoising_knob("picture", 28)
+    denoising: int = denoising_knob("image", 28)
     double_layers: int = published_knob(19, "double-stream blocks (text and image separate)")
     single_layers: int = published_knob(38, "single-stream blocks (text and image joined)")
     text_layers: int = text_layers_knob(24, "larger text encoder")
@@ -273,10 +273,10 @@ class SdxlPipeline(PipelineModel):
     reduced = {"narrow": 4}
 
     batch: int = images_knob()
-    height: int = side_knob(1024, 32, what="picture")
-    width: int = side_knob(1024, 32, what="picture")
+    height: int = side_knob(1024, 32, what="image")
+    width: int = side_knob(1024, 32, what="image")
     guided: bool = knob(True, "classifier-free guidance, which doubles the batch of each step")
-    denoising: int = denoising_knob("picture", 50, denoiser="UNet")
+    denoising: int = denoising_knob("image", 50, denoiser="UNet")
     depth: int = published_knob(10, "transformer blocks at the smallest size", least=2)
     text_layers: int = text_layers_knob(32, "larger text encoder", least=2)
     short_text_layers: int = text_layers_knob(12, "smaller text encoder", least=2)

@@ -41,8 +41,8 @@ def compare_empty_html(opened: Sequence[Opened], compared: Sequence[str]) -> Htm
     others = [trace for trace in opened if trace.key not in compared][:_MOST_OFFERED]
     title = f"Add a trace to compare {cut(have[0].name, 60)} with." if have else "Choose two traces to compare."
     text = (
-        "Drop another snapshot on the left: of the same program with another setting, or of another day. "
-        "Two to eight stand side by side on one scale, with what makes the difference to the byte."
+        "Drop another snapshot on the left, such as the same program with another setting. "
+        "Compare two to eight on one scale, with exact differences."
     )
     also = [add_button(trace, cut(trace.name, 48)) for trace in others]
     return tag(
@@ -84,7 +84,7 @@ def _setting(setting: Setting) -> str:
     return f"{cut(setting.name)}: {', '.join(values)}"
 
 
-_CATEGORY_FIRST = "by category, because most of it sits in sites that only one of them has"
+_CATEGORY_FIRST = "by category, because most of the difference is at sites that only one of them has"
 
 
 def comparison_parts(context: Context, session: Session, asked: CompareState) -> list[Any]:
@@ -172,5 +172,5 @@ def overlay_value(sides: tuple[Side, ...], state: CompareState) -> dict[str, Any
         "count": len(sides),
         "other": state.number_of_other(sides),
         "shown": state.overlay,
-        "label": f"Live bytes of {names} over each other. The table below has the same figures.",
+        "label": f"Live bytes of {names} overlaid. The table below has the same figures.",
     }

@@ -13,7 +13,7 @@ from memviz.ui.compare.state import COLOURS, LETTERS, CompareState
 from memviz.ui.html.elements import button, switch
 from memviz.ui.html.labels import RESERVED_KEYS, colour_style, mark, style_of, swatch
 
-NO_MODULES = {"module": "None of these files says which module made what"}
+NO_MODULES = {"module": "None of these files records modules"}
 """Why rows and colours cannot be modules."""
 _MOST_NAME = 44
 _MOST_LABEL = 34
@@ -102,10 +102,10 @@ def _overlay_legend(controls: Controls) -> Html:
 def _option(alignment: Alignment, axis: str, chosen: bool) -> Html:
     unit = "µs" if axis == "time" else "events"
     reasons = {
-        "start": "each whole run, beginning over beginning",
-        "scale": f"as many {unit} to the inch",
-        "peak": "the same, peak over peak",
-        "step": "the same step, at one width",
+        "start": "whole runs, aligned at the start",
+        "scale": f"equal {unit} per width",
+        "peak": "equal scale, aligned at the peaks",
+        "step": "the same step, at equal width",
         "annotation": "where it comes first",
     }
     return button(

@@ -47,14 +47,14 @@ def scoreboard_html(board: Board) -> Html:
         tag("th", "Peak", scope="col", class_="mv-scorebar", title="Live by category, then cached, up to reserved"),
         *(_head(text, title) for text, title in _HEADS),
         *([_head("Recorded", "From the first event to the last")] if timed else []),
-        *(_head(text, "As the run wrote it") for _, text in facts),
+        *(_head(text, "From the run") for _, text in facts),
         tag("th", tag("span", "Remove", class_="mv-hidden"), scope="col"),
     ]
     scale = max(max(score.reserved_bytes, score.live_bytes) for score in board.scores) or 1
     rows = []
     for i, (side, score) in enumerate(zip(board.sides, board.scores, strict=True)):
-        out = f"Take {side.name} out of the comparison"
-        duration = number(NOT_IN_FILE if _ran(side) else "no clock ran", more="mv-soft")
+        out = f"Remove {side.name} from the comparison"
+        duration = number(NOT_IN_FILE if _ran(side) else "no times", more="mv-soft")
         if _ran(side) and score.duration_us is not None:
             duration = number(duration_text(score.duration_us))
         cells = [
@@ -67,14 +67,14 @@ def scoreboard_html(board: Board) -> Html:
         ]
         rows.append(tag("tr", *cells, class_="mv-to" if i == board.other and len(board.sides) > 2 else None))
     table = tag("table", tag("thead", tag("tr", *head)), tag("tbody", *rows), class_="mv-table mv-scores")
-    return tag("section", table, _also(board), aria_label="The traces compared")
+    return tag("section", table, _also(board), aria_label="Compared traces")
 
 
 _HEADS = (
     ("Live", "Live bytes at the peak"),
-    ("Reserved", "Most that was reserved at any time"),
-    ("Gap", "Part of reserved at most that is not live at the peak"),
-    ("vs A", "Live at the peak, over the baseline's"),
+    ("Reserved", "Highest reserved memory"),
+    ("Gap", "Share of peak reserved that is not live at the live peak"),
+    ("vs A", "Live at the peak, minus the baseline's"),
 )
 
 
@@ -164,7 +164,7 @@ def _also(board: Board) -> Html:
     if not board.also_open:
         return esc("")
     if len(board.sides) == len(LETTERS):
-        return tag("p", "Eight are the most that can be compared. Take one out to add another.", class_="mv-also")
+        return tag("p", "At most eight traces can be compared. Remove one to add another.", class_="mv-also")
     boxes = [
         add_button(trace, name, title=f"Compare {trace.name} too")
         for trace, name in zip(board.also_open, board.names[len(board.sides) :], strict=True)

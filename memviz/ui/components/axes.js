@@ -20,7 +20,7 @@ export function byteRules(top, size, yOf, bottom = 0) {
     shape("line", { x1: 0, x2: size.width, y1: yOf(value), y2: yOf(value), class: "mvt-grid" }),
     shape("text", { x: -8, y: yOf(value) + 4, class: "mvt-tick mvt-left" }, text),
   ]);
-  return from ? [...rules, shape("text", { x: 6, y: size.height - 6, class: "mvt-from" }, `heights count from ${grouped(from)} B`)] : rules;
+  return from ? [...rules, shape("text", { x: 6, y: size.height - 6, class: "mvt-from" }, `axis starts at ${grouped(from)} B`)] : rules;
 }
 
 /** @param {Size} size */

@@ -86,7 +86,7 @@ class SegmentPair(Component):
             """Like the segment map's own function, for a replay."""
             pair = find(str(request.get("key", "")))
             if pair is None:
-                raise UsageError("This replay is gone. Ask again.")
+                raise UsageError("This replay is no longer available. Replay again.")
             return moment_in_replay(*pair, request)
 
         super().__init__(server_functions=[segment_map], **options)

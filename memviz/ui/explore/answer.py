@@ -65,7 +65,7 @@ from memviz.ui.payloads.event_rows import list_value
 from memviz.ui.payloads.segment_view import map_value
 from memviz.units import bytes_text, counted
 
-_HISTORY = {"complete": "complete", "late": "started late", "none": "none, only the end is known"}
+_HISTORY = {"complete": "complete", "late": "started late", "none": "none, only the final state is known"}
 _ORDER = {"warning": 0, "info": 1}
 
 
@@ -322,13 +322,13 @@ def full_table(trace: Trace, device: DeviceTrace, request: Mapping[str, str]) ->
     if request.get("what") == "lifetime":
         ends = [request.get(end, "") for end in ("first", "last")]
         if not all(map(_is_event, ends)):
-            raise UsageError("A range goes from the number of an event to that of another.")
+            raise UsageError("A range is given by two event numbers.")
         first, last = sorted(map(int, ends))
         weights, _ = weights_by_lifetime(device, (first, last), colours_of(trace, device, "category"))
         return weighted_breakdown(trace, device, weights.below(trace, device, path), by)
     event = request.get("event", "")
     if not _is_event(event):
-        raise UsageError("A moment is the number of an event.")
+        raise UsageError("A moment is given by an event number.")
     return breakdown(trace, device, rows_below(trace, device, live_rows(device, int(event)), path), by)
 
 

@@ -58,7 +58,7 @@ def icicle_html(
         return joined(crumbs, tag("p", "Nothing is live here.", class_="mv-soft"))
     drawn = list(boxes(breakdown))
     height = ROW_HEIGHT * (1 + max(box.row for box in drawn))
-    label = f"{_WORDS[measure.kind]} by stack, callers on top. Arrow keys walk, Enter zooms in."
+    label = f"{_WORDS[measure.kind]} by stack, callers on top. Arrow keys move, Enter zooms in."
     nodes = tag("div", *(_box_html(trace, box, total, paint, measure) for box in drawn), style=f"height:{height}px")
     return joined(crumbs, tag("div", nodes, class_="mv-icicle", role="group", aria_label=label))
 

@@ -102,7 +102,7 @@ def _alike_html(allocation: Allocation) -> Html:
     if allocation.alike < 2:
         return Html("")
     words = f"{count_text(allocation.alike)} like this one"
-    light = button(words, None, "mv-quiet", data_keep="", title="Same stack and size. Click to light them up.")
+    light = button(words, None, "mv-quiet", data_keep="", title="Same stack and size. Click to highlight them.")
     row = tag("li", light, data_light_by="like", data_light_group=str(allocation.row))
     return tag("ul", row, class_="mv-alike")
 
@@ -117,7 +117,7 @@ def _allocation_facts(allocation: Allocation, of_profile: bool) -> Iterable[tupl
             else "rounded to 512"
         )
         if allocation.block_bytes != allocation.rounded_bytes:
-            text = "with a rest that was not worth a split"
+            text = "with a remainder too small to split"
             text += "" if allocation.block_known is BlockKnown.RECORDED else ", as the layout around it shows"
         yield "Block", joined(exact(allocation.block_bytes), _secondary(text))
     else:
@@ -156,7 +156,7 @@ def _lifetime(span: Span) -> Html:
     if span.microseconds is not None and span.never:
         notes.append(f"{'' if span.is_complete else 'at least '}{duration_text(span.microseconds)}")
     if BEFORE < span.free_requested < span.end - 1:
-        notes.append(f"free asked for at event {count_text(span.free_requested)}")
+        notes.append(f"free requested at event {count_text(span.free_requested)}")
     return joined(text, _secondary(", ".join(notes)))
 
 
@@ -195,7 +195,7 @@ def _own_frame(trace: Trace, words: FrameWords, frame: int, source: FindSource) 
         tag("div", f"{number} {text}", aria_current="true" if number == place else None)
         for number, text in source(trace.strings[table.filename[frame]], place)
     ]
-    shown = tag("div", *lines, class_="mv-source", title="As it is now on this machine") if lines else ""
+    shown = tag("div", *lines, class_="mv-source", title="Current file on this machine") if lines else ""
     line = joined(tag("b", cut(words.function, 80)), " ", tag("span", cut(words.place, 80), class_="mv-soft"))
     return tag("div", line, shown, class_="mv-frame", title=cut(words.path, _LONGEST_TEXT))
 
@@ -229,9 +229,9 @@ def _failed_html(moment: EventState) -> Html:
     if moment.failed is None:
         return Html("")
     size, free = moment.failed.requested_bytes, moment.failed.device_free_bytes
-    device = " What the device had free is not known."
+    device = " Free memory of the device is not known."
     if free is not None:
-        device = f" The device had {bytes_text(free)} free, for all programs together."
+        device = f" The device had {bytes_text(free)} free for all processes."
     return tag("p", tag("b", f"✗ {bytes_text(size)} did not fit.", title=exact(size)), device, class_="mv-oom")
 
 
@@ -245,8 +245,8 @@ def _moment_facts(moment: EventState) -> Iterable[tuple[str, object]]:
         yield "Reserved", "not in the file"
         return
     if parts.outside:
-        yield "· not placed", joined(exact(parts.outside), _secondary("in no segment that is known"))
-    yield "Rounding", joined(exact(parts.rounding), _secondary("beyond what was asked"))
+        yield "· not placed", joined(exact(parts.outside), _secondary("in no known segment"))
+    yield "Rounding", joined(exact(parts.rounding), _secondary("beyond the request"))
     yield "Cached", joined(exact(parts.cached), _secondary("reserved and free"))
     kinds = (
         ("· segments", parts.free_segments, "whole; empty_cache() returns them"),
@@ -257,7 +257,7 @@ def _moment_facts(moment: EventState) -> Iterable[tuple[str, object]]:
         if size:
             yield name, joined(exact(size), _secondary(text))
     if parts.unknown:
-        yield "Unknown", joined(exact(parts.unknown), _secondary("beyond the segments that are known"))
+        yield "Unknown", joined(exact(parts.unknown), _secondary("beyond the known segments"))
     yield "Reserved", exact(parts.reserved)
     yield "Largest free", joined(exact(moment.largest_free), _secondary("in one piece"))
 

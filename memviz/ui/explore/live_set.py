@@ -135,8 +135,8 @@ def head_html(
         is_selected = "true" if name == state.tab else "false"
         tabs.append(button(label, "tab", None, role="tab", data_value=name, aria_selected=is_selected))
     tab_list = tag("div", *tabs, class_="mv-tabs", role="tablist", aria_label="Views of this moment")
-    rows = switch("by", "What a row is", groupings, state.by)
-    weights = switch("weight", "What is counted", WEIGHTS, state.weight)
+    rows = switch("by", "Group rows by", groupings, state.by)
+    weights = switch("weight", "Measure", WEIGHTS, state.weight)
     switches = joined(rows, weights) if state.tab == "live" else ""
     return joined(tag("div", tab_list, moment, switches, class_="mv-head"), facts)
 
@@ -392,20 +392,20 @@ def sites_html(
 ) -> Html:
     groups = kept.groups
     if not groups.count:
-        return _section("Everything that was made here was freed again, or asked to be.")
+        return _section("All allocations made here were freed, or their free was requested.")
     head = f"{allocations(groups.count)} made here {'is' if groups.count == 1 else 'are'} alive at the end"
-    soft = f"{bytes_text(groups.bytes)}. A model and its optimizer belong here; what grows from step to step does not."
+    soft = f"{bytes_text(groups.bytes)}. Expected of a model and its optimizer, not of growth from step to step."
     return _section(head, soft, table_html(kept, state, look=look, download=download))
 
 
 def growth_html(grown: Growth) -> Html:
     if not grown.steps:
-        text = "The trace marks no steps, so what grows from one to the next is not known."
+        text = "The trace marks no steps, so growth between steps is not known."
         return _section("Growth from step to step", text)
     title = f"Growth from {grown.unit} to {grown.unit}"
     spans = len(grown.steps) - 1
     if not spans:
-        return _section(title, "The trace holds one step; there is none to compare it with.")
+        return _section(title, "The trace has only one step, so growth cannot be measured.")
     total = grown.live_bytes[-1] - grown.live_bytes[0]
     change = delta_text(total) if total else "No change"
     first, last = (f"the {'end of' if grown.unit == 'step' else 'mark'} {cut(grown.steps[i])}" for i in (0, -1))
@@ -445,7 +445,7 @@ def churn_html(churn: Groups) -> Html:
     if not churn.count:
         return _section("Nothing was freed at once", "No allocation was freed by the very next alloc or free.")
     head = f"{allocations(churn.count)} freed at once"
-    soft = f"{bytes_text(churn.bytes)} passed through, never live together. They cost time, not room."
+    soft = f"{bytes_text(churn.bytes)} in total, never live together. They cost time, not memory."
 
     def row(name: object, count: int, size: object, **attributes: str) -> Html:
         return tag("tr", tag("td", name), number(count_text(count)), number(size), **attributes)

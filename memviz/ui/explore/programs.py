@@ -113,7 +113,7 @@ def at(file: str, event: int, by: str = "site", top: int = 20) -> dict[str, Any]
     with with_worded_errors():
         grouping, rows = grouping_of(by), row_count(top)
         if isinstance(event, bool) or not isinstance(event, int):
-            raise UsageError("event is a whole number.")
+            raise UsageError("event must be a whole number.")
         trace, device = open_upload(file)
         return json_safe_answer(live_result(trace, device, event, grouping, rows).as_json())
 
@@ -129,7 +129,7 @@ def find(file: str, query: str, top: int = 20) -> dict[str, Any]:
     with with_worded_errors():
         rows = row_count(top)
         if not isinstance(query, str) or not 0 < len(query.strip()) <= _LONGEST_QUERY:
-            raise UsageError(f"query is a text of at most {_LONGEST_QUERY} characters, such as attention >10MiB.")
+            raise UsageError(f"query must be a text of at most {_LONGEST_QUERY} characters, such as attention >10MiB.")
         trace, device = open_upload(file)
         return json_safe_answer(find_json(device, find_sites(trace, device, query, timeline(device).peak_event), rows))
 
@@ -153,6 +153,6 @@ def report(files: list[str]) -> str:
     """
     with with_worded_errors():
         if not isinstance(files, list) or not files:
-            raise UsageError("files are a list of snapshots, one at least.")
+            raise UsageError("files must be a list of at least one snapshot.")
         check_count(len(files))
         return page_file("report.html", report_page([open_upload(file) for file in files]))

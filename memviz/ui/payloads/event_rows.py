@@ -242,9 +242,9 @@ def _look(action: int) -> str:
 def _site_text(trace: Trace, device: DeviceTrace, action: int, row: int, stack: int) -> str:
     if stack == NO_STACK and action in _FREES:
         if row < 0:
-            return "what it frees is not in this file"
+            return "its allocation is not in this file"
         if lifetimes(device).start[row] == BEFORE:
-            return "was there before the first event"
+            return "allocated before the first event"
     return plain(sites(trace).of(stack).label)
 
 

@@ -33,7 +33,7 @@ _PARTS = {
     "free_remainders": "free, in segments in use",
     "free_segments": "free, whole segments",
     "free_pages": "free, mapped pages",
-    "unknown": "in segments that are not known",
+    "unknown": "in unknown segments",
 }
 _ALWAYS = ("live", "rounding", "free_remainders", "free_segments")
 """Shown at zero too, so that the row stays still while the moment moves."""
@@ -72,7 +72,7 @@ def segment_view(
     moment = segments_at(trace, device, event)
     drawing = packed_map(trace, device, moment, meaning=meaning)
     if not has_reserved(device):
-        text = tag("p", "The file says nothing of segments: what is reserved is not known.", class_="mv-soft")
+        text = tag("p", "The file has no segments, so reserved memory is not known.", class_="mv-soft")
         return SegmentView(f"{when(event)} · no segments in the file", text, Html(""), drawing)
     parts = fragmentation_at(trace, device, event)
     return SegmentView(
@@ -216,7 +216,7 @@ def figures_html(free: FreeSpace) -> Html:
     facts = (
         ("largest free piece", bytes_text(free.largest), exact(free.largest)),
         ("free pieces", count_text(free.pieces), None),
-        ("whole segments free", count_text(free.whole_segments), "empty_cache() gives them back"),
+        ("whole segments free", count_text(free.whole_segments), "empty_cache() returns them"),
     )
     spans = [tag("span", f"{name} ", tag("b", text), title=more) for name, text, more in facts]
     return tag("p", *spans, class_="mv-facts")
@@ -229,12 +229,12 @@ def fragmentation_html(parts: Fragmentation) -> Html:
         size, look = getattr(parts, part), f"mvs-part mvs-{part.replace('_', '-')}"
         if not size and part not in _ALWAYS:
             continue
-        title = f"{words}: {exact(size)}, {percent_text(size, parts.reserved)} of what is reserved"
+        title = f"{words}: {exact(size)}, {percent_text(size, parts.reserved)} of reserved memory"
         if size > 0:
             bar.append(tag("i", class_=look, style=f"flex-grow:{size}", title=title))
         terms.append(tag("span", tag("i", class_=look), f"{words} ", tag("b", bytes_text(size)), title=title))
     total = tag("span", "reserved ", tag("b", bytes_text(parts.reserved)), " =", title=exact(parts.reserved))
-    outside = f"{bytes_text(parts.outside)} live lie in no segment known at this moment, and are in none of these sums."
+    outside = f"{bytes_text(parts.outside)} live are in no known segment at this moment, and not in these sums."
     return joined(
         tag("div", *bar, class_="mvs-whole", aria_hidden="true"),
         tag("p", total, *terms, class_="mvs-terms"),

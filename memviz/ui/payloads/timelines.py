@@ -147,7 +147,7 @@ def piece(trace: Trace, device: DeviceTrace, request: dict[str, Any]) -> PackedT
     if kind == "lit":
         lit = lit_rows(trace, device, str(request.get("by", "site")), request.get("group"))
         return pack_selection(lit, len(lifetimes(device)))
-    raise UsageError(f"A timeline has no piece {kind!r}.")
+    raise UsageError(f"Unknown part of a timeline: {kind!r}.")
 
 
 def lit_rows(trace: Trace, device: DeviceTrace, by: str, group: Any) -> Ints8:
@@ -305,7 +305,7 @@ def segments_over_time_piece(trace: Trace, device: DeviceTrace, request: dict[st
         return _by_longest_site(trace, device, lives)
     if kind == "lit":
         return pack_selection(np.zeros(0, dtype=np.int64), len(lives))
-    raise UsageError(f"Segments over time have no piece {kind!r}.")
+    raise UsageError(f"Unknown part of segments over time: {kind!r}.")
 
 
 def _by_longest_site(trace: Trace, device: DeviceTrace, lives: SegmentLives) -> PackedTimeline:

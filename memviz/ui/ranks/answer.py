@@ -168,7 +168,7 @@ def rank_map_value(job: RankSummary, chosen: int | None = None) -> dict[str, Any
         "highest": job.highest.row.peak_bytes,
         "chosen": chosen,
         "shades": base64.b64encode(shades.tobytes()).decode("ascii"),
-        "label": f"Live bytes of {len(ranks)} ranks over their steps. Arrow keys walk the ranks, Enter chooses one.",
+        "label": f"Live bytes of {len(ranks)} ranks over their steps. Arrow keys move, Enter selects a rank.",
     }
 
 

@@ -51,7 +51,7 @@ CARD_CHOICES = {short_name(card.name): f"{short_name(card.name)} ({card.memory_g
 def card_form(chosen: str = "") -> str:
     """The value of the form that asks for a card."""
     cards = menu("card", chosen, [("", "choose a card"), *CARD_CHOICES.items()])
-    choice = labelled("Would it fit on", cards, class_="mv-rankcard")
+    choice = labelled("Check fit on", cards, class_="mv-rankcard")
     return json.dumps({"html": choice, "version": "1", "faults": {}, "parts": {}})
 
 
@@ -146,8 +146,7 @@ def groups_html(job: RankSummary) -> Html:
         return Html("")
     usual = job.usual_groups
     rows = [_group_row(job, group) for group in usual[:MOST_ROWS]]
-    need = "reached" if job.ran_out else "need"
-    return _section(f"Groups of ranks that {need} the same", ("", "Ranks", "Peak", ""), rows, len(usual), "groups")
+    return _section("Groups of similar ranks", ("", "Ranks", "Peak", ""), rows, len(usual), "groups")
 
 
 def _group_row(job: RankSummary, group: RankGroup) -> Html:
@@ -170,7 +169,7 @@ def outliers_html(job: RankSummary) -> Html:
         return Html("")
     rows = [_outlier_row(job, one) for one in job.outliers[:MOST_ROWS]]
     names = ("", "Rank", "More or less", "Largest parts")
-    return _section("Ranks that stand out", names, rows, len(job.outliers), "ranks")
+    return _section("Outliers", names, rows, len(job.outliers), "ranks")
 
 
 def _outlier_row(job: RankSummary, one: Outlier) -> Html:
@@ -218,7 +217,7 @@ def one_rank_html(job: RankSummary, number: int | None, *, can_open: bool, job_n
     """`job_number` is the job's among those that are open."""
     rank = None if number is None else job.of(number)
     if rank is None:
-        return tag("p", "Choose a rank in the map: its figures come here.", class_="mv-soft mv-onerank")
+        return tag("p", "Select a rank in the map to see its figures.", class_="mv-soft mv-onerank")
     against = job.of(job.against(rank.number))
     other = None if against is None or against.number == rank.number else against
     where = mesh_text(mesh_of(rank))
@@ -249,14 +248,14 @@ def _facts(rank: Rank) -> Html:
     ]
     if row.ran_out:
         last = row.ran_out[-1]
-        facts.append(("out of memory, asked", f"{bytes_text(last.requested_bytes)} {cut(last.site, 60)}".strip()))
+        facts.append(("out of memory, requested", f"{bytes_text(last.requested_bytes)} {cut(last.site, 60)}".strip()))
     return facts_html(facts)
 
 
 def _differences(rank: Rank, other: Rank) -> Html:
     delta = rank.row.peak_bytes - other.row.peak_bytes
     if not delta and not by_site(rank.row, other.row, 1):
-        return tag("p", f"At its peak it holds what rank {other.number} holds.", class_="mv-soft")
+        return tag("p", f"Its peak equals that of rank {other.number}.", class_="mv-soft")
     rows = [
         tag("li", tag("b", delta_text(row.delta_bytes), class_=_look(row.delta_bytes)), " ", tag("code", cut(row.name)))
         for row in by_site(rank.row, other.row, _TOP)

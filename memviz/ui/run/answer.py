@@ -393,7 +393,7 @@ class RunAnswers:
         """Run one point of a search to get its trace; UsageError if the search is gone."""
         status = self.searches.status(id)
         if status is None or not 0 <= number < len(status.ways):
-            raise UsageError("This search is gone. Search again.")
+            raise UsageError("This search is no longer available. Search again.")
         point = status.ways[number]
         return self.begin(RunRequests((_request_of(status, point),), (str(point["title"]),)), visitor)
 
@@ -490,7 +490,7 @@ class RunAnswers:
             named = _with_name(with_run(trace, run) if run else trace, name)
             return open_once(self.store, session, named, source_folders=self.source_folders), True
         except (OSError, TraceError):
-            return session.with_refused(Refused(name, "The file of this run is gone. Run it again.")), False
+            return session.with_refused(Refused(name, "The file of this run was deleted. Run it again.")), False
 
     def reopened(self, session: Session, visitor: str, id: str) -> Session:
         """UsageError where it is gone."""

@@ -48,7 +48,7 @@ def differences_html(variant: Variant) -> Html:
         tag(
             "h2",
             "Output differences",
-            title=f"{variant.label} against the baseline; grey is explained by rounding",
+            title=f"{variant.label} against the baseline; grey: explained by rounding",
             class_="mv-h2",
         ),
         Html("") if lines and verdict.get("ok") and not caution else tag("p", *words, class_="mv-diff-verdict"),

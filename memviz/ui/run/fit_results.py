@@ -43,7 +43,7 @@ def map_html(grid: Mapping[str, Any]) -> Html:
         tag("h2", "Batch × sequence with this configuration", class_="mv-h2"),
         tag(
             "p",
-            "GiB reserved without a limit, by batch. The last column is the border: that fits, and one more does not.",
+            "GiB reserved without a limit, by batch. Last column: the largest batch that fits.",
             class_="mv-soft",
         ),
         tag(
@@ -67,7 +67,7 @@ def _map_cell(row: Mapping[str, Any], batch: int, usable: int) -> Html:
     if peak is None:
         return tag("td", "", class_="mv-within", title="fits")
     full = min(peak / usable, 1.0)
-    tooltip = f"fits: {bytes_text(peak)}, {percent_text(peak, usable)} of what a process gets"
+    tooltip = f"fits: {bytes_text(peak)}, {percent_text(peak, usable)} of usable memory"
     return tag("td", _gib_text(peak), class_="mv-within", style=f"--mv-full:{full:.3f}", title=tooltip)
 
 
@@ -181,7 +181,7 @@ def _cost_axis(scale: _Scale, ways: Sequence[FitPoint]) -> list[Html]:
     in_seconds, per = ways[0]["cost"]["seconds_low"] is not None, ways[0]["cost"]["per"]
     ends = [scale.low, scale.high] if scale.high > scale.low else [scale.low]
     texts = [duration_text(round(end * 1e6)) if in_seconds else work_text(end) for end in ends]
-    what = f"time of a {per}, middle of the estimate" if in_seconds else cost_unit(ways[0])
+    what = f"time per {per}, middle of the estimate" if in_seconds else cost_unit(ways[0])
     return [tag("span", texts[0]), tag("span", what, class_="mv-soft"), *(tag("span", text) for text in texts[1:])]
 
 

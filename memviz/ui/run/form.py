@@ -34,7 +34,7 @@ def config_of(text: str) -> tuple[str, str]:
     if not text.strip():
         return "", f"Paste a {CONFIG} here, drop the file, or choose it."
     if len(text) > _MOST_LETTERS:
-        return "", f"It is longer than {_MOST_LETTERS:,} letters. Take its lists of labels out, and say num_labels."
+        return "", f"It is longer than {_MOST_LETTERS:,} characters. Remove its lists of labels, and set num_labels."
     try:
         return _checked(text.strip(), hub_is_on()), ""
     except UsageError as error:
@@ -46,7 +46,7 @@ def _checked(text: str, from_the_hub: bool) -> str:
     # Cached, because a form is read again with each letter that is typed.
     # By its form alone: whether such a file is on this machine is not for visitors to know.
     if not from_the_hub and _LIKE_HUB_ID.fullmatch(text):
-        raise UsageError(f"Nothing is asked of the Hugging Face hub here: paste the {CONFIG} of {text} instead.")
+        raise UsageError(f"Downloads from the Hugging Face Hub are off here. Paste the {CONFIG} of {text}.")
     if from_the_hub and is_hub_id(text):
         return checked_config(fetch_config(text), text)
     return checked_config(text)
@@ -97,7 +97,7 @@ def _value_fault(knob: Mapping[str, Any], text: str) -> str:
         return ""
     if knob["choices"]:
         choices = [knob_text(choice) for choice in knob["choices"]]
-        return "" if text in choices else f"{excerpt} is none of {', '.join(choices)}."
+        return "" if text in choices else f"{excerpt} is not one of {', '.join(choices)}."
     try:
         float(text) if knob["type"] == "float" else int(text)
     except ValueError:
@@ -303,12 +303,12 @@ def _are_fields(value: Any) -> bool:
 
 def _card_faults(form: FormFields, listing: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if form.card == OTHER_CARD:
-        yield "memory", "State its memory, as in 48GiB."
+        yield "memory", "Give its memory, such as 48GiB."
     elif form.card and _row(listing["cards"], form.card) is None:
         try:
             card_named(form.card)
         except UsageError:
-            yield "memory", f"{form.card[:40]} is no size, as in 48GiB, and no card with a size, as in RTX 4090, 48GiB."
+            yield "memory", f"{form.card[:40]} is not a size (48GiB) or a card with a size (RTX 4090, 48GiB)."
 
 
 def knob_text(value: Any) -> str:
@@ -334,7 +334,7 @@ def requests_of(form: FormFields, listing: Mapping[str, Any], most: int = MOST_V
         return RunRequests(faults={**faults, **wrong_numbers})
     count = _count(form, workload, listing)
     if count > most:
-        message = f"These would be {count:,} variants, and {most} are the most at once. Give fewer values."
+        message = f"These would be {count:,} variants; the limit is {most}. Give fewer values."
         return RunRequests(faults={**faults, "run": message})
     try:
         sizes = list(_combinations(workload, form.knobs))
@@ -447,7 +447,7 @@ def _conflicts(form: FormFields, listing: Mapping[str, Any]) -> Iterator[tuple[s
         name = row["name"]
         others = [mode for mode in modes if row["needs"] not in ("any", mode)]
         if others:
-            yield f"o:{name}", f"It has an effect in {row['needs']} only, and this is {others[0]}."
+            yield f"o:{name}", f"It works in {row['needs']} only, but this is {others[0]}."
         for other, reason in row["not_with"].items():
             if other in form.chosen:
                 yield f"o:{name}", reason
@@ -460,7 +460,7 @@ def search_order(fields: Mapping[str, Any], requests: RunRequests) -> SearchOrde
     if requests.faults or not requests.requests:
         raise UsageError("Nothing was searched. Fix the marked fields first.")
     if len(sizes) > 1:
-        raise UsageError("A search is for one size: give one value for each knob of the workload.")
+        raise UsageError("A search needs one value for each knob of the workload.")
     keep, largest = str(fields.get("fit:keep", "outputs")), str(fields.get("fit:largest", ""))
     if keep not in dict(SEARCH_KEEPS) or largest not in dict(SEARCH_LARGEST):
         raise UsageError("There is no such search.")

@@ -77,24 +77,24 @@ _STEP = (
         "Cast, offload weights",
         "host",
         (("host", "while loading, on CPU"), ("device", "after loading, on GPU")),
-        "On the GPU they are all there first, which counts towards the peak",
+        "On the GPU, the full weights are loaded first and count towards the peak",
     ),
     _Field(
         "torch",
         "PyTorch version",
         "",
-        (("", "installed"), ("2.6", "2.6, of the published examples")),
-        "Of a prediction: newer releases fuse what older ones did in several steps",
+        (("", "installed"), ("2.6", "2.6 (published examples)")),
+        "Kernels to predict with: newer releases fuse some of them",
     ),
     _Field(
         "platform",
         "Platform",
         "linux",
         (("linux", "Linux"), ("wsl", "WSL"), ("windows", "Windows")),
-        "Its driver orders the addresses of segments, which decide between cached blocks of equal size",
+        "Its driver orders segment addresses, which decide between cached blocks of equal size",
     ),
 )
-_HOST = _Field("host_memory", "Host memory", help="Of the machine, as in 64GiB: whether it fits", placeholder="any")
+_HOST = _Field("host_memory", "Host memory", help="Host memory, such as 64GiB, to check the fit", placeholder="any")
 _SEARCH = (
     _Field("fit:keep", "Must not change", "outputs", SEARCH_KEEPS),
     _Field("fit:largest", "Also find", "", SEARCH_LARGEST),
@@ -106,20 +106,20 @@ def _axis(name: str, label: str, help: str, placeholder: str = "1") -> _Field:
 
 
 _AXES = (
-    _axis("data", "Data parallel", "whole models, each with a batch of its own, that sum their gradients"),
+    _axis("data", "Data parallel", "model replicas with their own batches, which sum gradients"),
     _axis(
         "shard",
         "FSDP shards",
-        "parts of weights, gradients and optimizer states; empty is what the others leave",
+        "shards of weights, gradients and optimizer states; empty: the remaining GPUs",
         "rest",
     ),
-    _axis("tensor", "Tensor parallel", "parts of each matrix and of the sequence; decoders such as Llama and Qwen3"),
-    _axis("pipeline", "Pipeline stages", "each with some of a decoder's blocks"),
+    _axis("tensor", "Tensor parallel", "slices of each matrix and the sequence; decoders such as Llama and Qwen3"),
+    _axis("pipeline", "Pipeline stages", "stages of a decoder's blocks"),
 )
 _GPU_COUNTS = (1, 2, 3, 4, 6, 8, 16, 32, 64, 128, 256, 512, 1024)
 _PARALLEL_HELP = (
-    "FSDP2 shards block by block, DDP copies, DTensor splits matrices, 1F1B runs stages. The batch is that of one GPU; "
-    "one rank of each class of equal ones is predicted. Where no axis is set, the search tries them all."
+    "FSDP2 shards block by block, DDP copies, DTensor splits matrices, 1F1B runs stages. The batch is per GPU; "
+    "one rank per class of equal ranks is predicted. Without an axis, the search tries all."
 )
 _FIRST = ("mode", "batch", "frames", "height", "width", "sequence", "tokens", "dtype", "size", "activation", "layers")
 """Knobs that are always visible, in this order; the others are folded."""
@@ -135,7 +135,7 @@ _SET_BY_THE_WORKLOAD = ("micro_batches",)
 # Labels of knobs and values: the field's terms, where their own name is not one.
 TERMS: Mapping[str, str] = json.loads(Path(__file__).with_name("terms.json").read_text(encoding="utf-8"))
 _LONGEST_CHIP = 32
-NO_DEVICE = "No CUDA device here: nothing can be measured."
+NO_DEVICE = "No CUDA device: measuring is not possible."
 
 
 @dataclass(frozen=True)
@@ -252,15 +252,15 @@ def _price_list(form: FormFields, listing: Mapping[str, Any], prices: PriceList)
         "p",
         tag("b", "Optimizations"),
         sort,
-        tag("span", "peak", title="Reserved peak with it, against without it; everything else as it is set"),
-        tag("span", "compute", title="Floating-point work of a step with it, against without it"),
+        tag("span", "peak", title="Change of the reserved peak with it; other settings unchanged"),
+        tag("span", "compute", title="Change of floating-point work per step with it"),
         class_="mv-price-head",
     )
     # The rows themselves are folded, each in its place, so that one that becomes usable needs no other form.
     idle = tag(
         "details",
         tag("summary", tag("span", data_part="idle")),
-        tag("small", "They are grey above, with the reason."),
+        tag("small", "Greyed out above, with the reason."),
         class_="mv-idle",
     )
     if prices.by_saving:
@@ -334,7 +334,7 @@ def _card_field(form: FormFields, cards: Sequence[Mapping[str, Any]]) -> list[Ht
         kinds.setdefault(card.get("kind", ""), []).append(option)
     groups = [tag("optgroup", *option, label=kind or "Cards") for kind, option in kinds.items()]
     is_other = form.card not in ("", *(card["name"] for card in cards))
-    groups.append(tag("option", "Other: state its memory", value=OTHER_CARD, selected=is_other))
+    groups.append(tag("option", "Other: give its memory", value=OTHER_CARD, selected=is_other))
     memory = _Field(
         "memory", "Memory", help="48GiB, or a card with another memory: RTX 4090, 48GiB", placeholder=FIRST_MEMORY
     )

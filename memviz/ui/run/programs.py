@@ -88,7 +88,7 @@ async def predict_run(
     listing = await asyncio.to_thread(answers.listing)
     names = [workload["name"] for workload in listing["workloads"]]
     if workload not in names:
-        raise UsageError(f"There is no workload {workload}. There are {', '.join(names)}.")
+        raise UsageError(f"There is no workload {workload}. Choose one of {', '.join(names)}.")
     # A configuration may have to be fetched.
     settings, config = await asyncio.to_thread(_split_config, workload, settings)
     knobs, chosen = _knobs(settings, "settings"), tuple(_chosen(optimizations))
@@ -102,7 +102,7 @@ async def predict_run(
         answers.scheduler.leave(status.id)
     (variant,) = status.variants
     if variant.run is None or variant.state == "failed":
-        raise UnfinishedRun(variant.phase or "It was ended before it was done.")
+        raise UnfinishedRun(variant.phase or "The run was stopped before it finished.")
     return run_json(variant.run)
 
 
@@ -120,14 +120,14 @@ def _split_config(workload: str, settings: object) -> tuple[object, str]:
 def _knobs(value: object, name: str) -> dict[str, str]:
     """Return knobs as texts; JSON may also hold them as numbers or booleans."""
     if not isinstance(value, Mapping) or len(value) > _MOST_TEXTS:
-        raise UsageError(f'{name} are an object of knobs and values, as in {{"batch": 2}}.')
+        raise UsageError(f'{name} must be an object of knobs and values, such as {{"batch": 2}}.')
     if not all(isinstance(item, str | int | float | None) for item in value.values()):
-        raise UsageError(f"{name}: a value is a text, a number, true, false or null.")
+        raise UsageError(f"{name}: a value must be a text, a number, true, false or null.")
     for key, item in value.items():
         if isinstance(item, str | int) and len(_text(item)) > _LONGEST_TEXT:
             raise UsageError(f"{name}: {str(key)[:_LONGEST_TEXT]} is longer than {_LONGEST_TEXT} characters.")
         if isinstance(item, int | float) and not abs(item) < _LARGEST:
-            raise UsageError(f"{name}: {str(key)[:_LONGEST_TEXT]} is no number that is used here.")
+            raise UsageError(f"{name}: {str(key)[:_LONGEST_TEXT]} is not a supported number.")
     return {str(key)[:_LONGEST_TEXT]: _text(item) for key, item in value.items()}
 
 
@@ -137,7 +137,7 @@ def _text(value: object) -> str:
 
 def _chosen(value: object) -> Sequence[tuple[str, dict[str, str]]]:
     if not isinstance(value, list) or len(value) > _MOST_TEXTS:
-        raise UsageError('optimizations are a list, as in [{"name": "checkpointing", "every": 2}].')
+        raise UsageError('optimizations must be a list, such as [{"name": "checkpointing", "every": 2}].')
     chosen_knobs = []
     for item in value:
         knobs = _knobs(item, "optimizations")

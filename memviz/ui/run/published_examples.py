@@ -134,9 +134,9 @@ def published_table_html(
     """`rows` is None before they are requested."""
     if story not in PUBLISHED:
         return Html("")
-    title = tag("h2", "The published table, beside ours", class_="mv-h2")
+    title = tag("h2", "Published table and predictions", class_="mv-h2")
     if not rows and not waiting and not fault:
-        text = "The figures that this example was published with, each predicted anew. It takes some seconds."
+        text = "Published figures of this example, predicted again. This takes some seconds."
         return tag("section", title, tag("p", text, class_="mv-soft"), button("Compute it", "table"))
     body = []
     for row in rows or ():

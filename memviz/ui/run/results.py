@@ -106,7 +106,7 @@ def _notes_html(variants: Sequence[Variant]) -> Html:
     errors = (variant.run.expected_error for variant in variants if variant.run)
     sentences = dict.fromkeys(error.sentence for error in errors if error)
     is_predicted = run.mode == "predicted"
-    left_out = "Not included in the prediction" if is_predicted else "What to know about this measurement"
+    left_out = "Not included in the prediction" if is_predicted else "Notes on this measurement"
     notes = [tag("li", note) for note in run.notes]
     bill = bill_of_run(run).headline
     return tag(
@@ -127,7 +127,7 @@ def _commands(variant: Variant) -> Html:
     if run.code:
         parts.insert(0, code_html(f"In your own script: {cut(variant.label)}", run.code))
     if run.library_code:
-        parts.insert(1, code_html("The same with the libraries", run.library_code))
+        parts.insert(1, code_html("With libraries", run.library_code))
     return tag(
         "details",
         tag("summary", tag("h2", "Code and command", class_="mv-h2")),
@@ -205,7 +205,7 @@ def _error_text(error: ExpectedError) -> str:
     if not error.recordings and not error.published:
         return "expected error unknown"
     text = f"± {100 * error.share:.1f} %"
-    return text if error.covered else f"{text} of what is recorded"
+    return text if error.covered else f"{text} of recordings"
 
 
 def _fit_of(variants: Sequence[Variant]) -> Fit | None:
@@ -324,7 +324,7 @@ def _actions(variant: Variant, number: int, *, is_baseline: bool, is_shown: bool
     if variant.is_pinned:
         actions.append(button("Unpin", "unpin", "mv-link", data_number=number, aria_label=f"Unpin {variant.label}"))
     elif not is_baseline and is_shown and variant.request.on != "cuda":
-        title = "Keep this row while settings change, and the run among the kept ones"
+        title = "Keep this row and its run when settings change"
         actions.append(button("Pin", "pin", "mv-link", data_number=number, title=title))
     return actions
 
@@ -351,7 +351,7 @@ def _time(run: Run, *, is_marked: bool) -> list[Html | str]:
         return [text, tag("small", run.seconds.spread_words)]
     cost = run_cost(run) if run.flops else None
     if cost is None or cost.seconds_low is None or cost.seconds_high is None:
-        return [tag("span", "–", title=f"No speed of {short_name(run.device)} is known" if run.flops else None)]
+        return [tag("span", "–", title=f"The speed of {short_name(run.device)} is not known" if run.flops else None)]
     low, high = (duration_text(round(seconds * 1e6)) for seconds in (cost.seconds_low, cost.seconds_high))
     return [f"{low}–{high}", *([tag("small", "estimated")] if is_marked else [])]
 
@@ -370,7 +370,7 @@ def _fit(run: Run) -> Html:
         detail = f"{spare} free{', no optimizer' if optimizer_text(run) == 'no optimizer' else ''}"
     else:
         too_much = max(fit.too_much_bytes, 0)
-        detail = f"{bytes_text(too_much)} over" if too_much else f"runs out at event {count_text(fit.event or 0)}"
+        detail = f"{bytes_text(too_much)} over" if too_much else f"out of memory at event {count_text(fit.event or 0)}"
     sizes = host_sizes(run)
     details = (tag("small", text) for text in (detail, sizes and f"host {sizes}") if text)
     return joined(tag("b", mark, class_=kind), tag("b", words), *details)
@@ -433,7 +433,7 @@ def kept_runs_value(runs: Sequence[KeptRun], fault: str = "") -> dict[str, Any]:
     html = tag(
         "details",
         tag("summary", tag("h2", f"Kept runs, {len(runs)}", class_="mv-h2")),
-        tag("p", "Only this browser sees them. A run is deleted 30 days after it was last seen.", class_="mv-soft"),
+        tag("p", "Only this browser sees them. A run is deleted 30 days after its last view.", class_="mv-soft"),
         fault_place("kept"),
         table(_KEPT_HEADS, [tag("tr", *_kept_run_cells(run)) for run in runs[:_SHOWN]], "mv-table mv-kept-runs"),
     )

@@ -45,7 +45,7 @@ from memviz.ui.shell.visitors import presence
 
 ID = "run"
 LABEL = "Run"
-_LOOKING = tag("p", "PyTorch is starting, to read your programs: some seconds.", class_="mv-soft", role="status")
+_LOOKING = tag("p", "Starting PyTorch to read your programs. This takes some seconds.", class_="mv-soft", role="status")
 _PARTS = ("state", "progress", "head", "cards", "form", "A", "B", "legend", "fit", "results", "table", "kept")
 
 
@@ -191,8 +191,8 @@ class RunTab:
         _, requests = self.answers.parse(state.fields)
         many = requests.count > MOST_LIVE
         if requests.faults or not requests.count or many:
-            text = "Press Predict for these variants." if many else "Fix the marked fields."
-            text += " Below is the answer of before." if state.order or state.search else ""
+            text = "Press Predict to run these variants." if many else "Fix the marked fields."
+            text += " The results below are of earlier settings." if state.order or state.search else ""
             yield _values(state=state, form=self._form(state), progress=stale_html(text))
             return
         wanted = self.answers.with_pinned(requests, state.pinned)

@@ -174,7 +174,7 @@ def html_text(document: Document) -> str:
         f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data: blob:; "
         "base-uri 'none'; form-action 'none'"
     )
-    foot = "Made with memviz. Nothing on this page was loaded from elsewhere."
+    foot = "Made with memviz. This page loads nothing from other addresses."
     return f"""<!doctype html>
 <html lang="en">
 <head>

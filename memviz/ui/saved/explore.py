@@ -182,8 +182,8 @@ def _moments_html(moments: list[int], at: int) -> Html:
         words = f"{'the peak' if moment == moments[0] else 'out of memory'}, {when(moment)}"
         change, pressed = json.dumps({"at": str(moment), "path": ""}), "true" if moment == at else "false"
         buttons.append(button(words, "moment", None, aria_pressed=pressed, data_mv_at=moment, data_set=change))
-    switch = tag("div", *buttons, class_="mv-switch", role="group", aria_label="Moments that are kept in this file")
-    return tag("div", tag("span", "Kept in this file"), switch, class_="mv-kept-moments")
+    switch = tag("div", *buttons, class_="mv-switch", role="group", aria_label="Moments saved in this file")
+    return tag("div", tag("span", "Saved in this file"), switch, class_="mv-kept-moments")
 
 
 def explore_panels(saved: list[SavedTrace]) -> list[SavedPanel]:

@@ -128,7 +128,7 @@ export function pinnedPanel(found, row, stackHtml) {
   const square = el("i", { class: "mv-kind mv-square", style: `--mv-light:${found.colour.light};--mv-dark:${found.colour.dark}`, "aria-hidden": "true" });
   const stack = el("div");
   if (stackHtml !== undefined) stack.innerHTML = stackHtml;
-  else stack.append(soft("Its stack is not kept in this file."));
+  else stack.append(soft("Its stack is not saved in this file."));
   const begin = found.first >= 0 ? ["event ", eventLink(found.first)] : ["before the first event"];
   const end = found.last < found.events ? eventLink(found.last) : "the end";
   const unpin = el("button", { type: "button", class: "mv-link", "data-mv-pin": row }, "Unpin ", el("kbd", {}, "Esc"));

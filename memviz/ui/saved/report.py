@@ -31,7 +31,7 @@ Pair = tuple[Trace, DeviceTrace]
 def check_count(files: int) -> None:
     """UsageError where there are more than a page can show side by side; before any of them is read."""
     if files > len(LETTERS):
-        raise UsageError(f"A report shows at most {len(LETTERS)} snapshots side by side, not {files}. Make several.")
+        raise UsageError(f"A report shows at most {len(LETTERS)} snapshots, not {files}. Make several reports.")
 
 
 def report_page(sides: Sequence[Pair], by: str = "") -> str:

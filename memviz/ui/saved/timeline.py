@@ -137,10 +137,10 @@ def saved_pieces(trace: Trace, device: DeviceTrace, most: int) -> SavedPieces:
         packed = ((step, pack_times(device, step)) for step in _TIME_STEPS_US)
         step, times = next(((step, times) for step, times in packed if _size(times) <= most - size), (0, None))
         if times is None:
-            notes.append("Times are not kept in this file.")
+            notes.append("This file has no times.")
         else:
             pieces["times"] = times
-            notes.append("" if step == 1 else f"Times are kept in steps of {duration_text(step)}.")
+            notes.append("" if step == 1 else f"Times are rounded to {duration_text(step)}.")
     sent = {name: as_sent(piece) for name, piece in pieces.items()}
     return SavedPieces(sent, " ".join(filter(None, notes)), "times" in pieces)
 

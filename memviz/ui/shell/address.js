@@ -31,7 +31,7 @@ let wasRun = false;
 function showMenu(tab, names) {
   const isOwn = !names.every((name) => name.startsWith(SAMPLE));
   const isHere = /^(localhost|127\.|\[::1\])/.test(location.hostname);
-  const whom = isOwn ? "in this browser only" : isHere ? "on this machine only" : `for all who can open ${location.hostname}`;
+  const whom = isOwn ? "in this browser only" : isHere ? "on this machine only" : `for everyone with access to ${location.hostname}`;
   for (const menu of all(".mv-actions > details")) menu.hidden = !tab;
   // What is written there again would be heard as a change.
   for (const node of all("[data-mv-whom]")) if (node.textContent !== whom) node.textContent = whom;

@@ -103,7 +103,7 @@ def in_turn(answer: Callable[..., Any], line: FairLock = _lock) -> Callable[...,
         with with_worded_errors():
             if line.waiting(turn.key) >= _MOST_OF_ONE:
                 raise MemvizError(
-                    f"{_MOST_OF_ONE} questions of yours wait here already. Ask again when one is answered."
+                    f"{_MOST_OF_ONE} of your requests are already waiting. Try again when one is answered."
                 )
         line.enqueue(turn)
         try:

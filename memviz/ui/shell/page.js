@@ -70,7 +70,7 @@ async function copy(button, text) {
     await navigator.clipboard.writeText(text);
     button.textContent = "Copied";
   } catch {
-    button.textContent = "Copying is not allowed here";
+    button.textContent = "The browser does not allow copying here";
   }
   setTimeout(() => (button.textContent = before), SAID_MS);
 }

@@ -83,27 +83,27 @@ _MOST_AHEAD = 300_000
 Find = Callable[[Opened | None], tuple[Trace, DeviceTrace] | None]
 
 KEYS = (
-    ("← →", "pan a tenth"),
-    ("Shift ← →", "one event back or on"),
+    ("← →", "pan by a tenth"),
+    ("Shift ← →", "one event back or forward"),
     ("+ −", "zoom"),
-    ("W S", "zoom the height; also the wheel with Ctrl or Shift, or over the bytes at the side"),
+    ("W S", "zoom the height; also the wheel with Ctrl or Shift, or over the byte axis"),
     ("Shift ↑ ↓", "up or down a tenth of the height"),
     ("V", "fit the height to the pinned allocation"),
     ("0", "show all"),
     ("P", "go to the peak"),
-    ("↑ ↓", "walk the stack at the moment"),
-    ("Enter", "pin the allocation; again to unpin"),
+    ("↑ ↓", "move through the allocations at this moment"),
+    ("Enter", "pin or unpin the allocation"),
     ("F", "fit the view to the pinned allocation or the range"),
     ("[ ]", "set the start and end of a range"),
     ("Page Up, Page Down", "previous or next phase or mark"),
     ("T", "events or time"),
     ("Esc", "undo one thing: tooltip, pin, range, filter"),
     ("/", "find"),
-    ("F2", "rename the trace in focus in the list; also a double click on its name"),
-    ("Shift + drag", "choose a range"),
+    ("F2", "rename the focused trace in the list; also double-click its name"),
+    ("Shift + drag", "select a range"),
     ("Ctrl + drag, or B and drag", "zoom into a box"),
     ("Alt + drag, or M and drag", "measure bytes, events and time with a ruler"),
-    ("M, then arrows", "the same by keys: ↑ ↓ go to the next edge, Enter begins anew there"),
+    ("M, then arrows", "ruler by keys: ↑ ↓ go to the next edge, Enter restarts there"),
 )
 
 
@@ -157,7 +157,7 @@ def actions_html(session: Session) -> Html:
     hours = link_hours()
     items = [
         tag("button", "Copy link", tag("small", data_mv_whom=True), type="button", data_mv_share=True),
-        _share("Link for others", "link", f"to a copy, kept here for {_hours_text(hours)}") if hours else "",
+        _share("Share link", "link", f"a copy on this server, for {_hours_text(hours)}") if hours else "",
         _share("One-file page", "page", "HTML, opens anywhere"),
         *(tag("button", f"Picture ({kind.upper()})", type="button", data_mv_picture=kind) for kind in ("png", "svg")),
         _share("Table (CSV)", "csv", _TABLES),
@@ -181,7 +181,7 @@ def _hours_text(hours: float) -> str:
 
 def kept_link_html(address: str, hours: float) -> Html:
     """Show the address of a page kept on this server, to copy or to delete."""
-    end = f"A copy of this view. Anyone who can open this server sees it for {_hours_text(hours)}; then it is deleted."
+    end = f"A copy of this view. Anyone with access to this server sees it for {_hours_text(hours)}."
     field = tag("input", type="text", readonly=True, value=address, aria_label="Address of the copy")
     name = address.rpartition("/")[2]
     copy = button("Copy", None, None, data_mv_copy=address)
@@ -221,7 +221,7 @@ def _trace_row(
     chosen = opened.key == session.chosen and not session.home
     picture: object = tag("span", class_="mv-thumb")
     ahead = None
-    facts = "closed to make room; open it again"
+    facts = "closed to free memory; open it again"
     bar: Html | str = ""
     if current is not None:
         trace, device = current

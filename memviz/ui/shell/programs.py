@@ -69,8 +69,8 @@ def _with_path(value: Any) -> Any:
     path = local_path(value["path"].strip())
     if path is None:
         raise UsageError(
-            "This server fetches nothing from other addresses. Upload the file to it (POST to /gradio_api/upload) and "
-            "name that."
+            "This server fetches no other addresses. Upload the file (POST to /gradio_api/upload) and pass the "
+            "returned path."
         )
     # The address that comes beside the path would lead Gradio there again.
     return {**value, "path": path, "url": None}
@@ -136,11 +136,11 @@ def _mismatch_message(block_fn: Any, inputs: list[Any], error: Exception) -> str
     names = [component.label or "" for component in block_fn.inputs]
     about = f"/{block_fn.api_name}" if block_fn.api_name else "This part of the page"
     if len(inputs) < len(names):
-        return f"{about} takes {len(names)} values ({', '.join(names)}); {len(inputs)} came."
+        return f"{about} takes {len(names)} values ({', '.join(names)}), not {len(inputs)}."
     if isinstance(error, InvalidPathError):
-        return f"{about} takes files that were uploaded here, and no others."
+        return f"{about} takes only files uploaded to this server."
     kinds = ", ".join(f"{name} ({_KINDS[name]})" if name in _KINDS else name for name in names)
-    return f"{about} takes {kinds or 'nothing'}. What came is of another kind."
+    return f"{about} takes {kinds or 'nothing'}. The request has another type."
 
 
 def _gradio_error(message: str) -> gr.Error:
@@ -171,7 +171,7 @@ def with_worded_errors() -> Iterator[None]:
     except OSError as error:
         raise _gradio_error(write_failure(error)) from None
     except MemoryError:
-        raise _gradio_error("The answer needs more memory than this machine has free.") from None
+        raise _gradio_error("This machine does not have enough free memory for the answer.") from None
 
 
 def json_safe_answer(answer: dict[str, Any]) -> dict[str, Any]:
@@ -189,13 +189,13 @@ def _without_path(value: Any) -> Any:
 
 def grouping_of(by: object) -> str:
     if not isinstance(by, str) or by not in GROUPINGS:
-        raise UsageError(f"by is one of {', '.join(GROUPINGS)}.")
+        raise UsageError(f"by must be one of {', '.join(GROUPINGS)}.")
     return by
 
 
 def row_count(top: object) -> int:
     if isinstance(top, bool) or not isinstance(top, int) or not 1 <= top <= _MOST_ROWS:
-        raise UsageError(f"top is a whole number from 1 to {_MOST_ROWS:,}.")
+        raise UsageError(f"top must be a whole number from 1 to {_MOST_ROWS:,}.")
     return top
 
 

@@ -42,7 +42,7 @@ async def read_body(receive: Receive, most: int, seconds: float = _SECONDS) -> b
     try:
         return await asyncio.wait_for(_read_at_most(receive, most), seconds)
     except TimeoutError:
-        raise RefusedBody("The rest of the request did not come.") from None
+        raise RefusedBody("The rest of the request did not arrive.") from None
 
 
 async def _read_at_most(receive: Receive, most: int) -> bytes:
@@ -51,7 +51,7 @@ async def _read_at_most(receive: Receive, most: int) -> bytes:
     while more and size < _MOST_DRAINED:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise RefusedBody("The request broke off.")
+            raise RefusedBody("The request was interrupted.")
         piece = message.get("body", b"")
         size += len(piece)
         if size > most:
@@ -201,14 +201,14 @@ class RequestGuard:
         hosts = list(_host_names(headers))
         for host in hosts:
             if not is_allowed_name(host, names) and not is_of_a_space(host):
-                return f"This server is not known as {host or 'that'}. {_remedy(host)}"
+                return f"This server does not accept the host name {host or 'of the request'}. {_remedy(host)}"
         origin = headers.get("origin")
         if origin is None:
             return ""
         name = host_of(origin) if "://" in origin else ""
         if name in hosts or is_loopback(name) or matches_name(name, names):
             return ""
-        return f"A page of {name or 'no known place'} asked for this, not a page of this server. {_remedy(name)}"
+        return f"A page of {name or 'an unknown address'} sent this request, not a page of this server. {_remedy(name)}"
 
     async def _pass(self, page: Any, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
@@ -232,19 +232,19 @@ class RequestGuard:
             await self._app(scope, _replay_body(body, receive), send)
         except _UNKNOWN_ENDPOINT as error:
             # Raised before Gradio answers: it looks up the endpoint first, and catches what fails in it.
-            message = f"This page has no answer to that ({type(error).__name__}: {str(error)[:200]})."
+            message = f"This request failed ({type(error).__name__}: {str(error)[:200]})."
             await _error_response(json_safe_text(message), 400)(scope, receive, send)
 
     async def _file(self, exports: Exports, scope: Scope, receive: Receive, send: Send) -> None:
         wanted = scope["path"].partition(_FILE)[2]
         if wanted.lower().startswith(("http:", "https:")):
-            return await _error_response("This server fetches nothing for others.", 403)(scope, receive, send)
+            return await _error_response("This server fetches no other addresses.", 403)(scope, receive, send)
         if not exports.is_one(wanted):
             return await self._app(scope, receive, send)
         whole = scope["method"] == "GET" and "range" not in Headers(scope=scope)
         with exports.claim(wanted, whole=whole) as claim:
             if not claim.is_there:
-                return await _error_response("This file was fetched already, or is gone. Make it again.", 404)(
+                return await _error_response("This file was already downloaded or deleted. Create it again.", 404)(
                     scope, receive, send
                 )
 
@@ -285,7 +285,7 @@ _PLAIN = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
 
 
 def _remedy(name: str) -> str:
-    return f"If it should be, set {NAMES_SETTING}={name or 'its.name'} and start it again."
+    return f"To allow it, set {NAMES_SETTING}={name or 'its.name'} and restart."
 
 
 def _host_names(headers: Headers) -> Iterator[str]:

@@ -207,7 +207,7 @@ def keep_page(write: Write, visitor: str) -> str:
     The file's time of change is when the link ends, which a restart leaves as it is.
     """
     if not (hours := link_hours()):
-        raise UsageError("The owner of this server does not keep pages.")
+        raise UsageError("Share links are disabled on this server.")
     forget_expired()
     theirs = hashlib.sha256(_SALT + visitor.encode()).hexdigest()[:8]
     folder, name = _kept_pages(), theirs + secrets.token_urlsafe(24)
@@ -220,9 +220,9 @@ def keep_page(write: Write, visitor: str) -> str:
             sizes = {kept.name: kept.stat().st_size for kept in (*folder.iterdir(), path)}
             own = [size for kept, size in sizes.items() if kept.startswith(theirs)]
             if len(own) > MOST_OF_VISITOR or sum(own) > MOST_BYTES_OF_VISITOR:
-                raise UsageError("You keep as many pages here as you may. Delete one, or save this one as a file.")
+                raise UsageError("You have reached your limit of shared pages. Delete one, or save this one as a file.")
             if len(sizes) > MOST_KEPT or sum(sizes.values()) > MOST_KEPT_BYTES:
-                raise UsageError("This server keeps as many pages as it may. Try again later, or save it as a file.")
+                raise UsageError("This server has reached its limit of shared pages. Try later, or save it as a file.")
             path.rename(folder / name)
     return name
 
@@ -249,8 +249,8 @@ def forget_expired() -> None:
 
 def write_failure(error: OSError) -> str:
     if error.errno in _FULL:
-        return "The disk of the server is full. Try it again later."
-    return f"The server could not keep it ({error.strerror or error})."
+        return "The disk of the server is full. Try again later."
+    return f"The server could not save it ({error.strerror or error})."
 
 
 _STALE_SECONDS = 600

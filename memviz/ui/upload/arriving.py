@@ -220,7 +220,7 @@ class Arriving(io.BufferedIOBase):
         try:
             piece: bytes = self._unpacker.decompress(packed, _PIECE)
         except zlib.error:
-            raise TraceError("It was damaged on its way here.", remedy="Open it again.") from None
+            raise TraceError("The upload was damaged.", remedy="Open it again.") from None
         self._packed_rest = self._unpacker.unconsumed_tail
         self._has_more = len(piece) == _PIECE
         return piece
@@ -257,7 +257,7 @@ class Arriving(io.BufferedIOBase):
                 waiting = self.arrived
                 while not self._is_ready():
                     if not self._changed.wait(self._patience_seconds) and self.arrived == waiting:
-                        self._ended, self._fault = True, "Its upload stopped half way."
+                        self._ended, self._fault = True, "The upload was interrupted."
                     waiting = self.arrived
         finally:
             # Outside the condition, so that the receiving thread never waits for another reader's work.

@@ -121,7 +121,7 @@ class FileTooLarge(Exception):
 
 
 _HELPER = "from memviz.ranks.reduce_rank import answer_reads; answer_reads()"
-_ENDED = "Reading it ended its process, as the system does with one that takes too much memory."
+_ENDED = "The process that read it was killed, as the system does when memory runs out."
 _IDLE_SECONDS = 30
 
 
@@ -143,7 +143,7 @@ class Helpers:
                 return self._idle.pop()
         for helper in start_helpers(1, _HELPER):
             return helper
-        raise TraceError("This machine allows no process to read it.", remedy="Open it by itself.")
+        raise TraceError("This machine cannot start a process to read it.", remedy="Open it by itself.")
 
     def put_back(self, helper: subprocess.Popen[bytes]) -> None:
         with self._lock:
@@ -242,7 +242,7 @@ class Reading:
         except TraceError as error:
             self._refuse(f"{error.reason} {error.remedy}".strip())
         except BaseException:
-            self._refuse("Reading it failed, and the fault is ours.")
+            self._refuse("Reading it failed because of a bug in memviz.")
             raise
         finally:
             self._ended = time.monotonic()
@@ -292,7 +292,7 @@ class Reading:
             if len(places) == 1:
                 return False
             if len(places) > MOST_OPEN:
-                reason = f"It holds {len(places):,} snapshots, and {MOST_OPEN} can be open here."
+                reason = f"It holds {len(places):,} snapshots; at most {MOST_OPEN} can be open here."
                 raise TraceError(reason, remedy="Read them with `memviz ranks`.")
             try:
                 for place in places:
@@ -395,8 +395,8 @@ class Readings:
     def begin(self, name: str, size: int, *, packed: bool, visitor: str = "") -> str:
         if self.most_bytes is not None and size > self.most_bytes:
             raise FileTooLarge(
-                f"It has {bytes_text(size)}; this page takes {bytes_text(self.most_bytes)}. On your own machine there "
-                "is no limit: python app.py."
+                f"It has {bytes_text(size)}; the limit here is {bytes_text(self.most_bytes)}. On your own machine "
+                "(python app.py) there is no limit."
             )
         ticket = secrets.token_urlsafe(18)
         self.forget()

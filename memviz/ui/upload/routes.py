@@ -67,7 +67,7 @@ async def _kept(request: Request) -> Response:
         return _refusal("Log in first.", 401)
     path = kept_page(request.path_params["name"])
     if path is None:
-        return PlainTextResponse("This link has ended. Ask its sender for the page.", 404, _KEPT_HEADERS)
+        return PlainTextResponse("This link has expired. Ask the sender for the page.", 404, _KEPT_HEADERS)
     return FileResponse(path, media_type="text/html", headers=_KEPT_HEADERS)
 
 
@@ -130,7 +130,7 @@ def _readings(request: Request) -> Readings:
 def _reading(request: Request) -> Reading:
     reading = _readings(request).get(request.path_params["ticket"])
     if reading is None:
-        raise UsageError("No file is on its way under this ticket.")
+        raise UsageError("This ticket has no upload.")
     return reading
 
 
@@ -138,14 +138,14 @@ async def _begin(request: Request) -> Response:
     message = json.loads(await read_body(request.receive, _MOST_SAID))
     name, size, packed = json_safe_text(message["name"])[-_LONGEST_NAME:], message["size"], message["packed"] is True
     if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= _MOST_SIZE:
-        raise UsageError("A size is a whole number of bytes.")
+        raise UsageError("The size must be a whole number of bytes.")
     name, visitor = name.replace("\\", "/").rsplit("/", 1)[-1], visitor_of(request.scope)
     try:
         ticket = _readings(request).begin(name, size, packed=packed, visitor=visitor)
     except FileTooLarge as fault:
         return _refusal(str(fault), 413)
     except Busy:
-        return _refusal("Too many files are being read here right now. Open it again in a moment.", 429)
+        return _refusal("Too many files are being read. Try again in a moment.", 429)
     return JSONResponse({"ticket": ticket})
 
 
@@ -174,7 +174,7 @@ async def _receive(request: Request, arriving: Arriving, *, plain: bool) -> None
         async for chunk in request.stream():
             arriving.add(chunk, plain=plain)
     except ClientDisconnect:
-        arriving.end("Its upload broke off.")
+        arriving.end("The upload was interrupted.")
         raise
 
 

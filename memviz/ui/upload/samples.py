@@ -38,14 +38,14 @@ OFFERED_SAMPLES = (
     OfferedSample(
         "training",
         "What is the peak made of?",
-        "Three training steps of a small GPT, recorded from the first byte.",
+        "Three training steps of a small GPT, recorded from the start.",
         ("training.pickle.gz",),
         "explore",
     ),
     OfferedSample(
         "checkpointing",
         "What does checkpointing save?",
-        "The same steps without and with activation checkpointing, on one scale.",
+        "The same steps without and with gradient checkpointing, on one scale.",
         ("training.pickle.gz", "training-checkpointed.pickle.gz"),
         "compare",
     ),
@@ -59,7 +59,7 @@ OFFERED_SAMPLES = (
     OfferedSample(
         "late-start",
         "What if recording started late?",
-        "What was live before the first event is still counted.",
+        "Memory allocated before the first event is still counted.",
         ("late-start.pickle.gz",),
         "explore",
     ),

@@ -115,7 +115,7 @@ def moment_that_matters(device: DeviceTrace, outcome: WhatIf) -> int:
 def plot_label(outcome: WhatIf, answer: str) -> str:
     """Return the text for screen readers."""
     peak = bytes_text(outcome.replayed.peak_reserved_bytes)
-    return f"{answer} Reserved at most {peak}. The table below has the figures."
+    return f"{answer} Peak reserved {peak}. The table below has the figures."
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ def replay(file: str, settings: str = "", memory: str = "", search: bool = False
 
         def heard(_done: int, _total: int) -> None:
             if not is_there():
-                raise MemvizError("Nobody waits for it any more.")
+                raise MemvizError("Cancelled: the request was closed.")
 
         progress = within(most_seconds(device), heard)
         return json_safe_answer(replay_result(trace, device, question, progress).as_json())
@@ -53,7 +53,7 @@ def replay(file: str, settings: str = "", memory: str = "", search: bool = False
 def _question(settings: object, memory: object, search: object) -> ReplayQuestion:
     texts = ["" if value is None else value for value in (settings, memory)]
     if not all(isinstance(text, str) and len(text) <= LONGEST for text in texts) or not isinstance(search, bool):
-        raise UsageError("settings and memory are short texts, and search is true or false.")
+        raise UsageError("settings and memory must be short texts, and search true or false.")
     settings, memory = (str(text).strip() for text in texts)
     try:
         size = parse_bytes(memory) if memory else None

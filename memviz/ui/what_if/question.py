@@ -82,7 +82,7 @@ def parse_question(question: Question) -> ParsedQuestion:
     card = _card(question, overhead, faults)
     settings = _settings(question, release, faults)
     if settings is not None and card is None and settings.per_process_memory_fraction < 1:
-        faults["more"] = f"{_SHARE} is a share of the card's memory: give the size of the card."
+        faults["more"] = f"{_SHARE} is a fraction of the card's memory: give the size of the card."
     return ParsedQuestion(None if faults else settings, card, release, overhead, faults)
 
 
@@ -111,7 +111,7 @@ def _card(question: Question, overhead: int, faults: dict[str, str]) -> CardMemo
     if question.card.isdigit():
         card = CardMemory(int(question.card) * GiB, overhead)
         if not card.usable_bytes:
-            faults["overhead"] = f"A card of {card.name} has nothing left then. Name a larger card, or less than that."
+            faults["overhead"] = f"That leaves no memory on a card of {card.name}. Choose a larger card, or less."
         return card
     memory = _bytes(question.memory, "memory", faults) if question.memory else None
     return None if memory is None else CardMemory(memory, 0)
@@ -126,7 +126,7 @@ def _bytes(text: str, field: str, faults: dict[str, str]) -> int | None:
         faults[field] = f"{error}."
         return None
     if not size and field == "memory":
-        faults[field] = "No process runs in nothing. Leave it empty for memory without end."
+        faults[field] = "Memory must be more than 0. Leave it empty for no limit."
         return None
     return size
 

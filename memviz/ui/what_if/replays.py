@@ -57,7 +57,7 @@ def within(seconds: float, progress: Progress | None = None) -> Progress:
 
     def tell(done: int, total: int) -> None:
         if time.thread_time() > end:
-            reason = f"Replaying it keeps this machine busy for more than {seconds:g} seconds, which is the limit here."
+            reason = f"The replay takes longer than the limit of {seconds:g} seconds here."
             raise TooLong(f"{reason} If you trust the file, raise {SECONDS_SETTING}, or use `python -m memviz replay`.")
         if progress is not None:
             progress(done, total)

@@ -29,28 +29,28 @@ _KNOBS = (
     _Knob(
         "max_split",
         "max_split_size_mb",
-        "Blocks of this size or larger are never cut.",
+        "Blocks of this size or larger are not split.",
         "no limit",
         ("21", "32", "64", "128", "256", "512"),
     ),
     _Knob(
         "roundup",
         "roundup_power2_divisions",
-        "Rounds requests up, so that more of them match.",
+        "Rounds requests up, so that more blocks can be reused.",
         "off",
         ("2", "4", "8", "16", "[256:1,512:2,1024:4,>:8]"),
     ),
     _Knob(
         "threshold",
         "garbage_collection_threshold",
-        "Gives unused segments back early; PyTorch heeds it only beside per_process_memory_fraction.",
+        "Frees unused segments early; works only with per_process_memory_fraction.",
         "off",
         ("0.6", "0.8", "0.9"),
     ),
 )
 _EXPANDABLE = "One growing range per pool instead of fixed segments."
-_MORE = "Other keys, as they stand in PYTORCH_CUDA_ALLOC_CONF."
-_RELEASE = "Which keys there are and how they are read. Where memory is placed has been the same since 2.0."
+_MORE = "Other keys, as in PYTORCH_CUDA_ALLOC_CONF."
+_RELEASE = "PyTorch release of the keys. Placement of memory is the same since 2.0."
 
 
 @dataclass(frozen=True)
@@ -134,10 +134,10 @@ def _memory(question: Question, overhead_bytes: int, known_memory: KnownMemory) 
     row = tag("div", field, card, class_="mv-combo mv-memory")
     known = Html("")
     if known_memory.memory is not None:
-        condition = "when it ran out: reserved then, and free on the device."
+        condition = "at the OOM: reserved plus free on the device."
         if not known_memory.is_exact:
-            condition = "at least: it got that, was refused more, and gave back its cache."
-        known = _help("memory", f"{bytes_text(known_memory.memory)} is what it had {condition}")
+            condition = "at least: it reserved that much before a request failed and the cache was freed."
+        known = _help("memory", f"{bytes_text(known_memory.memory)} was available {condition}")
     return tag("div", tag("h3", "Memory"), row, fault_place("memory"), known, class_="mv-field")
 
 
@@ -149,7 +149,7 @@ def _usable(gib: int, overhead_bytes: int) -> str:
 def _overhead(question: Question) -> Html:
     """Shown while a card is chosen."""
     field = text_input("overhead", question.overhead, size="8", aria_describedby=_help_id("overhead"))
-    text = f"A file does not say what they take. Measured: {UNKNOWN.interval}, by generation of card."
+    text = f"Not in the file. Measured: {UNKNOWN.interval}, by GPU generation."
     row = tag("label", tag("span", "CUDA context and libraries"), field)
     return tag("div", row, _help("overhead", text), fault_place("overhead"), class_="mv-field mv-assumed")
 

@@ -246,7 +246,7 @@ class _WhatIfEvents:
             if parsed.settings is None or not is_newest():
                 return
             if len(device.events) > _LONG and not is_pressed:
-                message = refusal_html("Press Replay: this recording is long, and replaying it takes a while.")
+                message = refusal_html("Press Replay. This recording is long, so the replay takes a while.")
                 yield _values(form=form, verdict=message)
                 return
             searches = searches or len(device.events) <= _SEARCHED_UNASKED

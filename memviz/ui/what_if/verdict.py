@@ -67,7 +67,7 @@ def about_ranked_rows(outcome: WhatIf, searched: Search) -> str:
     """Return the assumptions that the listed figures share."""
     how = "Reserved is without a limit"
     if searched.is_placed_anew:
-        how += ", and each starts with what was live before the first event placed into empty memory"
+        how += ", and each starts with memory from before the first event placed into empty segments"
     why = "" if any(tried.is_as_recorded for tried in searched.tried) else _recording_differs(outcome, searched)
     return f"{how}.{why}"
 
@@ -76,8 +76,8 @@ def _recording_differs(outcome: WhatIf, searched: Search) -> str:
     """Return why the recording has a row of its own."""
     reason = outcome.divergence or outcome.why_not_as_recorded
     if searched.is_placed_anew and not reason:
-        return " The recording had besides what was cached before its first event."
-    return f" The recording differs: {reason or 'by its settings alone the allocator would not have done what it did'}."
+        return " The recording also had memory that was cached before its first event."
+    return f" The recording differs: {reason or 'its settings alone do not explain it'}."
 
 
 def _recording_row(outcome: WhatIf, is_late: bool) -> RankedRow:
@@ -175,7 +175,7 @@ def _facts(answer: Answer) -> list[tuple[str, str]]:
     sizes = [("smallest card", card.name)] if card else []
     if stopped is not outcome.replayed and outcome.replayed.oom is None:
         sizes.insert(0, ("fragmentation", _fragmentation(outcome.replayed)))
-    context_facts = [("CUDA context", f"{outcome.context.interval} beside it")] if outcome.context else []
+    context_facts = [("CUDA context", f"{outcome.context.interval} in addition")] if outcome.context else []
     return [*facts, (f"{provenance} with", how), *context_facts, *sizes, (exactness_name, f"exact{value}")]
 
 
@@ -238,7 +238,7 @@ def keep_html() -> Html:
 
 
 def segments_head_html(at: int, *, matters: bool) -> Html:
-    why = tag("small", "the moment that matters" if matters else "chosen on the plot above")
+    why = tag("small", "the decisive moment" if matters else "chosen on the plot above")
     return tag("h2", f"Segments {'at ' if at >= 0 else ''}{when(at)}", " ", why, class_="mv-h2")
 
 
@@ -253,12 +253,12 @@ def caption(replayed: Replayed, *, is_recording: bool) -> str:
 def search_html(answer: Answer, search: Search | None) -> Html:
     """The ranked settings; before a search, what one would do."""
     if search is None:
-        text = " replays the settings that matter and ranks them."
+        text = " replays relevant settings and ranks them."
         return tag("p", tag("b", "Find the best"), text, class_="mv-soft")
     live = max(candidate.peak_requested_bytes for candidate in search.tried)
     order = "those that fit first, then by peak reserved" if answer.what_if.card else "by peak reserved"
-    refused = ", with what was refused," if live > timeline(answer.device).peak_bytes else ","
-    floor = tag("small", f"the live peak, {bytes_text(live)}{refused} is the floor of all")
+    refused = ", with the failed request," if live > timeline(answer.device).peak_bytes else ","
+    floor = tag("small", f"the live peak, {bytes_text(live)}{refused} is the minimum for all")
     return joined(
         tag("h2", "Settings, ", order, " ", floor, class_="mv-h2"),
         tag("p", search.advice, class_="mv-advice"),

@@ -66,7 +66,7 @@ def test_a_row_per_trace_on_one_scale():
 
 def test_an_estimate_or_a_run_without_times_took_none_and_says_so():
     estimate = replace(run(9), about=About("replayed", "checkpoint 2 layers, an estimate from the trace"))
-    assert [row[-2] for row in rows(board(run(6, reserved=8), estimate))] == ["Recorded", "2.00 ms", "no clock ran"]
+    assert [row[-2] for row in rows(board(run(6, reserved=8), estimate))] == ["Recorded", "2.00 ms", "no times"]
     assert "Recorded" not in words(board(estimate, estimate))
     origins = words(board(run(6, reserved=8), estimate))
     assert "A run-0 measured, cuda:0" in origins, "where they differ, each row says what it is"
@@ -100,7 +100,7 @@ def test_what_is_open_besides_can_be_added():
     text = board(run(1), run(2), also_open=(Opened("key9", "third", "0", ("0",)),))
     assert [element["data-key"] for element in elements(text, "button", role="checkbox")] == ["key9"]
     eight = board(*[run(1)] * 8, also_open=(Opened("key9", "ninth", "0", ("0",)),))
-    assert "Eight are the most that can be compared." in words(eight)
+    assert "At most eight traces can be compared." in words(eight)
     assert elements(eight, "button", role="checkbox") == []
 
 

@@ -89,7 +89,7 @@ def test_a_row_lights_its_allocations_in_each_trace():
 def test_modules_that_no_file_knows_cannot_be_chosen_and_say_why():
     text = waterfall_html(fall(run(1), run(2)), replace(AROUND, has_modules=False))
     button = elements(text, "button", data_value="module")[0]
-    assert (button.get("data-act"), button["title"]) == (None, "None of these files says which module made what")
+    assert (button.get("data-act"), button["title"]) == (None, "None of these files records modules")
 
 
 # -- what leaves the page

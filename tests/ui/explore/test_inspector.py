@@ -114,10 +114,10 @@ def test_a_profile_has_one_size_and_neither_pools_nor_streams():
 def test_all_that_is_known_is_told_and_its_events_are_a_click_away(trace, told):
     assert figures(allocation_html(trace, told)) == {
         "Asked": "40,000,000 B",
-        "Block": "41,943,040 B with a rest that was not worth a split, as the layout around it shows",
+        "Block": "41,943,040 B with a remainder too small to split, as the layout around it shows",
         "Category": "optimizer state made in an optimizer step, and alive after it",
         "Operator": "bmm",
-        "Lifetime": "event 5 → 90 34.7 ms, free asked for at event 20",
+        "Lifetime": "event 5 → 90 34.7 ms, free requested at event 20",
         "Pool": "large · private pool 0, 3 · stream 7",
         "Module": "layers.0",
         "Phase": "step",
@@ -199,13 +199,13 @@ def test_the_moment_says_where_every_reserved_byte_is():
     assert figures(html) == {
         "Live": "505 B",
         "· waiting": "100 B freed, but another stream may still use it",
-        "· not placed": "5 B in no segment that is known",
-        "Rounding": "50 B beyond what was asked",
+        "· not placed": "5 B in no known segment",
+        "Rounding": "50 B beyond the request",
         "Cached": "440 B reserved and free",
         "· segments": "200 B whole; empty_cache() returns them",
         "· remainders": "150 B of segments in use",
         "· pages": "90 B of expandable segments",
-        "Unknown": "10 B beyond the segments that are known",
+        "Unknown": "10 B beyond the known segments",
         "Reserved": "1,000 B",
         "Largest free": "200 B in one piece",
     }
@@ -224,7 +224,7 @@ def test_what_the_file_does_not_tell_is_no_zero_and_a_file_without_history_has_a
 
 def test_what_did_not_fit_is_said_and_the_events_around_are_a_click_away():
     html = moment_html(some_moment(failed=FailedRequest(1, None, 144 * MiB, 3 * MiB, 0, 0, "")))
-    assert "✗ 144 MiB did not fit. The device had 3.00 MiB free, for all programs together." in words(html)
+    assert "✗ 144 MiB did not fit. The device had 3.00 MiB free for all processes." in words(html)
     around = (
         EventSummary(3, "segment_alloc", 2 * MiB, ""),
         EventSummary(4, "alloc", 5, "model.py:3 forward"),

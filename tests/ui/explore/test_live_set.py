@@ -124,9 +124,9 @@ NO_GROWTH = Growth("site", (), (), (), ())
 
 def test_where_there_is_nothing_it_is_said():
     html = sites_html(Breakdown(NO_GROUPS, {}), ExploreState(), None)
-    assert words(html) == "Everything that was made here was freed again, or asked to be."
+    assert words(html) == "All allocations made here were freed, or their free was requested."
     assert "is not known" in words(growth_html(NO_GROWTH))
-    assert "there is none to compare it with" in words(growth_html(Growth("site", ("step 0",), (5,), (), (5,))))
+    assert "growth cannot be measured" in words(growth_html(Growth("site", ("step 0",), (5,), (), (5,))))
     html = growth_html(Growth("site", ("a", "b"), (5, 5), (), (5, 5)))
     assert words(html).startswith("No change from the end of a to the end of b No site holds more")
     assert words(churn_html(NO_GROUPS)).startswith("Nothing was freed at once")
@@ -152,7 +152,7 @@ def test_growth_adds_up_and_shows_its_direction():
 
 def test_churn_is_a_table_with_its_rest():
     html = churn_html(Groups("site", (Group("k", "f.py:1 f", 10, 3),), 14, 5, rest_bytes=4, rest_count=2))
-    assert words(html).startswith("5 allocations freed at once 14 B passed through")
+    assert words(html).startswith("5 allocations freed at once 14 B in total")
     assert rows(html)[1:] == [["f.py:1 f", "3", "10 B"], ["everything else", "2", "4 B"], ["Together", "5", "14 B"]]
 
 

@@ -86,9 +86,9 @@ def test_a_free_names_what_it_frees_or_says_why_not():
     asked, done = rows(small(), 2, 3)
     assert (asked.site, asked.bytes, asked.look) == ("model.py:7 forward", "2.93 KiB", "plain")
     assert (done.site, done.bytes, done.look) == ("model.py:7 forward", "−2.93 KiB", "shrank")
-    assert rows(small(), 4)[0].site == "was there before the first event"
+    assert rows(small(), 4)[0].site == "allocated before the first event"
     trace = trace_of([alloc(0, 512), *free(0, 512), event("free_completed", 0, 512, frames=HERE)])
-    assert rows(trace, 3)[0].site == "what it frees is not in this file"
+    assert rows(trace, 3)[0].site == "its allocation is not in this file"
 
 
 def test_what_changes_the_device_stands_out():

@@ -75,7 +75,7 @@ def test_of_a_file_without_segments_nothing_is_summed():
     for at in (-1, 1):
         view = segment_view(trace, trace.devices[0], at, with_table=True)
         assert "no segments in the file" in view.title
-        assert words(view.figures) == "The file says nothing of segments: what is reserved is not known."
+        assert words(view.figures) == "The file has no segments, so reserved memory is not known."
         assert view.table == ""
 
 
@@ -151,7 +151,7 @@ def test_fragmentation_adds_up_and_has_no_place_for_what_is_never_there():
     assert "mapped pages" not in html
     assert "rounding <b>0 B</b>" in html
     html = fragmentation_html(Fragmentation(9, 0, 0, 0, 0, 0, 0, 0, 0, 2048))
-    assert "2.00 KiB live lie in no segment known at this moment" in html
+    assert "2.00 KiB live are in no known segment at this moment" in html
 
 
 def test_the_table_is_bounded_and_still_adds_up():

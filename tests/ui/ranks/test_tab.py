@@ -59,7 +59,7 @@ def test_the_ranks_are_shared_as_a_page_a_table_and_json(context: Context, folde
         write(tmp_path / name)
     page = (tmp_path / "ranks.html").read_text()
     text = words(page.partition("<script")[0])
-    assert "Highest peak of 5 ranks: 128 MiB, on rank 3." in text and "Ranks that stand out 1" in text
+    assert "Highest peak of 5 ranks: 128 MiB, on rank 3." in text and "Outliers 1" in text
     assert page.count("data-set=") == len(re.findall("data-act=.rank", page)) > 0
     rows = list(csv.DictReader((tmp_path / "ranks.csv").read_text().splitlines()))
     assert [row["rank"] for row in rows] == ["0", "1", "2", "3", "4"]
@@ -73,7 +73,7 @@ def test_what_is_open_is_drawn(context: Context, folder: Path) -> None:
     assert words(verdict).startswith("Highest peak of 5 ranks: 128 MiB, on rank 3.")
     assert value["ranks"] == [0, 1, 2, 3, 4] and (value["chosen"], chosen) == (3, None)
     assert words(one).startswith("Rank 3")
-    assert "Ranks that stand out 1" in words(lists) and failed == ""
+    assert "Outliers 1" in words(lists) and failed == ""
     assert draw(context, Session(), None) == ["", {}, "", "", "", None]
 
 

@@ -80,7 +80,7 @@ def test_rows_are_ordered_by_the_mesh_where_all_say_it() -> None:
 
 
 def test_groups_outliers_and_what_is_left_out_are_told_with_their_causes(job: RankSummary) -> None:
-    assert "Ranks that stand out 1" in words(outliers_html(job))
+    assert "Outliers 1" in words(outliers_html(job))
     assert "+8.00 MiB probably output (+8.00 MiB), train.py:99 cache (+8.00 MiB) against rank 3" in words(
         outliers_html(job)
     )
@@ -92,7 +92,7 @@ def test_groups_outliers_and_what_is_left_out_are_told_with_their_causes(job: Ra
     first, *others = job.ranks
     short = replace(first, row=replace(first.row, ran_out=(RankRanOut(0, MiB, 0, 0, ""),), ran_out_count=1))
     cut = summary_of((short, *others))
-    assert "Groups of ranks that reached the same" in words(groups_html(cut))
+    assert "Groups of similar ranks" in words(groups_html(cut))
     assert "7 reached the same, 1 differs." in words(ranks_verdict_html(cut))
 
 
@@ -102,8 +102,8 @@ def test_one_rank_says_what_it_has_more_and_where_its_figures_are_from(job: Rank
     assert "+8.00 MiB against rank 3" in words(html) and "+8.00 MiB train.py:99 cache" in words(html)
     assert [button["data-act"] for button in elements(html, "button")] == ["open-rank", "compare-rank"]
     assert elements(one_rank_html(job, 5, can_open=False), "button") == []
-    assert "At its peak it holds what rank 3 holds." in words(one_rank_html(job, 0, can_open=True))
-    assert "Choose a rank" in words(one_rank_html(job, None, can_open=True))
+    assert "Its peak equals that of rank 3." in words(one_rank_html(job, 0, can_open=True))
+    assert "Select a rank" in words(one_rank_html(job, None, can_open=True))
     said = words(one_rank_html(job, 5, can_open=True))
     assert "measured peak 128 MiB" in said, "of a file of one device there is nothing to say of that"
     one = replace(

@@ -110,7 +110,7 @@ def test_a_deleted_file_is_refused(answers: RunAnswers) -> None:
 
 def test_too_many_variants_make_no_requests(answers: RunAnswers) -> None:
     _, found = answers.parse({"workload": "feed_forward", "w:batch": "1,2,3,4"})
-    assert (found.count, "3 are the most" in found.faults["run"]) == (0, True)
+    assert (found.count, "the limit is 3" in found.faults["run"]) == (0, True)
 
 
 def test_on_a_lent_gpu_measuring_is_offered(answers: RunAnswers, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,10 +198,10 @@ def test_programs_get_the_json_of_the_command_line(answers: RunAnswers) -> None:
     ("more", "words"),
     [
         ({"workload": "/tmp/own.py:main"}, "There is no workload /tmp/own.py:main"),
-        ({"settings": ["batch"]}, "settings are an object"),
-        ({"settings": {"batch": {}}}, "a value is a text"),
-        ({"optimizations": {"name": "x"}}, "optimizations are a list"),
-        ({"optimizations": ["x"]}, "optimizations are an object"),
+        ({"settings": ["batch"]}, "settings must be an object"),
+        ({"settings": {"batch": {}}}, "a value must be a text"),
+        ({"optimizations": {"name": "x"}}, "optimizations must be a list"),
+        ({"optimizations": ["x"]}, "optimizations must be an object"),
         ({"optimizations": [{"every": 2}]}, "There is no optimization"),
         ({"settings": {"batch": "two"}}, "batch is a whole number"),
     ],

@@ -154,7 +154,7 @@ def test_the_form_asks_for_a_search_of_the_workload_as_it_stands_and_keeps_what_
         (
             {},
             RunRequests((Request("gpt2"), Request("gpt2", {"batch": "2"})), ("a", "b")),
-            "give one value for each knob",
+            "needs one value for each knob",
         ),
     ],
 )

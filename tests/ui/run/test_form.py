@@ -163,15 +163,15 @@ def test_variants_are_called_as_people_call_them(fields: dict[str, Any], labels:
 @pytest.mark.parametrize(
     ("fields", "faults"),
     [
-        ({"o__checkpoint": True}, {"o:checkpoint": "It has an effect in training only, and this is inference."}),
+        ({"o__checkpoint": True}, {"o:checkpoint": "It works in training only, but this is inference."}),
         ({"o__checkpoint": True, "w__mode": "training"}, {}),
         (
             {"o__checkpoint": True, "w__mode": "*"},
-            {"o:checkpoint": "It has an effect in training only, and this is inference."},
+            {"o:checkpoint": "It works in training only, but this is inference."},
         ),
         (
             {"w__batch": "1,2,3,4,5,6", "o__split": True, "o__split__parts": "1,2,3,4,5"},
-            {"run": "These would be 36 variants, and 32 are the most at once. Give fewer values."},
+            {"run": "These would be 36 variants; the limit is 32. Give fewer values."},
         ),
         (
             {"o__cast": True, "o__split": True},
@@ -181,7 +181,7 @@ def test_variants_are_called_as_people_call_them(fields: dict[str, Any], labels:
         ({"warmup": "1000"}, {"warmup": "Warm-up steps are 0 to 100; not 1000."}),
         ({"w__batch": " "}, {"w:batch": "It is empty. Give a value, such as 1."}),
         ({"w__batch": "2, lots"}, {"w:batch": "lots is not a whole number."}),
-        ({"w__mode": "resting"}, {"w:mode": "resting is none of inference, training."}),
+        ({"w__mode": "resting"}, {"w:mode": "resting is not one of inference, training."}),
         ({"o__split": True, "o__split__parts": "4.5"}, {"o:split:parts": "4.5 is not a whole number."}),
         ({"o__split__parts": "4.5"}, {}),
     ],
@@ -225,7 +225,7 @@ def test_links_with_the_older_name_of_where_weights_are_loaded_still_mean_it(con
     assert request.load == load
     form = form_html(form_fields_of({"workload": "tiny", "conversion": conversion}, LISTING), LISTING)
     assert re.search(rf'<option value="{load}" selected', form)
-    assert asked(conversion="elsewhere").faults["run"] == "load is one of host, device; not elsewhere."
+    assert asked(conversion="elsewhere").faults["run"] == "load must be one of host, device, not elsewhere."
 
 
 def test_a_card_that_is_not_listed_is_stated_by_its_memory() -> None:
@@ -457,8 +457,8 @@ def test_lora_trains_so_what_needs_training_goes_with_it(answers: RunAnswers) ->
         ("", "Paste a config.json here"),
         ("  ", "Paste a config.json here"),
         ('{"model_type": "llama", "auto_map": {"AutoModel": "x.y"}}', "auto_map names custom code"),
-        ('{"model_type": "llama", "num_hidden_layers": 10000000}', "10,000,000, and the most that is built"),
-        ("x" * (1 << 20) + "y", "longer than 1,048,576 letters"),
+        ('{"model_type": "llama", "num_hidden_layers": 10000000}', "10,000,000; the limit is"),
+        ("x" * (1 << 20) + "y", "longer than 1,048,576 characters"),
     ],
 )
 def test_what_does_not_go_is_said_at_the_field(answers: RunAnswers, text: str, words: str) -> None:
@@ -477,7 +477,7 @@ def test_no_file_of_the_machine_is_read(answers: RunAnswers, tmp_path: Path, mon
 def test_the_hub_is_on_the_page_only_where_its_owner_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(SWITCH, raising=False)
     assert "hub" not in config_field_html("").lower()
-    assert config_of("somebody/model")[1].startswith("Nothing is asked of the Hugging Face hub here")
+    assert config_of("somebody/model")[1].startswith("Downloads from the Hugging Face Hub are off here")
     monkeypatch.setenv(SWITCH, "1")
     assert "owner/model of the Hugging Face hub" in config_field_html("")
     monkeypatch.setattr("memviz.ui.run.form.fetch_config", lambda name: json.dumps(TINY).encode())

@@ -251,8 +251,8 @@ def test_the_expected_error_is_a_sentence_and_an_interval_of_what_is_reserved_on
     ("changes", "short"),
     [
         ({}, "± 2.0 %"),
-        ({"not_covered": ("fft",)}, "± 2.0 % of what is recorded"),
-        ({"like_card": False}, "± 2.0 % of what is recorded"),
+        ({"not_covered": ("fft",)}, "± 2.0 % of recordings"),
+        ({"like_card": False}, "± 2.0 % of recordings"),
         ({"not_counted": ("cuDNN workspaces",)}, "lower bound"),
         ({"recordings": 0}, "expected error unknown"),
     ],

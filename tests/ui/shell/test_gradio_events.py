@@ -56,7 +56,7 @@ def test_one_who_asks_often_waits_behind_others_and_who_asks_too_often_hears_so(
     # One is being answered, and eight wait.
     assert answers.count("A") == 9
     refused = [answer for answer in answers if answer not in ("A", "B")]
-    assert set(refused) == {"8 questions of yours wait here already. Ask again when one is answered."}
+    assert set(refused) == {"8 of your requests are already waiting. Try again when one is answered."}
     assert answers[-1] == "B"
     line = FairLock()
 

@@ -166,7 +166,7 @@ def test_the_list_names_every_open_trace_and_tells_several_apart(store: TraceSto
     assert "<img src=x" not in html
     assert html.count('aria-current="true"') == 1
     store.drop(session.opened[0].key)
-    assert "closed to make room" in traces_html(session, context.of)
+    assert "closed to free memory" in traces_html(session, context.of)
     context, alone = Context(store), Session().with_opened(open_trace(store, small()))
     assert "mv-badge" not in traces_html(alone, context.of)
     both = alone.with_opened(open_trace(store, small()))

@@ -41,7 +41,7 @@ def test_other_values_stay_as_they_are():
 
 @pytest.mark.parametrize("nest", [lambda given: given, lambda given: {"a": [{"b": given}]}])
 def test_no_address_reaches_gradio_wherever_it_is(nest: Any):
-    with pytest.raises(UsageError, match="fetches nothing from other addresses"):
+    with pytest.raises(UsageError, match="fetches no other addresses"):
         resolved(nest({"path": " HTTP://169.254.169.254/x", "meta": META}))
 
 

@@ -57,7 +57,7 @@ def test_a_page_is_kept_where_the_owner_allows_it_until_its_link_ends(
     monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
     monkeypatch.delenv(temporary_files.LINKS_SETTING, raising=False)
     write = text_writer(lambda: "a page")
-    with pytest.raises(UsageError, match="does not keep"):
+    with pytest.raises(UsageError, match="disabled on this server"):
         keep_page(write, "a")
     monkeypatch.setenv(temporary_files.LINKS_SETTING, "2")
     name, other = keep_page(write, "a"), keep_page(write, "a")
@@ -84,15 +84,15 @@ def test_kept_pages_are_bounded_for_all_and_for_each_visitor(tmp_path: Path, mon
     monkeypatch.setattr(temporary_files, "MOST_OF_VISITOR", 2)
     first = keep_page(text_writer(lambda: "x"), "a")
     keep_page(text_writer(lambda: "x"), "a")
-    with pytest.raises(UsageError, match="You keep as many"):
+    with pytest.raises(UsageError, match="You have reached your limit"):
         keep_page(text_writer(lambda: "x"), "a")
     keep_page(text_writer(lambda: "x"), "b")
     monkeypatch.setattr(temporary_files, "MOST_KEPT", 3)
-    with pytest.raises(UsageError, match="This server keeps as many"):
+    with pytest.raises(UsageError, match="This server has reached its limit"):
         keep_page(text_writer(lambda: "x"), "c")
     drop_page(first)
     monkeypatch.setattr(temporary_files, "MOST_BYTES_OF_VISITOR", 5)
-    with pytest.raises(UsageError, match="You keep as many"):
+    with pytest.raises(UsageError, match="You have reached your limit"):
         keep_page(text_writer(lambda: "12345"), "a")
     assert len(list((tmp_path / "memviz-shared").iterdir())) == 2
 

@@ -102,7 +102,7 @@ def test_a_process_that_ends_while_it_reads_refuses_its_archive_alone():
         reading.arriving.end()
         said.append([header for header, _ in messages_of(reading) if header["kind"] != "reading"][-1])
     readings._helpers.end_idle(0)
-    assert "Reading it ended its process" in said[0]["reason"]
+    assert "that read it was killed" in said[0]["reason"]
     assert said[1]["kind"] == "opened"
 
 
@@ -111,7 +111,7 @@ def test_a_process_that_ends_while_it_reads_refuses_its_archive_alone():
     [
         (archive_of(rank_0=RAW, rank_10=RAW, rank_9=RAW), ["job/rank_0", "job/rank_9", "job/rank_10"]),
         (archive_of(rank_0=RAW, rank_1=RAW[:-100]), "job/rank_1/snapshot.pickle: The file is truncated"),
-        (archive_of(**{f"rank_{number}": RAW for number in range(65)}), "It holds 65 snapshots, and 64 can be open"),
+        (archive_of(**{f"rank_{number}": RAW for number in range(65)}), "It holds 65 snapshots; at most 64"),
         (archive_of(rank_0=RAW, rank_1=RAW)[:-60], "The zip archive is damaged"),
     ],
 )
@@ -204,7 +204,7 @@ def test_nothing_newer_of_one_kind_waits_behind_what_nobody_fetched():
 
 def test_limits_are_said_before_anything_is_sent():
     readings = Readings(Context(TraceStore()), most_bytes=1 << 20)
-    with pytest.raises(FileTooLarge, match=r"It has 2\.00 MiB; this page takes 1\.00 MiB\. On your own machine"):
+    with pytest.raises(FileTooLarge, match=r"It has 2\.00 MiB; the limit here is 1\.00 MiB\. On your own machine"):
         readings.begin("run.pickle", 2 << 20, packed=True)
 
 

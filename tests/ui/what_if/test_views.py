@@ -72,8 +72,8 @@ def test_a_form_becomes_pytorch_settings_and_settings_a_form() -> None:
         ),
         (Question(more="per_process_memory_fraction:0.5"), "more", "give the size of the card"),
         (Question(memory="lots"), "memory", "'lots' is not a size"),
-        (Question(memory="0"), "memory", "No process runs in nothing."),
-        (Question(card="4", overhead="5 GiB"), "overhead", "A card of 4 GiB has nothing left then."),
+        (Question(memory="0"), "memory", "Memory must be more than 0."),
+        (Question(card="4", overhead="5 GiB"), "overhead", "That leaves no memory on a card of 4 GiB."),
     ],
 )
 def test_refusals_are_at_their_field_in_pytorchs_words(asked: Question, field: str, words: str) -> None:
@@ -277,7 +277,7 @@ def test_the_first_question_is_about_segments_that_expand_in_the_memory_it_had(
     run.malloc(80 * MiB)
     had, asked = asked_first(context, replays, run.trace())
     assert (had, asked.memory) == (KnownMemory(80 * MiB, is_exact=False), "80 MiB")
-    assert "80.0 MiB is what it had at least" in text(form_value(asked, parse_question(asked), had, version="")["html"])
+    assert "80.0 MiB was available at least" in text(form_value(asked, parse_question(asked), had, version="")["html"])
 
 
 def test_what_a_trace_does_not_hold_is_no_answer(context: Context, replays: Replays) -> None:

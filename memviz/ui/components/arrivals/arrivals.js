@@ -105,8 +105,8 @@ class Arrival {
     /** @type {Record<string, () => void>} */
     const acts = {
       waits: () => {
-        this.say("waiting for a place", 0);
-        this.draw({ live: [0], share: 0, words: `${this.file.name} waits for a place: many files are being read here.` });
+        this.say("waiting", 0);
+        this.draw({ live: [0], share: 0, words: `${this.file.name} waits: many files are being read on this server.` });
       },
       begun: () => (this.isBegun = true),
       line: () => (this.arrivals.rate = Math.max(this.arrivals.rate, message.rate)),
@@ -138,7 +138,7 @@ class Arrival {
     if (!this.isFirst) return;
     document.body.classList.add("mv-first");
     const part = Math.round(100 * total.share);
-    const words = total.reserved ? `${this.file.name}: the total. Its colours follow.` : `Reading ${this.file.name}, ${part} %. The total so far, without what was there before.`;
+    const words = total.reserved ? `${this.file.name}: the total. Colours follow.` : `Reading ${this.file.name}, ${part} %. The total so far, without memory from before recording started.`;
     explored()?.reading.show({ peak_bytes: 0, words, ...total });
   }
 
@@ -166,7 +166,7 @@ class Arrival {
 
   /** The server said nothing of it, or no more. */
   failed() {
-    this.refused(this.isBegun ? "The connection broke while it was sent. Open it again." : "This server cannot be reached. Reload the page, then open the file again.");
+    this.refused(this.isBegun ? "The connection was lost during the upload. Open the file again." : "This server cannot be reached. Reload the page, then open the file again.");
   }
 
   cancel() {
@@ -194,7 +194,7 @@ class Arrival {
     const shown = this.arrivals.told(message, where, ready);
     this.pass();
     if (await shown) return this.leave();
-    this.say("The page does not answer. Reload it, then open this again.", 1);
+    this.say("The page does not respond. Reload it, then open the file again.", 1);
     if (this.isFirst) document.body.classList.remove("mv-first");
   }
 

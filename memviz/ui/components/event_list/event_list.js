@@ -86,7 +86,7 @@ const NARROW = 620;
 const SETTLE_MS = 150;
 const TYPED_MS = 150;
 const ECHO_MS = 3000;
-const GRID_LABEL = "Events; arrows move, Enter takes the timeline there";
+const GRID_LABEL = "Events; arrows move, Enter shows the event in the timeline";
 
 /** Where an event stands in the list as it is filtered, and how long that is.
  * @typedef {{ row: number, is_there: boolean, count: number }} Place */
@@ -247,7 +247,7 @@ class EventList extends Component {
     this.grid.setAttribute("aria-rowcount", String(this.count + 1));
     this.grid.hidden = !this.count;
     this.nothing.hidden = Boolean(this.count);
-    this.nothing.textContent = all ? "No event fits. Clear the text, or choose other kinds." : "This file has no events: it holds the memory at one moment.";
+    this.nothing.textContent = all ? "No event matches. Clear the text, or select other kinds." : "This file has no events, only memory at one moment.";
     this.top = 0;
     this.scale = null;
     this.resized();

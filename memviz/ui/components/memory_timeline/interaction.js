@@ -159,7 +159,7 @@ export class Interaction extends Part {
     const { canvas } = this.timeline;
     if (spans.size[row] < canvas.bytesPerPixel()) {
       const { count, bytes } = canvas.insidePixel(at, data);
-      if (count > 1) return [[`${grouped(count)} ${this.timeline.value?.of || "allocations"}, ${bytesText(bytes)} together`], ["zoom in to tell them apart: Shift and the wheel zoom the height"]];
+      if (count > 1) return [[`${grouped(count)} ${this.timeline.value?.of || "allocations"}, ${bytesText(bytes)} together`], ["zoom in to separate them: Shift and wheel zoom the height"]];
     }
     const end = spans.end[row] >= spans.instants ? "the end" : grouped(spans.end[row] - 1);
     return [[bytesText(spans.size[row]), this.siteOf(row, data)], [data.groupWords(row)], [`${eventText(spans.start[row] - 1)} → ${end}`]];

@@ -5,7 +5,7 @@ import { bytesText } from "../words.js";
 import { Part, ZOOM } from "./viewport.js";
 
 export const KEYS_HELP =
-  "Left and right pan, plus and minus zoom, W and S zoom the height, Shift with up or down moves in it, V fits it to the chosen allocation, 0 shows all, P goes to the peak, Shift with left or right moves one event, up and down walk the stack, Enter pins, Escape undoes, T changes the axis, B zooms into a box that is dragged, M takes a ruler whose end the arrows move: up and down to the next edge, Enter begins it anew there.";
+  "Left and right pan, plus and minus zoom, W and S zoom the height, Shift with up or down moves in it, V fits it to the pinned allocation, 0 shows all, P goes to the peak, Shift with left or right moves one event, up and down move through the allocations, Enter pins, Escape undoes, T changes the axis, B zooms into a dragged box, M starts a ruler whose end the arrows move: up and down to the next edge, Enter restarts it there.";
 const PAN = 0.1;
 const FAR = 1e9;
 const NOWHERE = -1;

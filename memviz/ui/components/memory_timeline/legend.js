@@ -116,7 +116,7 @@ export class Filters extends Part {
 
 /** @param {string} words @param {() => void} drop */
 function chip(words, drop) {
-  const node = button("", `Show everything again, not only ${words}`, drop);
+  const node = button("", `Show all, not only ${words}`, drop);
   node.classList.add("mvt-chip");
   node.append("only ", el("b", {}, cutMiddle(words, LONGEST_CHIP)), " ×");
   return node;
@@ -133,10 +133,10 @@ export class Legend extends Part {
   /** @param {MemoryTimeline} timeline */
   constructor(timeline) {
     super(timeline);
-    this.row = el("div", { class: "mvt-legend", role: "group", "aria-label": "What the colours mean, with bytes at the moment" });
+    this.row = el("div", { class: "mvt-legend", role: "group", "aria-label": "Colour legend, with bytes at the moment" });
     this.more = el("button", { type: "button", class: "mvt-key mvt-more", "aria-expanded": "false", onclick: () => this.open(Boolean(this.list.hidden)) });
-    this.list = el("div", { class: "mvt-more-list", role: "group", "aria-label": "The other colours", hidden: "" });
-    const marks = Object.entries({ cached: "Reserved, and not in use", reserved: "Taken from the device", peak: "Most live bytes" });
+    this.list = el("div", { class: "mvt-more-list", role: "group", "aria-label": "Other colours", hidden: "" });
+    const marks = Object.entries({ cached: "Reserved, not in use", reserved: "Reserved from the device", peak: "Peak of live bytes" });
     /** What is drawn beside the colours. */
     this.marks = el("div", { class: "mvt-marks" }, ...marks.map(([name, title]) => el("span", { class: `mvt-mark mvt-mark-${name}`, title }, el("i"), name)));
     this.node = el("div", { class: "mvt-legend-row" }, this.row, this.more, this.marks, timeline.filters.node, this.list);

@@ -19,10 +19,10 @@ const LEAST_BOX = 6;
 export class Tools extends Part {
   /** @type {Tool} */ tool = "move";
   box = el("div", { class: "mvt-box", hidden: "", "aria-hidden": "true" });
-  bytesAxis = el("div", { class: "mvt-bytes", "aria-hidden": "true", title: "Drag over the bytes to see, or turn the wheel; a double click shows all of them" });
-  eventsAxis = el("div", { class: "mvt-events", "aria-hidden": "true", title: "A click chooses that moment" });
+  bytesAxis = el("div", { class: "mvt-bytes", "aria-hidden": "true", title: "Drag or use the wheel to zoom; double-click shows all bytes" });
+  eventsAxis = el("div", { class: "mvt-events", "aria-hidden": "true", title: "Click to select a moment" });
   fullHeight = button("↕ Full height", "Show the full height (0 shows all)", () => this.timeline.moves.showFullHeight(true));
-  choice = switchOf("A drag on the plot", TOOLS, (tool) => this.take(tool));
+  choice = switchOf("Drag on the plot", TOOLS, (tool) => this.take(tool));
 
   listen() {
     this.take("move");

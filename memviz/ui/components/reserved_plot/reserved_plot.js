@@ -31,7 +31,7 @@ class ReservedPlot extends Component {
   /** Bytes at the upper edge. */
   top = 1;
 
-  legend = el("div", { class: "mvr-legend", role: "list", "aria-label": "What the lines mean" });
+  legend = el("div", { class: "mvr-legend", role: "list", "aria-label": "Line legend" });
   axes = switchOf("Axis", { event: "Event", time: "Time" }, (axis) => this.setAxis(axis));
   svg = shape("svg", { class: "mvt-svg", "aria-hidden": "true" });
   over = shape("svg", { class: "mvt-svg", "aria-hidden": "true" });

@@ -212,7 +212,7 @@ export class Moment {
   /** @param {number} tile */
   ageWords(tile) {
     const { tiles, header } = this;
-    const waits = tiles.kind[tile] === WAITING ? "freed, waits for another stream · " : "";
+    const waits = tiles.kind[tile] === WAITING ? "freed, waiting for another stream · " : "";
     if (!tiles.start[tile]) return `${waits}there ${eventText(-1)}`;
     const start = tiles.start[tile] - 1;
     const passed = header.at - start;

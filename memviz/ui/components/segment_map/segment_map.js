@@ -11,7 +11,7 @@ const NARROW = 560;
 const LEAST_ROW = 1024;
 const LEAST_TIP_ROOM = 120;
 const NOTHING = -1;
-const KEYS_HELP = "Left and right walk the blocks, up and down change the row, Enter pins, Escape undoes. The table below says the same.";
+const KEYS_HELP = "Left and right move between blocks, up and down change the row, Enter pins, Escape undoes. The table below has the same data.";
 
 /** @import { Layout } from "./layout.js" */
 /** @import { Gradio, Point } from "../base.js" */
@@ -272,7 +272,7 @@ export class SegmentMap extends Component {
     const together = tilesIn(layout, tiles, at.row, from, from + perPixel).filter((shared) => tiles.kind[shared] !== FREE);
     if (together.length <= 1) return moment.words(tile);
     const bytes = sum(together.map((shared) => tiles.size[shared]));
-    return [[`${grouped(together.length)} blocks, ${bytesText(bytes)} together`], ["shorter rows tell them apart"]];
+    return [[`${grouped(together.length)} blocks, ${bytesText(bytes)} together`], ["shorten the rows to separate them"]];
   }
 
   /** @param {KeyboardEvent} event */
