@@ -79,17 +79,6 @@ def test_the_books_balance_after_every_step(text, card, program):
     drain(run, live)
 
 
-@given(st.sampled_from(SETTINGS), programs)
-def test_the_same_program_lands_on_the_same_addresses(text, program):
-    runs = []
-    for _ in range(2):
-        run, live = Driver(text, card=200 * MiB), []
-        for step in program:
-            take(run, live, step)
-        runs.append((run.history, [block.address for block in live]))
-    assert runs[0] == runs[1]
-
-
 @pytest.mark.parametrize("text", SETTINGS)
 def test_a_thousand_random_steps(text):
     """Sizes of 2 to 20 MiB; malloc, free and empty_cache in the proportion 1 : 1 : 0.1."""
