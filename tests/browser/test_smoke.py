@@ -46,7 +46,7 @@ def test_compare_draws_two_traces_and_says_which_peaks_lower(home: Any) -> None:
 
 def test_what_if_says_what_would_have_saved_a_run(home: Any) -> None:
     home.locator("#samples [data-sample=out-of-memory]").click()
-    expect(home.locator("#what-if-verdict h1")).to_contain_text("Expandable segments would carry it through")
+    expect(home.locator("#what-if-verdict h1")).to_contain_text("Expandable segments would fit")
     home.locator("#what-if-plot [data-drawn]").wait_for()
 
 
