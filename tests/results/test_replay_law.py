@@ -48,8 +48,8 @@ def of_fate(said: str, found: WhatIf, shown: list[RankedRow]) -> None:
     for event in re.findall(r"(?:this run|it|would) stops? at event ([\d,]+)", said):
         ended = [each.oom for each in (found.base, found.replayed, found.compared_with) if each.oom is not None]
         assert event in [count_text(each.event) for each in ended]
-    if "carry it through" in said:
-        spare = re.search(r"carry it through, with ([^ ]+ [^ ]+) to spare", said)
+    if "would fit" in said:
+        spare = re.search(r"would fit, with ([^ ]+ [^ ]+) to spare", said)
         assert spare is None or f"fits, {spare[1]} to spare" in [each.ends for each in shown]
 
 
