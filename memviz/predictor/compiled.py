@@ -107,6 +107,9 @@ class Compiler:
         say = self._recorder.assumptions.say
         try:
             run = _compile(graph, inputs, self._compiling)
+        except torch._dynamo.exc.TorchDynamoException:
+            # Dynamo reads the frame again, with what it has learned.
+            raise
         except Exception as error:
             say(_STOPPED.format(name="A graph of compiled code", reason=_first_line(error)))
             return cast(Callable[..., Any], _restore_devices(graph).forward)
