@@ -61,6 +61,7 @@ class Compiler:
         self._recorder = recorder
         self._call = call
         self._modules: WeakKeyDictionary[nn.Module, Callable[..., Any]] = WeakKeyDictionary()
+        self._inside: nn.Module | None = None
         self.is_tracing = False
         _read_tables()
 
@@ -95,8 +96,18 @@ class Compiler:
 
     def instead_of(self, module: nn.Module) -> Callable[..., Any] | None:
         """Return the compiled call of a module that the program has compiled."""
-        optimize = None if self.is_tracing else self._modules.get(module)
-        return None if optimize is None else optimize(_frame_of(module, self._call))
+        optimize = None if self.is_tracing or module is self._inside else self._modules.get(module)
+        return (
+            None if optimize is None else partial(self._call_compiled, module, optimize(_frame_of(module, self._call)))
+        )
+
+    def _call_compiled(self, module: nn.Module, run: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        # Where the graph breaks, the frame around the module calls it again.
+        before, self._inside = self._inside, module
+        try:
+            return run(*args, **kwargs)
+        finally:
+            self._inside = before
 
     def _step(self, step: Any) -> None:
         self._recorder.operators.add(COMPILED)
