@@ -94,8 +94,9 @@ class Patches(ExitStack):
 
     def after_import(self, name: str, change: Callable[[ModuleType], None]) -> None:
         """Change a module of another library as soon as it is imported; now, if it is already."""
-        if name in sys.modules:
-            return change(sys.modules[name])
+        module = sys.modules.get(name)
+        if module is not None and not isinstance(module, LateDynamo):
+            return change(module)
         finder = _Changing(name, change)
         sys.meta_path.insert(0, finder)
         self.callback(sys.meta_path.remove, finder)

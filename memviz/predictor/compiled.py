@@ -1,8 +1,9 @@
 """Code under torch.compile, with the memory that its compiled kernels take.
 
-torch's own compiler does the work: AOTAutograd traces a call and divides it into forward and backward, inductor fuses
-operators and orders, reuses and frees buffers. What inductor writes is Python that allocates each buffer, launches
-kernels and calls matrix products and attention. That Python runs on the pretended device, where kernels do nothing.
+torch's own compiler does the work: Dynamo reads frames of Python, AOTAutograd traces their graphs and
+divides them into forward and backward, inductor fuses operators and orders, reuses and frees buffers. What inductor
+writes is Python that allocates each buffer, launches kernels and calls matrix products and attention. That Python runs
+on the pretended device, where kernels do nothing.
 
 Tensors that are traced are on `meta`, because autograd refuses those of a CUDA device that torch was not built for;
 graphs are moved to the card once they are traced. No kernel is compiled, so Triton need not be installed.
@@ -10,182 +11,131 @@ graphs are moved to the card once they are traced. No kernel is compiled, so Tri
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import partial, partialmethod, wraps
-from itertools import count
-from types import CellType, FunctionType, MethodType, ModuleType
-from typing import Any, NamedTuple, cast
-from weakref import WeakKeyDictionary, ref
+from dataclasses import dataclass
+from functools import cache, partial, partialmethod
+from pathlib import Path
+from types import CodeType, FrameType, MethodType, ModuleType
+from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.stateless import _reparametrize_module
+from torch._subclasses import FakeTensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode, _push_mode
+from torch.utils._pytree import tree_map
 
-from memviz.predictor.assumptions import not_predicted
-from memviz.predictor.compat import Patches, without_modes
-from memviz.predictor.decompositions import captured_by, flex_inputs, flex_results
+from memviz.predictor.compat import Patches, function_modes, without_modes
+from memviz.predictor.decompositions import flex_inputs, flex_results
 from memviz.predictor.recorder import AllocationRecorder
-from memviz.predictor.repetition import key_of_inputs
 from memviz.predictor.rules import COMPILED
 
 aten = torch.ops.aten
 
-_MOST_GRAPHS = 8
-"""Graphs of one callable, after which torch runs it uncompiled (`recompile_limit`)."""
-_CARD = torch.device("cuda:0")
+_CARD, _META = torch.device("cuda:0"), torch.device("meta")
+_OWN = str(Path(__file__).parents[1])
+_LIBRARY = str(Path(contextlib.__file__).parent)
 _PREDICTED = (
-    "Code under torch.compile is predicted with the buffers planned by the compiler of torch {version}, one graph per "
-    "compiled call. Graph breaks, dynamic shapes, and kernels or padding chosen by timing are not followed."
+    "Code under torch.compile is predicted with the graphs and buffers planned by the compiler of torch {version}. "
+    "Kernels and padding chosen by timing are not followed."
 )
 _STOPPED = "{name} ran uncompiled, operator by operator: torch's compiler failed ({reason})."
-_TOO_MANY = "it was called with more than 8 different shapes or settings"
-_HOLDS_STATE = "it is a method of an object with its own state"
+_BACKEND = 'The backend "{name}" of torch.compile is not predicted: its graphs ran uncompiled, operator by operator.'
+_BROKEN = "torch.compile breaks its graph at {where} ({reason}): each part is compiled separately."
 _FUSED_STEP = (
     "A compiled optimizer step is predicted to create its states and to update them and the weights in place, without "
     "buffers."
 )
-_NO_KEY = "an argument is not a tensor or a plain value"
-
-
-@dataclass(frozen=True)
-class _Graph:
-    """One compiled call: a function of all tensors it reads, and how its result is put together."""
-
-    run: Callable[..., Any]
-    result: _Result
-
-
-@dataclass
-class _Result:
-    """The result of a traced call: its structure, with a `_Place` for each tensor."""
-
-    template: Any = None
-    count: int = 0
-
-
-@dataclass
-class _Graphs:
-    """Graphs that were compiled of one callable."""
-
-    name: str
-    by_key: dict[Any, _Graph] = field(default_factory=dict)
-    is_refused: bool = False
 
 
 class Compiler:
-    """Compiles callables of a program when they are called, and runs what was compiled in their place."""
+    """Compiles what a program gives to torch.compile, frame by frame as torch does, and runs the compiled code."""
 
     def __init__(self, recorder: AllocationRecorder, call: Callable[..., Any]) -> None:
         """`call` is torch's own `nn.Module.__call__`."""
         self._recorder = recorder
         self._call = call
-        self._modules: WeakKeyDictionary[nn.Module, _Graphs] = WeakKeyDictionary()
-        self._functions: dict[Any, _Graphs] = {}
-        """Graphs of functions that are defined anew for each call, by their code and what they close over."""
+        self._modules: WeakKeyDictionary[nn.Module, Callable[..., Any]] = WeakKeyDictionary()
+        self._inside: nn.Module | None = None
         self.is_tracing = False
+        _read_tables()
 
-    def compiled(self, target: Any) -> Any:
+    def follow(self, patches: Patches) -> None:
+        say = self._recorder.assumptions.say
+        notes = _FrameNotes(
+            broken=lambda where, reason: say(_BROKEN.format(where=where, reason=reason)),
+            stopped=lambda name, reason: say(_STOPPED.format(name=name, reason=reason)),
+        )
+        _follow_frames(patches, partial(self._compiling, None), notes)
+
+    def compiled(
+        self,
+        target: Any,
+        *,
+        fullgraph: bool = False,
+        dynamic: bool | None = None,
+        backend: str | Callable[..., Any] = "inductor",
+        **_: Any,
+    ) -> Any:
         """Return what a program uses in the place of a function; a module stays, and is compiled where it is called."""
-        if isinstance(target, nn.Module):
-            self._modules[target] = _Graphs(type(target).__name__)
-            return target
         if self.is_tracing or isinstance(target, type) or not callable(target):
             return target
-        graphs = _Graphs(getattr(target, "__qualname__", type(target).__name__))
-        if isinstance(target, FunctionType):
-            cells = [key_of_inputs(cell.cell_contents) for cell in target.__closure__ or () if cell != CellType()]
-            if None not in cells:
-                graphs = self._functions.setdefault((target.__code__, *cells), graphs)
-        return wraps(target)(partial(self._run, graphs, target))
+        if _is_fused_step(target):
+            return partial(self._step, target)
+        compile_graph = self._compile if backend == "inductor" else partial(self._as_graph_says, backend)
+        optimize = torch._dynamo.optimize(compile_graph, nopython=fullgraph, dynamic=dynamic)
+        if not isinstance(target, nn.Module):
+            return optimize(target)
+        self._modules[target] = optimize
+        return target
 
     def instead_of(self, module: nn.Module) -> Callable[..., Any] | None:
         """Return the compiled call of a module that the program has compiled."""
-        graphs = None if self.is_tracing else self._modules.get(module)
-        return None if graphs is None else partial(self._run, graphs, module)
+        optimize = None if self.is_tracing or module is self._inside else self._modules.get(module)
+        return (
+            None if optimize is None else partial(self._call_compiled, module, optimize(_frame_of(module, self._call)))
+        )
 
-    def _run(self, graphs: _Graphs, target: Any, /, *args: Any, **kwargs: Any) -> Any:
-        call = partial(self._call, target) if isinstance(target, nn.Module) else target
-        if graphs.is_refused or self.is_tracing:
-            return call(*args, **kwargs)
-        if _is_fused_step(target) and not args and not kwargs:
-            self._recorder.operators.add(COMPILED)
-            self._recorder.assumptions.say(_FUSED_STEP)
-            return _step_in_place(target)
-        modules = _modules_of(target)
-        named = [
-            (module, *pair)
-            for module in modules
-            for pair in (
-                *module.named_parameters(remove_duplicate=False),
-                *module.named_buffers(remove_duplicate=False),
-            )
-        ]
-        leaves, spec = tree_flatten((args, kwargs))
-        own = {id(tensor): tensor for *_, tensor in named}
-        tensors = [*own.values(), *(leaf for leaf in leaves if isinstance(leaf, Tensor) and id(leaf) not in own)]
-        key = self._key(leaves, spec, modules, named)
+    def _call_compiled(self, module: nn.Module, run: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        # Where the graph breaks, the frame around the module calls it again.
+        before, self._inside = self._inside, module
+        try:
+            return run(*args, **kwargs)
+        finally:
+            self._inside = before
+
+    def _step(self, step: Any) -> None:
+        self._recorder.operators.add(COMPILED)
+        self._recorder.assumptions.say(_FUSED_STEP)
+        _step_in_place(step)
+
+    def _compile(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         say = self._recorder.assumptions.say
         try:
-            if not isinstance(getattr(target, "__self__", None), nn.Module | None):
-                raise not_predicted(graphs.name, _HOLDS_STATE)
-            if key is None:
-                raise not_predicted(graphs.name, _NO_KEY)
-            if key not in graphs.by_key:
-                if len(graphs.by_key) == _MOST_GRAPHS:
-                    raise not_predicted(graphs.name, _TOO_MANY)
-                places = {id(tensor): at for at, tensor in enumerate(tensors)}
-                parts = [_Place(places[id(leaf)]) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-                weights = [
-                    (ref(module), {weight: places[id(tensor)] for owner, weight, tensor in named if owner is module})
-                    for module in modules
-                ]
-                traced = partial(_run_with, self._without_module(target), weights, parts, spec)
-                graphs.by_key[key] = self._trace(graphs.name, traced, tensors)
+            run = _compile(graph, inputs, self._compiling)
+        except torch._dynamo.exc.TorchDynamoException:
+            # Dynamo reads the frame again, with what it has learned.
+            raise
         except Exception as error:
-            reason = " ".join(str(error).split("\n")[0].split())[:160] or type(error).__name__
-            say(_STOPPED.format(name=graphs.name, reason=reason))
-            graphs.is_refused = True
-            return call(*args, **kwargs)
-        graph = graphs.by_key[key]
+            say(_STOPPED.format(name="A graph of compiled code", reason=_first_line(error)))
+            return cast(Callable[..., Any], _restore_devices(graph).forward)
         self._recorder.operators.add(COMPILED)
         say(_PREDICTED.format(version=torch.__version__.partition("+")[0]))
-        return _assemble(graph.result.template, graph.run(*tensors))
+        return run
 
-    def _without_module(self, target: Any) -> Callable[..., Any]:
-        """Return a call that does not keep a module alive: its graphs live as long as the compiler."""
-        if not isinstance(target, nn.Module):
-            return target  # type: ignore[no-any-return]
-        module = ref(target)
-        return lambda *args, **kwargs: self._call(module(), *args, **kwargs)
-
-    def _key(self, leaves: list[Any], spec: Any, modules: list[nn.Module], named: list[Any]) -> Any:
-        keys = [key_of_inputs(leaf) for leaf in leaves]
-        if None in keys:
-            return None
-        autocast = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
-        modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast
-        training = tuple(part.training for module in modules for part in module.modules())
-        weights = tuple(key_of_inputs(tensor) for *_, tensor in named)
-        return tuple(keys), str(spec), modes, training, weights
-
-    def _trace(self, name: str, call: Callable[..., Any], tensors: list[Tensor]) -> _Graph:
-        result = _Result()
-
-        class Traced(nn.Module):
-            def forward(self, *traced: Tensor) -> tuple[Tensor, ...]:
-                found: list[Tensor] = []
-                result.template = _take_apart(call(traced), found, name)
-                result.count = len(found)
-                return tuple(found)
-
-        with self._compiling(None):
-            return _Graph(_compile(Traced(), tensors, self._compiling, result), result)
+    def _as_graph_says(self, backend: Any, graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        """Run a graph operator by operator, or what a program's own backend makes of it."""
+        _restore_devices(graph)
+        if callable(backend):
+            return backend(graph, inputs)  # type: ignore[no-any-return]
+        if backend != "eager":
+            self._recorder.assumptions.say(_BACKEND.format(name=backend))
+        return cast(Callable[..., Any], graph.forward)
 
     @contextmanager
     def _compiling(self, context: Any) -> Iterator[None]:
@@ -196,7 +146,6 @@ class Compiler:
             patches.enter_context(without_modes())
             patches.enter_context(_without_function_modes())
             patches.put(nn.Module, "__call__", self._call)
-            patches.put(torch, "tensor", partial(_tensor, torch.tensor))
             _differentiate_composed(patches)
             if context is not None:
                 _enter_inductor(patches, context)
@@ -207,6 +156,216 @@ class Compiler:
             finally:
                 self.is_tracing, recorder.making_on_meta = before
                 position.phases.pop()
+
+
+# Frames: torch's own front end on pretended tensors. The graph's devices are changed to `meta`, and the modes of the
+# prediction are left while a frame is read.
+
+
+@dataclass(frozen=True)
+class _FrameNotes:
+    """Notes on frames that torch does not compile whole."""
+
+    broken: Callable[[str, str], None]
+    """Called with the place of a break of the graph, and its reason."""
+    stopped: Callable[[str, str], None]
+    """Called with the name of a frame that runs uncompiled, and the reason."""
+
+
+@cache
+def _read_tables() -> None:
+    """Let Dynamo build its tables of torch's functions from torch's own, before any is replaced."""
+    from torch._dynamo import trace_rules
+    from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+
+    trace_rules.get_torch_obj_rule_map()
+    TorchInGraphFunctionVariable._get_handlers()
+    # Code of the prediction runs where a graph is broken.
+    trace_rules.add("memviz")
+
+
+def _follow_frames(patches: Patches, compiling: Callable[[], Any], notes: _FrameNotes) -> None:
+    """Let Dynamo work on pretended tensors until the patches end; `compiling` leaves the prediction's modes."""
+    from torch._dynamo import config, convert_frame, guards, output_graph, trace_rules, utils
+    from torch._dynamo.variables.tensor import TensorVariable
+    from torch._functorch._aot_autograd.runtime_wrappers import FakifiedOutWrapper
+
+    torch._dynamo.reset()
+    patches.callback(torch._dynamo.reset)
+    patches.enter_context(config.patch(suppress_errors=True))
+    modes: list[Any] = []
+    convert = convert_frame.CatchErrorsWrapper.__call__
+    check = guards.CheckFunctionManager.__init__
+
+    def read(self: Any, frame: Any, *args: Any) -> Any:
+        if _is_called_by_us(sys._getframe(1)):
+            return convert_frame.ConvertFrameReturn(skip_reason="called by the prediction")
+        if trace_rules.check(frame.f_code, frame=frame):
+            return convert(self, frame, *args)
+        before = list(modes)
+        modes[:] = [*function_modes(), *_get_current_dispatch_mode_stack()]
+        try:
+            with compiling():
+                return convert(self, frame, *args)
+        finally:
+            modes[:] = before
+
+    def guard(self: Any, *args: Any, **kwargs: Any) -> None:
+        # Guards compare dispatch keys, and they are checked where the modes are on.
+        with _entered(modes):
+            check(self, *args, **kwargs)
+
+    def ignore_function_modes(self: Any, _: Any) -> None:
+        self.check_fn_manager.torch_function_mode_stack_check_fn = lambda: True
+
+    patches.put(convert_frame.CatchErrorsWrapper, "__call__", read)
+    patches.put(guards.CheckFunctionManager, "__init__", guard)
+    patches.put(guards.GuardBuilder, "TORCH_FUNCTION_STATE", ignore_function_modes)
+    patches.put(utils, "_get_fake_value_impl", partial(_on_meta, utils._get_fake_value_impl))
+    for name in ("method_attr_device", "method_attr_is_cuda"):
+        patches.put(TensorVariable, name, partialmethod(_as_on_card, vars(TensorVariable)[name]))
+    patches.put(output_graph, "graph_break_reasons", _Breaks(notes.broken))
+    prepare = FakifiedOutWrapper.pre_compile
+
+    def prepare_on_meta(self: Any, *args: Any, **kwargs: Any) -> None:
+        # What one part of a divided graph returns is traced with the next.
+        prepare(self, *args, **kwargs)
+        self.out_metas = [_moved_to(_META, one, getattr(one, "fake_mode", None)) for one in self.out_metas]
+
+    patches.put(FakifiedOutWrapper, "pre_compile", prepare_on_meta)
+    explain, exceeds = convert_frame.format_error_msg, convert_frame.exceeds_recompile_limit
+
+    def note_failure(error: Exception, code: CodeType, *args: Any) -> str:
+        if not code.co_flags & inspect.CO_GENERATOR:
+            notes.stopped(code.co_name, _first_line(error))
+        return str(explain(error, code, *args))
+
+    def note_limit(*args: Any) -> Any:
+        is_exceeded, limit = exceeds(*args)
+        if is_exceeded:
+            frame = sys._getframe(1)
+            notes.stopped(frame.f_locals["code"].co_name, f"it was compiled as often as {limit} allows")
+        return is_exceeded, limit
+
+    patches.put(convert_frame, "format_error_msg", note_failure)
+    patches.put(convert_frame, "exceeds_recompile_limit", note_limit)
+
+
+def _frame_of(module: nn.Module, call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what Dynamo compiles of a module: its forward without its hooks, or one frame around torch's own."""
+    from torch._dynamo import external_utils, trace_rules
+
+    is_sharded = getattr(module, "_is_fsdp_managed_module", False)
+    if is_sharded or (isinstance(module.forward, MethodType) and trace_rules.check(module.forward)):
+        return cast(Callable[..., Any], external_utils.wrap_inline(module))
+    return MethodType(call, module)
+
+
+class _Breaks(list[Any]):
+    """torch's list of breaks, which notes each."""
+
+    def __init__(self, note: Callable[[str, str], None]) -> None:
+        super().__init__()
+        self._note = note
+
+    def append(self, reason: Any) -> None:
+        last = reason.user_stack[-1] if reason.user_stack else None
+        # The optimizer for DDP has a file and no line.
+        where = f"{Path(last.filename).name}:{last.lineno}" if last and last.lineno else "the buckets of DDP"
+        self._note(where, _first_line(reason.reason))
+
+
+def _first_line(text: object) -> str:
+    return " ".join(str(text).strip().split("\n")[0].split())[:160] or type(text).__name__
+
+
+def _is_called_by_us(caller: FrameType | None) -> bool:
+    """Tell whether the prediction's own code runs a frame, directly or through Python's library."""
+    while caller is not None and caller.f_code.co_filename.startswith(_LIBRARY):
+        caller = caller.f_back
+    return caller is not None and caller.f_code.co_filename.startswith(_OWN)
+
+
+def _as_on_card(variable: Any, answer: Callable[[Any, Any], Any], tx: Any) -> Any:
+    """Answer for a pretended tensor as for one on the card."""
+    before = variable.device
+    if before is not None and before.type == "meta":
+        variable.device = _CARD
+    try:
+        return answer(variable, tx)
+    finally:
+        variable.device = before
+
+
+@contextmanager
+def _entered(modes: list[Any]) -> Iterator[None]:
+    functions = [mode for mode in modes if isinstance(mode, TorchFunctionMode)]
+    operators = [mode for mode in modes if mode not in functions]
+    for mode in functions:
+        torch._C._push_on_torch_function_stack(mode)
+    for mode in operators:
+        _push_mode(mode)
+    try:
+        yield
+    finally:
+        for _ in operators:
+            _pop_mode()
+        for _ in functions:
+            torch._C._pop_torch_function_stack()
+
+
+def _moved_to(device: torch.device, value: Any, fake: Any) -> Any:
+    """Return a traced tensor as on another device, in the same storage, which says what is a view of what."""
+    if not isinstance(value, FakeTensor) or value.device == device:
+        return value
+    with without_modes():
+        like = torch.empty(0, dtype=value.dtype, device="meta")
+        like.set_(value.untyped_storage(), value.storage_offset(), value.size(), value.stride())
+    return FakeTensor(fake, like, device)
+
+
+def _restore_devices(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """Put a graph back on the card, to run operator by operator."""
+    for part in graph.modules():
+        if isinstance(part, torch.fx.GraphModule):
+            for node in part.graph.nodes:
+                node.args = torch.fx.node.map_aggregate(node.args, _card_for_meta)
+                node.kwargs = torch.fx.node.map_aggregate(node.kwargs, _card_for_meta)
+            part.recompile()
+    return graph
+
+
+def _card_for_meta(value: Any) -> Any:
+    return _CARD if isinstance(value, torch.device) and value.type == "meta" else value
+
+
+def _on_meta(run: Callable[..., Any], node: Any, *args: Any, **kwargs: Any) -> Any:
+    _move_to_meta(node)
+    return run(node, *args, **kwargs)
+
+
+def _move_to_meta(node: Any) -> None:
+    if node.op == "call_method" and node.target == "cuda":
+        node.target, node.args, node.kwargs = "to", (node.args[0], _META), {}
+    elif node.op in ("call_method", "call_function"):
+        node.args = torch.fx.node.map_aggregate(node.args, _meta_for_card)
+        node.kwargs = torch.fx.node.map_aggregate(node.kwargs, _meta_for_card)
+        if node.target is torch.tensor:
+            node.target = _tensor
+
+
+def _meta_for_card(value: Any) -> Any:
+    is_card = isinstance(value, str | torch.device) and str(value).partition(":")[0] == "cuda"
+    return _META if is_card else value
+
+
+def _tensor(data: Any, **kwargs: Any) -> Tensor:
+    """`torch.tensor` of numbers: on `meta` torch makes one that the trace does not know."""
+    if "meta" not in str(kwargs.get("device")):
+        return torch.tensor(data, **kwargs)
+    with without_modes():
+        numbers = torch.tensor(data, **{**kwargs, "device": "cpu", "requires_grad": False})
+    return torch.empty(numbers.shape, dtype=numbers.dtype, device="meta")
 
 
 _FUSED = {"Adadelta", "Adagrad", "Adam", "Adamax", "AdamW", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"}
@@ -270,164 +429,25 @@ def _differentiate_composed(patches: Patches) -> None:
             operator._dispatch_cache[keys.AutogradMeta] = keys.CompositeImplicitAutograd
 
 
-def _tensor(create: Callable[..., Tensor], data: Any, **kwargs: Any) -> Tensor:
-    """`torch.tensor` of numbers: on `meta` torch makes one that the trace does not know."""
-    if "meta" not in str(kwargs.get("device")):
-        return create(data, **kwargs)
-    with without_modes():
-        numbers = create(data, **{**kwargs, "device": "cpu", "requires_grad": False})
-    return torch.empty(numbers.shape, dtype=numbers.dtype, device="meta")
-
-
-def _modules_of(target: Any) -> list[nn.Module]:
-    """Return the modules that a callable reads: itself, what it is bound to, closes over, or names."""
-    found: dict[int, nn.Module] = {}
-
-    def add(value: Any) -> None:
-        if isinstance(value, nn.Module):
-            found[id(value)] = value
-        elif isinstance(value, MethodType):
-            add(value.__self__)
-            add(value.__func__)
-        elif isinstance(value, partial):
-            for part in (value.func, *value.args, *value.keywords.values()):
-                add(part)
-        elif isinstance(value, FunctionType):
-            for part in captured_by(value):
-                if isinstance(part, nn.Module | MethodType):
-                    add(part)
-
-    add(target)
-    return list(found.values())
-
-
-class _CardIsMeta(TorchFunctionMode):
-    """Makes on `meta` what the traced code makes on the card."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is Tensor.cuda:
-            return args[0]
-        kwargs = {name: _meta_for_card(value) for name, value in (kwargs or {}).items()}
-        if type(kwargs.get("device")) is int:
-            # From `cuda()` of tensors that torch traces.
-            kwargs["device"] = torch.device("meta")
-        if func in _ADDS and isinstance(kwargs.get("alpha"), Tensor):
-            # Autograd would read the number; torch's compiler multiplies.
-            given = [*args, *(kwargs[name] for name in ("other",) if name in kwargs)]
-            return func(given[0], given[1] * kwargs["alpha"])
-        if func is Tensor.new_tensor:
-            kwargs["device"] = _meta_for_card(kwargs.get("device") or args[0].device)
-            return torch.tensor(*args[1:], **kwargs)
-        return func(*map(_meta_for_card, args), **kwargs)
-
-
-_ADDS = {torch.add, torch.sub, Tensor.add, Tensor.add_, Tensor.sub, Tensor.sub_}
-
-
-def _meta_for_card(value: Any) -> Any:
-    if isinstance(value, str | torch.device) and str(value).partition(":")[0] == "cuda":
-        return torch.device("meta")
-    return value
-
-
-class _Place(NamedTuple):
-    """Stands for a tensor among the arguments of a call; a graph holds none of the program's own."""
-
-    at: int
-
-
-@dataclass(frozen=True)
-class _Object:
-    """Stands for an object that holds tensors, such as a cache of keys and values."""
-
-    kind: type
-    attributes: dict[str, Any]
-
-
-def _take_apart(value: Any, found: list[Tensor], name: str, around: tuple[int, ...] = ()) -> Any:
-    """Return the structure of a result, and add its tensors to those found."""
-    if isinstance(value, Tensor):
-        found.append(value)
-        return _Place(len(found) - 1)
-    leaves, spec = tree_flatten(value)
-    if len(leaves) != 1 or leaves[0] is not value:
-        return [_take_apart(leaf, found, name, around) for leaf in leaves], spec
-    if isinstance(value, str | int | float | complex | bytes | type | torch.dtype | torch.device | None):
-        return value
-    if isinstance(value, nn.Module) or not hasattr(value, "__dict__") or callable(value) or id(value) in around:
-        raise not_predicted(name, f"it returns a {type(value).__name__}")
-    inside = (*around, id(value))
-    return _Object(type(value), {key: _take_apart(one, found, name, inside) for key, one in vars(value).items()})
-
-
-def _assemble(template: Any, tensors: Sequence[Tensor]) -> Any:
-    if isinstance(template, _Place):
-        return tensors[template.at]
-    if isinstance(template, tuple):
-        leaves, spec = template
-        return tree_unflatten([_assemble(leaf, tensors) for leaf in leaves], spec)
-    if not isinstance(template, _Object):
-        return template
-    made: Any = object.__new__(template.kind)
-    vars(made).update({name: _assemble(one, tensors) for name, one in template.attributes.items()})
-    return made
-
-
-def _run_with(
-    run: Callable[..., Any],
-    weights: list[tuple[ref[nn.Module], dict[str, int]]],
-    parts: list[Any],
-    spec: Any,
-    traced: Any,
-) -> Any:
-    """Call with traced tensors in the places of the program's own."""
-    args, kwargs = tree_unflatten([traced[part.at] if isinstance(part, _Place) else part for part in parts], spec)
-    with Patches() as patches:
-        for owner, places in weights:
-            model = cast(nn.Module, owner())
-            patches.enter_context(_reparametrize_module(model, {name: traced[at] for name, at in places.items()}))
-            for module in model.modules():
-                patches.callback(_restore, module, dict(vars(module)))
-        patches.put(torch.compiler, "is_compiling", lambda: True)
-        patches.enter_context(_CardIsMeta())
-        return run(*args, **kwargs)
-
-
-def _restore(module: nn.Module, attributes: dict[str, Any]) -> None:
-    """Put attributes back that a traced call has set, such as a cache of positions; each trace makes its own."""
-    vars(module).clear()
-    vars(module).update(attributes)
-
-
-def _compile(
-    traced: nn.Module, tensors: list[Tensor], compiling: Callable[[Any], Any], result: _Result
-) -> Callable[..., Any]:
-    """Trace, divide and compile with inductor; return the function of the tensors."""
+def _compile(graph: torch.fx.GraphModule, inputs: list[Any], compiling: Callable[[Any], Any]) -> Callable[..., Any]:
+    """Trace a graph with its gradients, divide it and compile it with inductor."""
+    from torch._dynamo.utils import counters
     from torch._functorch.aot_autograd import aot_module_simplified
     from torch._guards import TracingContext
     from torch._inductor import compile_fx as inductor
     from torch._inductor.decomposition import select_decomp_table
-    from torch._subclasses import FakeTensor, FakeTensorMode
 
-    fake = FakeTensorMode()
+    # DDP, which divides graphs by its buckets, asks by it whether a part is compiled.
+    counters["aot_autograd"]["total"] += 1
     # One for all steps: by what the forward notes in it, the backward writes into tensors that were saved for it alone.
-    context = TracingContext(fake)
-
-    def without_memory(tensor: Tensor, device: torch.device) -> Any:
-        with without_modes():
-            like = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-        return FakeTensor(fake, like, device)
+    context = TracingContext.get()
+    fake = context.fake_mode
+    outputs = len(graph.graph.output_node().args[0])
 
     def on_card(value: Any) -> Any:
         if isinstance(value, torch.device):
             return _CARD if value.type == "meta" else value
-        if not isinstance(value, Tensor) or value.device.type != "meta":
-            return value
-        with without_modes():
-            # Of the same storage, which says what is a view of what.
-            like = torch.empty(0, dtype=value.dtype, device="meta")
-            like.set_(value.untyped_storage(), value.storage_offset(), value.size(), value.stride())
-        return FakeTensor(fake, like, _CARD)
+        return _moved_to(_CARD, value, fake) if getattr(value, "device", None) == _META else value
 
     def move(graph: Any, inputs: Any) -> Any:
         for node in graph.graph.nodes:
@@ -436,13 +456,13 @@ def _compile(
                 node.meta["val"] = tree_map(on_card, node.meta["val"])
         return tree_map(on_card, inputs)
 
+    count = len(inputs)
     extra = inductor.create_compiler_config_extra(torch.fx.GraphModule({}, torch.fx.Graph()))
 
     def forward(graph: Any, inputs: Any, is_inference: bool = False) -> Any:
         with compiling(context):
             inputs = move(graph, inputs)
-            count = len(tensors)
-            return inductor.compile_fx_forward(graph, inputs, result.count, count, extra, is_inference=is_inference)
+            return inductor.compile_fx_forward(graph, inputs, outputs, count, extra, is_inference=is_inference)
 
     def backward(graph: Any, inputs: Any) -> Any:
         with compiling(context):
@@ -452,11 +472,10 @@ def _compile(
         with compiling(context):
             return inductor.partition_fn(graph, move(graph, inputs), **kwargs)
 
-    examples = [without_memory(one, torch.device("meta")).requires_grad_(one.requires_grad) for one in tensors]
     with compiling(context):
         return aot_module_simplified(  # type: ignore[no-any-return]
-            traced,
-            examples,
+            graph,
+            inputs,
             fw_compiler=forward,
             bw_compiler=backward,
             inference_compiler=partial(forward, is_inference=True),
@@ -473,13 +492,14 @@ def _enter_inductor(patches: Patches, context: Any) -> None:
     from torch._dynamo import compiled_autograd
     from torch._functorch import config as tracing
     from torch._higher_order_ops.flex_attention import FlexAttentionHOP
+    from torch._inductor import cpu_vec_isa
     from torch._inductor.async_compile import AsyncCompile
     from torch._inductor.codecache import PyCodeCache
     from torch._inductor.fx_passes import joint_graph, post_grad
     from torch._inductor.utils import get_triton_attrs_descriptor_version
     from torch._inductor.virtualized import V
     from torch.nn.attention import flex_attention
-    from torch.utils import _triton, checkpoint
+    from torch.utils import _triton
 
     for passes in (joint_graph, post_grad):
         # Their patterns are traced with autograd.
@@ -495,14 +515,14 @@ def _enter_inductor(patches: Patches, context: Any) -> None:
             sys.modules[name] = _Absent(name)
     patches.put(_triton, "triton_hash_with_backend", lambda: "")
     patches.put(scheduler, "has_triton", lambda *_: True)
-    patches.put(AsyncCompile, "triton", lambda *_, **__: _Kernel())
+    for language in ("triton", "cpp", "cpp_pybinding"):
+        patches.put(AsyncCompile, language, lambda *_, **__: _Kernel())
+    # It would compile a program to find out.
+    patches.put(cpu_vec_isa, "valid_vec_isa_list", list)
     patches.put(PyCodeCache, "load_by_key_path", _load_written_code)
     patches.put(flex_attention, "_validate_device", lambda *_: None)
     patches.put(FlexAttentionHOP, "__call__", _flex_attention_of)
-    generator = checkpoint._checkpoint_without_reentrant_generator
-    patches.put(checkpoint, "_checkpoint_without_reentrant_generator", partial(_tag_checkpoint, generator))
-    patches.put(checkpoint.CheckpointFunction, "apply", _checkpoint_of)
-    patches.enter_context(settings.patch(fx_graph_cache=False, compile_threads=1))
+    patches.enter_context(settings.patch({"fx_graph_cache": False, "compile_threads": 1}))
     patches.enter_context(tracing.patch(enable_autograd_cache=False, unlift_effect_tokens=True))
     patches.enter_context(V.set_fake_mode(context.fake_mode))
     for name, answer in _GUARDED.items():
@@ -520,44 +540,6 @@ def _fold_on_host(folder: Any, fold: Callable[[Any, Any], Any], node: Any) -> An
         return fold(folder, node)
     finally:
         node.args, node.kwargs = args, kwargs
-
-
-_CHECKPOINTS = count()
-
-
-def _tag_checkpoint(
-    generator: Callable[..., Any], run: Any, _preserve: Any, context_fn: Any, *rest: Any, **kw: Any
-) -> Iterator[None]:
-    """Mark what a checkpoint computes, so that torch's partitioner computes it again in the backward."""
-    from torch.fx import traceback as fx_traceback
-    from torch.utils import checkpoint
-
-    create: Callable[..., Any] = checkpoint.create_selective_checkpoint_contexts
-    check, debug, _early_stop, *args = rest
-    number = next(_CHECKPOINTS)
-
-    def contexts() -> tuple[Any, Any]:
-        if context_fn is checkpoint.noop_context_fn:
-            forward, again = create(_recompute)
-        else:
-            forward, again = context_fn()
-        forward.ac_graph_id = number
-        return forward, again
-
-    before = dict(fx_traceback.current_meta)
-    # Random numbers are the compiler's, which repeats them.
-    yield from generator(run, False, contexts, check, debug, False, *args, **kw)
-    # The next operators are not of this checkpoint.
-    fx_traceback.current_meta = before
-
-
-def _recompute(*_: Any, **__: Any) -> Any:
-    return torch.utils.checkpoint.CheckpointPolicy.PREFER_RECOMPUTE
-
-
-def _checkpoint_of(run: Callable[..., Any], _preserve: bool, *args: Any) -> Any:
-    """Run a reentrant checkpoint as the other kind, as torch's compiler does."""
-    return torch.utils.checkpoint.checkpoint(run, *args, use_reentrant=False)
 
 
 def _without_guard(
@@ -645,6 +627,9 @@ def _flex_attention_of(_: Any, *args: Any) -> tuple[Tensor, ...]:
 
 class _Kernel:
     """A kernel, which takes no memory beside its arguments."""
+
+    def __call__(self, *_: Any, **__: Any) -> None:
+        pass
 
     def run(self, *_: Any, **__: Any) -> None:
         pass

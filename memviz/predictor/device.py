@@ -238,6 +238,8 @@ class PredictedDevice:
             recorder.ledger.first_used = first_used
         self.children.follow(patches)
         follow_compile(patches, recorder, self._compiler)
+        if self._compiler is not None:
+            self._compiler.follow(patches)
         follow_torchscript(patches, assumptions)
         patches.enter_context(jagged_attention_on(self.card))
         follow_group(patches, recorder, self.rank, self.layout, order)

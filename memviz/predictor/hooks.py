@@ -102,7 +102,7 @@ def follow_modules(
     call = nn.Module.__call__
 
     def recorded(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if type(self).__name__ == _COMPILED or self._compiled_call_impl is not None:
+        if compiler is None and (type(self).__name__ == _COMPILED or self._compiled_call_impl is not None):
             assumptions.say(_NOT_COMPILED)
         assumptions.module_called(self)
         compiled = None if compiler is None else compiler.instead_of(self)
@@ -265,8 +265,8 @@ def follow_resizing(patches: Patches, recorder: AllocationRecorder) -> None:
 
 
 _NO_GRAPHS = (
-    'Code compiled with mode="reduce-overhead" or "max-autotune" runs in CUDA graphs, whose memory stays in its '
-    "own pool between runs: this is not predicted, and may need more memory than the uncompiled model."
+    'Code compiled with mode="reduce-overhead" or "max-autotune" runs in CUDA graphs, whose memory stays in its own '
+    "pool between runs. The pool is not predicted: this is the peak of the same code without graphs."
 )
 _NOT_SCRIPTED = (
     "TorchScript (torch.jit.script, torch.jit.trace) is not predicted: the code ran uncompiled, operator by "
@@ -296,7 +296,7 @@ def follow_compile(patches: Patches, recorder: AllocationRecorder, compiler: Com
             return partial(_block_mask, recorder, model)
         graphs = (_NO_GRAPHS,) if kwargs.get("mode") in ("reduce-overhead", "max-autotune") else ()
         if compiler is not None:
-            return assumptions.when_called(compiler.compiled(model), *graphs)
+            return assumptions.when_called(compiler.compiled(model, **kwargs), *graphs)
         return assumptions.when_called(model, _NOT_COMPILED, *graphs)
 
     def compile_in_place(self: nn.Module, *args: Any, **kwargs: Any) -> None:
@@ -306,8 +306,16 @@ def follow_compile(patches: Patches, recorder: AllocationRecorder, compiler: Com
     patches.replace(nn.Module, "compile", compile_in_place)
     # There are no graphs between whose replays memory could be handed on.
     patches.replace(torch.compiler, "cudagraph_mark_step_begin", lambda: None)
-    if not isinstance(sys.modules.get("torch._dynamo"), LateDynamo | NoneType):
+    patches.after_import("torch._dynamo", lambda dynamo: patches.put(dynamo, "reset", partial(_reset, dynamo.reset)))
+    if compiler is None and not isinstance(sys.modules.get("torch._dynamo"), LateDynamo | NoneType):
         patches.enter_context(torch.compiler.set_stance("force_eager"))
+
+
+def _reset(reset: Callable[[], None]) -> None:
+    """Reset Dynamo without the trees of CUDA graphs, which cannot be imported without CUDA."""
+    with Patches() as patches:
+        patches.put(torch.cuda, "is_available", lambda: False)
+        reset()
 
 
 def _block_mask(recorder: AllocationRecorder, create: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

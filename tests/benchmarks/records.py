@@ -66,8 +66,13 @@ def records() -> list[Record]:
         ]
 
 
-_SHORTER = {r"^warmup_steps = \d+": "warmup_steps = 2", r"(val_loss_every(?:\s*:\s*int)?\s*=) \d+": r"\1 2"}
-"""Fewer steps of the same size: peaks stay, as a validation beside the optimizers' states comes within them."""
+_SHORTER = {
+    r"^warmup_steps = \d+": "warmup_steps = 2",
+    r"(val_loss_every(?:\s*:\s*int)?\s*=) \d+": r"\1 2",
+    r'"\.\./data/': '"data/',
+}
+"""Data beside the program, and fewer steps of the same size: peaks stay, as validation beside the optimizers' states is
+within them."""
 
 
 def program_of(log: str) -> str:

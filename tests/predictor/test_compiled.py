@@ -74,13 +74,15 @@ def test_a_module_trains_with_its_own_weights_and_each_allocation_has_one_label(
     assert "uncompiled" not in notes
 
 
-def test_each_shape_has_its_own_graph() -> None:
+@pytest.mark.parametrize("dynamic", [False, None, True])
+def test_other_shapes_have_their_own_graph_or_one_for_all(dynamic: bool | None) -> None:
     def program() -> None:
-        compiled = torch.compile(chain)
-        for count in (MIB, 4 * MIB):
-            compiled(torch.empty(count, device="cuda"))
+        compiled = torch.compile(chain, dynamic=dynamic)
+        for size in (1, 2, 3, 5):
+            compiled(torch.empty(size * MIB, device="cuda"))
+            assert torch.cuda.max_memory_allocated() == 2 * 4 * size * MIB
 
-    assert peak_of(program)[0] == 2 * 16 * MIB
+    assert "uncompiled" not in peak_of(program)[1]
 
 
 def test_what_the_code_makes_on_the_card_is_fused_too() -> None:
@@ -132,17 +134,7 @@ def test_flex_attention_inside_compiled_code_keeps_no_scores() -> None:
     assert peak < 8 * 4096 * 4096
 
 
-def test_the_code_is_told_that_it_is_compiled() -> None:
-    def cautious(x: Tensor) -> Tensor:
-        return chain(x) if torch.compiler.is_compiling() else chain(x)[: int(x.sum().item())]
-
-    def program() -> None:
-        torch.compile(cautious)(torch.empty(4 * MIB, device="cuda"))
-
-    assert peak_of(program)[0] == 2 * 16 * MIB
-
-
-def test_what_a_call_keeps_on_its_module_does_not_reach_the_next() -> None:
+def test_what_a_call_keeps_on_its_module_stays_there() -> None:
     class Positions(nn.Module):
         cached: Tensor | None = None
 
@@ -153,25 +145,56 @@ def test_what_a_call_keeps_on_its_module_does_not_reach_the_next() -> None:
 
     def program() -> None:
         model = torch.compile(Positions().cuda())
-        for count in (MIB, 2 * MIB, MIB):
+        for count in (MIB, 2 * MIB, 2 * MIB):
             model(torch.empty(count, device="cuda"))
 
     peak, notes = peak_of(program)
     assert "uncompiled" not in notes
-    assert peak == 2 * 8 * MIB
+    # Input and result, the new positions of 8 bytes, and the old ones until they are replaced.
+    assert peak == (2 * 8 + 16 + 8) * MIB
 
 
-def as_long_as_its_sum(x: Tensor) -> Tensor:
-    return chain(x)[: int(x.sum().item())]
+def shown_twice(x: Tensor) -> Tensor:
+    first = chain(x)
+    print("here")  # noqa: T201
+    return chain(first)
 
 
-def test_what_the_compiler_stops_at_runs_uncompiled_and_is_named() -> None:
+def as_its_sum_says(x: Tensor) -> Tensor:
+    first = chain(x)
+    return chain(first) if first.sum().item() != 7 else first
+
+
+@pytest.mark.parametrize("broken", [shown_twice, as_its_sum_says])
+def test_each_part_of_a_broken_graph_is_compiled(broken: Callable[[Tensor], Tensor]) -> None:
+    live: list[int] = []
+
     def program() -> None:
-        torch.compile(as_long_as_its_sum)(torch.ones(MIB, device="cuda", requires_grad=True))
+        x = torch.ones(4 * MIB, device="cuda", requires_grad=True)
+        out = torch.compile(broken)(x)
+        live.append(torch.cuda.memory_allocated())
+        out.backward(torch.ones_like(out))
+        torch._dynamo.reset()
+        with pytest.raises(torch._dynamo.exc.TorchDynamoException):
+            torch.compile(broken, fullgraph=True)(x)
+
+    _, notes = peak_of(program)
+    assert "breaks its graph at test_compiled.py:" in notes
+    # Input and result, what is handed from part to part, and a byte for each element of the two results of relu.
+    assert live[0] // MIB == 3 * 16 + 2 * 4
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "cudagraphs", lambda graph, _: graph.forward])
+def test_other_backends_run_their_graphs_operator_by_operator(backend: Any) -> None:
+    def made_on_the_card(x: Tensor) -> Tensor:
+        return chain(x) + torch.zeros(len(x), device="cuda")
+
+    def program() -> None:
+        torch.compile(made_on_the_card, backend=backend)(torch.ones(MIB, device="cuda"))
 
     peak, notes = peak_of(program)
-    assert "ran uncompiled" in notes
-    assert peak == peak_of(program, compile=False)[0]
+    assert peak == peak_of(lambda: made_on_the_card(torch.ones(MIB, device="cuda")))[0]
+    assert (f'"{backend}"' in notes) == (backend in ("aot_eager", "cudagraphs"))
 
 
 def saved_by(run: Callable[[Tensor], Tensor]) -> tuple[int, int]:
@@ -276,44 +299,6 @@ def test_a_compiled_step_of_an_optimizer_takes_its_states_alone(kind: Any, state
     assert "uncompiled" not in notes
     assert 0 <= added[0] - states * 16 * MIB <= 512
     assert added[1] == 0
-
-
-def test_a_sum_that_a_tensor_scales_is_compiled() -> None:
-    def update(x: Tensor, rate: Tensor) -> None:
-        x.add_(other=chain(x), alpha=-rate)  # type: ignore[call-overload]
-
-    def program() -> None:
-        torch.compile(update)(torch.empty(4 * MIB, device="cuda"), torch.tensor(0.1))
-
-    peak, notes = peak_of(program)
-    assert "uncompiled" not in notes
-    assert peak == 16 * MIB
-
-
-class Layers:
-    def __init__(self) -> None:
-        self.keys: list[Tensor] = []
-
-
-def test_an_object_that_holds_tensors_is_returned_with_its_own() -> None:
-    live: list[int] = []
-
-    def cached(x: Tensor) -> tuple[Tensor, Layers]:
-        cache = Layers()
-        for number in range(2):
-            cache.keys.append(chain(x) + number)
-        return cache.keys[-1] * 2, cache
-
-    def program() -> None:
-        for _ in range(2):
-            out, cache = torch.compile(cached)(torch.empty(4 * MIB, device="cuda"))
-            live.append(torch.cuda.memory_allocated())
-            assert isinstance(cache, Layers) and len(cache.keys) == 2
-            del out, cache
-
-    _, notes = peak_of(program)
-    assert "uncompiled" not in notes
-    assert live == [3 * 16 * MIB] * 2
 
 
 @torch.library.custom_op("memviz_tests::mm", mutates_args=())

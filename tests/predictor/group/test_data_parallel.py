@@ -44,3 +44,17 @@ def test_buffers_and_unused_weights_do_not_stop_it() -> None:
         for _ in range(2):
             wrapped.module[:2](torch.randn(4, 8, device="cuda"))
             wrapped(torch.randn(4, 8, device="cuda"))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_compiled_model_is_divided_by_its_buckets(whole: bool) -> None:
+    with as_rank(0, 4, compiles=True) as device, torch._dynamo.config.patch(optimize_ddp=not whole):
+        model = torch.compile(layers(WIDTH, COUNT).to("cuda"))
+        wrapped = DistributedDataParallel(model, bucket_cap_mb=8)
+        for _ in range(2):
+            wrapped(torch.randn(16, WIDTH, device="cuda")).sum().backward()
+        with torch.no_grad():
+            assert wrapped(torch.randn(16, WIDTH, device="cuda")).shape == (16, WIDTH)
+    assert any("buckets of DDP" in sentence for sentence in device.unseen()) != whole
