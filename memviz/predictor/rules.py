@@ -728,7 +728,7 @@ _FORMULAS: dict[Any, Formula] = {
     aten._cudnn_rnn: recurrent_flops,
     aten._cudnn_rnn_backward: recurrent_backward_flops,
 }
-"""Of operators that torch has no formula for."""
+"""Formulas of operators that torch has none for."""
 
 
 def _name(func: Operator) -> str:
