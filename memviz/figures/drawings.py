@@ -107,7 +107,7 @@ def waterfall(
     if other is None and isinstance(result, Changes):
         return plot_waterfall(result if by in (None, result.by) else changes(source.sides, by), dark=dark)
     if other is None:
-        raise UsageError("A waterfall leads from one trace to another: name both, or what compare answers.")
+        raise UsageError("A waterfall needs two traces, or the result of compare.")
     return plot_waterfall(changes([_pair(source, device), _pair(other, device)], by or "site"), dark=dark)
 
 

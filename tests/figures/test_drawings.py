@@ -77,7 +77,7 @@ def test_a_trace_itself_is_drawn_and_what_has_one_and_nothing_else(training):
         assert same(figures.timeline(source), figures.timeline(training))
     with pytest.raises(UsageError, match="There is no trace in str: open it with memviz.open first"):
         figures.timeline("training.pickle")
-    with pytest.raises(UsageError, match="name both"):
+    with pytest.raises(UsageError, match="needs two traces"):
         figures.waterfall(training)
 
 

@@ -173,7 +173,7 @@ _PARTS = {
     "free_remainders": "free, in segments in use",
     "free_segments": "free, whole segments",
     "free_pages": "free, mapped pages",
-    "unknown": "in segments that are not known",
+    "unknown": "in unknown segments",
 }
 """From the bottom up: used bytes, then free ones, starting with those that nothing releases."""
 
