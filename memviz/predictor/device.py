@@ -12,10 +12,10 @@ import os
 import platform
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 import torch
 from torch import nn
@@ -54,7 +54,6 @@ from memviz.predictor.modes import AllocationMode, follow_cuda
 from memviz.predictor.recorder import AllocationRecorder, MoveTo, move_model
 from memviz.predictor.repetition import PassRepeater
 from memviz.predictor.rules import COLLECTIVES, Unproven, unseen_by
-from memviz.predictor.run_device import TakesInputs
 from memviz.predictor.saved_files import follow_files
 from memviz.predictor.trained_layers import TrainedBlockRepeater
 from memviz.trace.intern import Interner
@@ -73,6 +72,57 @@ _DTYPES = {torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8", torch.float8_e5m2
 """Dtypes that some cards have no hardware for."""
 _EVENTS_BETWEEN_COLLECTIONS = 1000
 """Events between collections of cycles, where a program empties the cache; they are slow once libraries are loaded."""
+
+
+class TakesInputs(Protocol):
+    """Part of a workload that a device calls for inputs."""
+
+    def inputs(self, device: torch.device) -> dict[str, Any]: ...
+
+
+class RunDevice(Protocol):
+    """Bytes are those of PyTorch's allocator on this device; peaks count from the last `reset_peak`."""
+
+    @property
+    def name(self) -> str: ...
+
+    is_predicted: bool
+    """True for a predicted device."""
+
+    @property
+    def torch_device(self) -> torch.device:
+        """Device on which tensors are created."""
+
+    def place(self, model: nn.Module, on_host: Collection[nn.Parameter] = ()) -> nn.Module:
+        """`model.to(device)`, tensor by tensor in torch's own order; tied weights stay tied.
+
+        Weights of `on_host` stay in host memory.
+        """
+
+    def inputs(self, workload: TakesInputs) -> dict[str, Any]:
+        """Made there, and known as inputs."""
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """'forward', 'backward', 'optimizer step', 'warm-up' ...; they nest."""
+
+    def empty_cache(self) -> None: ...
+
+    def reset_peak(self) -> None: ...
+
+    @property
+    def allocated_bytes(self) -> int: ...
+
+    @property
+    def reserved_bytes(self) -> int: ...
+
+    @property
+    def peak_allocated_bytes(self) -> int: ...
+
+    @property
+    def peak_reserved_bytes(self) -> int: ...
+
+    def finish(self) -> Trace:
+        """Return the trace until now, with stacks, phases, modules and categories."""
 
 
 def _rank_facts(rank: GroupRank) -> dict[str, str]:

@@ -28,8 +28,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 
 from memviz.errors import UsageError
-from memviz.predictor.device import PredictedDevice
-from memviz.predictor.run_device import RunDevice
+from memviz.predictor.device import PredictedDevice, RunDevice
 from memviz.runner.plan import Plan
 from memviz.runner.request import Parallel
 from memviz.runner.step import MakePasses, Tell

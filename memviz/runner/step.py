@@ -19,12 +19,11 @@ from torch import nn
 
 from memviz.allocator.recorded_requests import AllocatorCalls
 from memviz.errors import UsageError
-from memviz.predictor.device import PredictedDevice
+from memviz.predictor.device import PredictedDevice, RunDevice
 from memviz.predictor.estimate import fingerprint_of
 from memviz.predictor.group.ranks import Layout
 from memviz.predictor.ledger import live_changes
 from memviz.predictor.repetition import RunPass, key_of_inputs
-from memviz.predictor.run_device import RunDevice
 from memviz.runner.measure.cuda_device import CudaDevice
 from memviz.runner.plan import Plan, code_of_plan, library_code_of, pieces_of
 from memviz.runner.record.log import EventsByAddress

@@ -617,7 +617,7 @@ def test_all_processes_are_one_of_each_class(
         *("run.rank0.pickle.gz", "run.rank1.pickle.gz", "train.py"),
     ]
     again = of_all(body, "--world-size", "64", "-o", "run.pickle.gz")
-    assert again.returncode == 2 and "is there already" in again.stderr
+    assert again.returncode == 2 and "already exists" in again.stderr
     stopping = body + "dist.broadcast(held.new_empty(int((torch.rand(3, device='cuda')[0] * 9).long())), 0)\n"
     stopped = of_all(stopping, "--world-size", "2")
     assert stopped.returncode == 2 and "Rank 0 stopped at train.py:5" in stopped.stderr

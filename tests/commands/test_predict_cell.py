@@ -95,7 +95,7 @@ def test_a_cell_goes_on_beyond_the_card(outputs: dict[str, list[Any]]) -> None:
 def test_a_cell_leaves_its_snapshot_and_replaces_none(outputs: dict[str, list[Any]]) -> None:
     assert "snapshot written to" in _texts(outputs["written"])
     assert "4.00 MiB" in _texts(outputs["read"])
-    assert "run.pickle is there already" in _texts(outputs["again"])
+    assert "run.pickle already exists" in _texts(outputs["again"])
 
 
 def test_errors_are_those_of_the_cell_or_a_sentence(outputs: dict[str, list[Any]]) -> None:

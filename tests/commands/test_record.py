@@ -377,7 +377,7 @@ def test_a_file_that_is_there_stays_unless_told_otherwise(tmp_path):
     (tmp_path / "run.pickle").write_bytes(b"precious")
     done = record(tmp_path, "print('started')\nGPU.malloc(1000)\n")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("memviz: run.pickle is there already.")
+    assert done.stderr.startswith("memviz: run.pickle already exists.")
     assert (tmp_path / "run.pickle").read_bytes() == b"precious"
     assert record(tmp_path, "GPU.malloc(1000)\n", "--overwrite").returncode == 0
     assert sizes(tmp_path / "run.pickle") == [1000]
@@ -506,7 +506,7 @@ def test_a_profile_that_cannot_be_had_is_said_and_one_that_is_there_stays(tmp_pa
     assert names(tmp_path) == ["run.pickle"] and "profile" not in load_trace(tmp_path / "run.pickle").about.facts
     (tmp_path / "run.pickle").rename(tmp_path / "run.profile.json.gz")
     done = record(tmp_path, "GPU.malloc(1000)\n", "--profile")
-    assert done.returncode == 2 and "run.profile.json.gz is there already" in done.stderr
+    assert done.returncode == 2 and "run.profile.json.gz already exists" in done.stderr
 
 
 @pytest.mark.slow

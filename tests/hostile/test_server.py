@@ -101,15 +101,15 @@ def test_a_page_under_a_borrowed_name_reads_nothing_by_any_route(server: Server)
 @pytest.mark.parametrize(
     ("name", "more", "words"),
     [
-        ("peak", ["site", None], "top is a whole number from 1 to 10,000."),
-        ("peak", ["site", float("nan")], "top is a whole number"),
-        ("peak", ["site", -1], "top is a whole number"),
-        ("peak", ["site", 2**80], "top is a whole number"),
+        ("peak", ["site", None], "top must be a whole number from 1 to 10,000."),
+        ("peak", ["site", float("nan")], "top must be a whole number"),
+        ("peak", ["site", -1], "top must be a whole number"),
+        ("peak", ["site", 2**80], "top must be a whole number"),
         ("peak", ["site", "many"], "/peak takes file (an uploaded file), by (a text), top (a whole number)."),
         ("peak", [HALF, 3], "is not in the list of choices"),
-        ("peak", [None, 3], "by is one of site, line, stack"),
-        ("peak", [["site"], 3], "by is one of site, line, stack"),
-        ("peak", [], "/peak takes 3 values (file, by, top); 1 came."),
+        ("peak", [None, 3], "by must be one of site, line, stack"),
+        ("peak", [["site"], 3], "by must be one of site, line, stack"),
+        ("peak", [], "/peak takes 3 values (file, by, top), not 1."),
         ("diff", [None, "site", 3], "Name a snapshot file."),
         ("diff", [{"path": "/etc/passwd", "meta": {"_type": "gradio.FileData"}}, "site", 3], "only files uploaded"),
         ("report", [], "/report takes files (a list of uploaded files)."),
@@ -132,7 +132,7 @@ def test_a_wrong_question_is_answered_in_words(
         (["feed_forward", {"batch": "9" * 5000}, [], ""], "settings: batch is longer than 200 characters."),
         (["feed_forward", {}, [5], ""], "optimizations must be an object"),
         (["feed_forward", {}, {"name": "checkpointing"}, ""], "optimizations must be a list"),
-        (["feed_forward"], "/run takes 4 values (workload, settings, optimizations, card); 1 came."),
+        (["feed_forward"], "/run takes 4 values (workload, settings, optimizations, card), not 1."),
     ],
 )
 def test_a_wrong_run_is_answered_in_words(server: Server, asked: list[Any], words: str):

@@ -144,7 +144,7 @@ def test_what_cannot_be_is_said_before_the_training(tmp_path):
         with pytest.raises(UsageError, match="Steps are counted from 1"):
             RecordedSteps(tmp_path / "memory.pickle", **wrong)
     (tmp_path / "memory.pickle").touch()
-    with memviz.predicting(), pytest.raises(UsageError, match="is there already"):
+    with memviz.predicting(), pytest.raises(UsageError, match="already exists"):
         RecordedSteps(tmp_path / "memory.pickle").prepare()
 
 

@@ -502,7 +502,7 @@ for _ in range(4):
     )
     (finding,) = findings(trace, trace.devices[0])
     assert (finding.kind, finding.holder, finding.line) == (FindingKind.KEPT_TOO_LONG, "x", line)
-    assert f"delete x (before the next step’s forward; {line} stores it" in finding.remedy
+    assert f"`del` x before the next step’s forward; {line} stores it" in finding.remedy
 
 
 def test_a_container_says_its_length_and_how_it_grows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -522,18 +522,18 @@ main()
     device = trace.devices[0]
     held = {row: one for row in range(len(lifetimes(device))) if (one := held_by(trace, device, row)) is not None}
     kept = {row: one for row, one in held.items() if one.chain.startswith("losses[1]")}
-    assert kept and {one.growth for one in kept.values()} == {"+1 a step"}
+    assert kept and {one.growth for one in kept.values()} == {"+1 per step"}
     assert not any(one.growth for one in held.values() if not one.chain.startswith("losses"))
     (finding,) = [one for one in findings(trace, device) if one.holder == "losses"]
-    assert "(length +1 a step)" in finding.sentence
-    assert "list of 2, +1 a step" in str(allocation_html(trace, allocation(trace, device, min(kept))))
+    assert "(length +1 per step)" in finding.sentence
+    assert "list of 2, +1 per step" in str(allocation_html(trace, allocation(trace, device, min(kept))))
 
     events = [event_of_mark(trace, device, f"mark {number}") for number in (0, 4)]
     before, after = (memviz.open(trace).live_at(event=event).by("holder") for event in events)
     change = after.since(before)
     # Of each loss: the input, the first layer's output, and the result of exp.
     assert change.rows[0].change == 4 * 3 * 512 * 256 * 4
-    assert "Most of it: losses (autograd graph), +6.00 MiB, +1.50 MiB a step." in str(change.headline)
+    assert "Most of it: losses (autograd graph), +6.00 MiB, +1.50 MiB per step." in str(change.headline)
     grown = growth(trace, device, "holder", within=(events[0], events[1]))
     html = str(growth_html(grown))
     assert "from the mark mark 0 to the mark mark 4" in html

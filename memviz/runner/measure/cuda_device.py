@@ -23,7 +23,7 @@ from torch import nn
 from memviz.allocator.replay_result import Replayed
 from memviz.allocator.replayer import Replayer
 from memviz.errors import UsageError
-from memviz.predictor.run_device import TakesInputs
+from memviz.predictor.device import TakesInputs
 from memviz.runner.measure.accelerator import Accelerator, find_accelerator
 from memviz.runner.record.log import Counts, comparable, event_indices
 from memviz.runner.record.memory_history import RecordedHistory, is_recording

@@ -12,7 +12,7 @@ from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.purpose.phases import label_of_rows
 from memviz.analysis.timeline import timeline
 from memviz.errors import UsageError
-from memviz.predictor.run_device import RunDevice
+from memviz.predictor.device import RunDevice
 from memviz.runner.measure.cuda_device import CudaDevice, reconcile
 from memviz.runner.plan import plan_of
 from memviz.runner.record.memory_history import is_recording
