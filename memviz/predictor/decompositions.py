@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import cache
+from functools import cache, partial
 from types import CellType
 from typing import Any
 from weakref import ref
@@ -30,7 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from memviz.predictor.assumptions import no_such_kernel
 from memviz.predictor.cards import KnownCard
 from memviz.predictor.compat import CUDNN_ATTENTION_SINCE, EINSUM_REORDERS_SINCE, FUSED_RMS_NORM_SINCE, Patches
-from memviz.predictor.recurrent import recurrent_kernels
+from memviz.predictor.recurrent import OPERATORS, run_recurrent
 
 aten = torch.ops.aten
 _HALVES = (torch.float16, torch.bfloat16)
@@ -597,7 +597,8 @@ def kernels_for(
     kernels["softmax.int"] = _softmax_in_fp32(aten.softmax.int, aten._softmax.default)
     kernels["log_softmax.int"] = _softmax_in_fp32(aten.log_softmax.int, aten._log_softmax.default)
     kernels["bitsandbytes::gemm_4bit"] = _gemm_4bit
-    return kernels | recurrent_kernels(cast_to)
+    states: list[Tensor] = []
+    return kernels | {name: partial(run_recurrent, name, cast_to, states) for name in OPERATORS}
 
 
 _MOST_ROWS_PACKED = 1536

@@ -29,52 +29,45 @@ _DROPOUT_STATES = 2 << 20
 """Bytes of the random states of cuDNN's dropout; torch's source says "slightly over 2MB"."""
 
 
-def recurrent_kernels(cast_to: Callable[[], torch.dtype | None]) -> dict[str, Callable[..., Any]]:
-    """Return kernels of `torch.lstm` and its like; `cast_to` is autocast's type where it casts now."""
-    states: list[Tensor] = []
+OPERATORS = tuple(f"{name}.{overload}" for name in _GATES for overload in ("input", "data"))
+"""`torch.lstm` and its like: of padded sequences, and of packed ones, which are given with their batch sizes."""
 
-    def kernel_of(name: str, composed: Any, is_packed: bool) -> Callable[..., Any]:
-        def kernel(*args: Any) -> Any:
-            # Packed sequences are given with their batch sizes, and padded ones with whether batches come first.
-            input, *given = args
-            hidden, weights, _, layers, dropout, train, both_ways, *first = given[is_packed:]
-            dtype = cast_to() or input.dtype
-            plain = (input, *(hidden if name == "lstm" else [hidden]), *weights)
-            if not _cudnn_runs(plain, dtype):
-                return composed._op_dk(_COMPOSED, *args)
-            if train and dropout > 0 and not states:
-                states.append(torch.empty(_DROPOUT_STATES, dtype=torch.uint8, device=input.device))
-            h, c = (_cast_all(hidden, dtype)) if name == "lstm" else (hidden.to(dtype), None)
-            flat, weights = _flat_weights(weights, dtype)
-            width = weights[1].size(0) // _GATES[name]
-            projected = h.size(2) if h.size(2) != width else 0
-            out, last, cell, _, _ = aten._cudnn_rnn.default(
-                input.to(dtype),
-                weights,
-                len(weights) // (layers * (1 + both_ways)),
-                flat,
-                h,
-                c,
-                _MODES[name],
-                width,
-                projected,
-                layers,
-                bool(first and first[0]),
-                dropout,
-                train,
-                both_ways,
-                given[0].tolist() if is_packed else [],
-                None,
-            )
-            return (out, last, cell) if name == "lstm" else (out, last)
 
-        return kernel
-
-    return {
-        f"{name}.{overload}": kernel_of(name, getattr(getattr(aten, name), overload), overload == "data")
-        for name in _GATES
-        for overload in ("input", "data")
-    }
+def run_recurrent(operator: str, cast_to: Callable[[], torch.dtype | None], states: list[Tensor], *args: Any) -> Any:
+    """Run one of `OPERATORS`; `cast_to` is autocast's type where it casts now, `states` are those of dropout."""
+    name, overload = operator.split(".")
+    is_packed = overload == "data"
+    input, *given = args
+    hidden, weights, _, layers, dropout, train, both_ways, *first = given[is_packed:]
+    dtype = cast_to() or input.dtype
+    plain = (input, *(hidden if name == "lstm" else [hidden]), *weights)
+    if not _cudnn_runs(plain, dtype):
+        return getattr(getattr(aten, name), overload)._op_dk(_COMPOSED, *args)
+    if train and dropout > 0 and not states:
+        states.append(torch.empty(_DROPOUT_STATES, dtype=torch.uint8, device=input.device))
+    h, c = (_cast_all(hidden, dtype)) if name == "lstm" else (hidden.to(dtype), None)
+    flat, weights = _flat_weights(weights, dtype)
+    width = weights[1].size(0) // _GATES[name]
+    projected = h.size(2) if h.size(2) != width else 0
+    out, last, cell, _, _ = aten._cudnn_rnn.default(
+        input.to(dtype),
+        weights,
+        len(weights) // (layers * (1 + both_ways)),
+        flat,
+        h,
+        c,
+        _MODES[name],
+        width,
+        projected,
+        layers,
+        bool(first and first[0]),
+        dropout,
+        train,
+        both_ways,
+        given[0].tolist() if is_packed else [],
+        None,
+    )
+    return (out, last, cell) if name == "lstm" else (out, last)
 
 
 def _cudnn_runs(tensors: Sequence[Tensor], dtype: torch.dtype) -> bool:

@@ -90,7 +90,7 @@ def test_files_come_within_a_question_and_nothing_else_is_fetched(server: str) -
     (_, words), (_, page), *refused = said
     assert json.loads(words)["devices"][0]["oom"] and page.endswith("report.html") and page.startswith(server)
     assert all(failed for failed, _ in refused)
-    assert [words[:45] for _, words in refused[:2]] == ["This server fetches no other addres"] * 2
+    assert all("fetches no other addresses" in words for _, words in refused[:2])
 
 
 def test_every_tool_has_a_schema_that_can_be_checked_against(server: str) -> None:

@@ -483,7 +483,7 @@ def test_beside_memory_of_its_own_a_child_is_what_is_not_counted(tmp_path: Path)
     done = predict(tmp_path, body, "--card", "T4")
     figures = said(done)
     assert (done.returncode, figures["fits"], figures["not_known"]) == (0, True, None)
-    assert figures["expected_error"]["not_counted"] == ["processes that it started"]
+    assert figures["expected_error"]["not_counted"] == ["child processes"]
     assert figures["expected_error"]["is_lower_bound"] and list(figures["processes"].values()) == [1]
     # Programs that are not Python, and processes that load data, have no card.
     body = (

@@ -302,7 +302,7 @@ with watching_torch(GPU):
     assert [(row.label, row.before_bytes, row.bytes) for row in change.rows] == [("losses", 4096, 12288)]
     main(["at", str(tmp_path / "run.pickle"), "--mark", "after 2048", "--since", "after 1024", "--by", "holder"])
     assert re.search(r"\+8\.00 KiB +4\.00 KiB +12\.0 KiB +losses", capsys.readouterr().out)
-    with pytest.raises(UsageError, match="No annotation has the name 'later'; there are 'after 1024'"):
+    with pytest.raises(UsageError, match="No annotation has the name 'later'; annotations are 'after 1024'"):
         opened.live_at(mark="later")
 
 

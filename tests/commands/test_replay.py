@@ -86,7 +86,7 @@ def test_as_text_it_says_where_it_ends_what_was_assumed_and_what_to_set(capsys):
     assert "  live       1,960 MiB at the peak, with any settings\n" in said
     assert " at the peak, in blocks, until out of memory\n" in said
     # No setting helps, so there is none to paste.
-    assert said.endswith("what the program holds at its peak is more than the 1,024 MiB available.\n")
+    assert said.endswith("the program has more live at its peak than the 1,024 MiB available.\n")
 
 
 def test_where_there_is_nothing_to_replay_no_figures_of_a_replay_follow(tmp_path, capsys):

@@ -312,7 +312,7 @@ def test_undone_the_wrapper_reduces_by_itself_again(found):
     ("case", "words"),
     [
         ("inside the wrapper", "apply FlatGradients to the wrapper"),
-        ("around the wrapper", "apply FlatGradients to that wrapper"),
+        ("around the wrapper", "FlatGradients to that wrapper"),
         ("a hook", "has a communication hook"),
         ("a built-in hook", "has a communication hook"),
         ("the last under no_sync", "local to this rank. Leave no_sync before the last"),

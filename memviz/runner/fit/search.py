@@ -325,7 +325,8 @@ def search(
         place = pending.pop(repr(request))
         add(place, prediction)
         # Those were replayed with it: none of them needs a try of its own.
-        for other, known in points.take_known(space.with_other_settings(place), predictor.kept):
+        same_peak = [] if prediction.refused else space.with_other_settings(place)
+        for other, known in points.take_known(same_peak, predictor.kept):
             add(other, known)
 
     def add(place: Point, prediction: Prediction, *, is_twin: bool = False) -> None:

@@ -96,4 +96,4 @@ def test_workers_without_a_gpu_measure_nothing_and_nothing_is_searched(address: 
     done = memviz("fit", "feed_forward", "--scheduler", address, "--measure", of=OF_RUNS)
     assert (done.returncode, done.stdout) == (2, "")
     assert f"--measure needs a GPU, and none of the 2 workers of {address} has one. " in done.stderr
-    assert "Without --measure they predict." in done.stderr
+    assert "Without --measure, they predict." in done.stderr
