@@ -615,10 +615,18 @@ def owners_of(tensor: Any) -> int:
     return int(memory) + int(tensor._use_count()) + sys.getrefcount(tensor)
 
 
+def _references_of_a_call() -> int:
+    """References of the caller's variable, the parameter and `getrefcount`; one more while Dynamo evaluates frames.
+
+    Dynamo may go on with that after a graph that it could not make.
+    """
+    fresh = object()
+    return (lambda value: sys.getrefcount(value))(fresh)
+
+
 def is_held_elsewhere(out: Any) -> bool:
     """Return whether anything but the caller has a reference to what was returned."""
-    # That of the caller's variable, of the parameter here, and of the argument of getrefcount.
-    if sys.getrefcount(out) > 3:
+    if sys.getrefcount(out) > _references_of_a_call():
         return True
     return type(out) is tuple and any(sys.getrefcount(out[place]) > 2 for place in range(len(out)))
 

@@ -152,7 +152,7 @@ def test_where_too_many_are_read_a_file_waits_for_its_place(page: Any, server: s
     )
     page.set_input_files("#first-files input[type=file]", large)
     page.locator(".mv-arrival").get_by_text("waiting").wait_for()
-    assert page.get_by_text("Open it again in a moment").count() == 0
+    assert page.get_by_text("Try again in a moment").count() == 0
     may_go.set()
     page.locator("#timeline .mvt[data-drawn]").wait_for()
     assert page.locator("[data-refused]").count() == 0

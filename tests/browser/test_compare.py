@@ -208,7 +208,7 @@ def test_another_baseline_turns_it_round_and_with_one_left_the_tab_says_what_to_
     assert names(compared) == ["training-checkpointed", "training"]
     compared.keyboard.press("Shift+B")
     compared.get_by_text(re.compile("^training-checkpointed peaks .* lower than training")).wait_for()
-    compared.get_by_role("button", name="Take training-checkpointed out of the comparison").click()
+    compared.get_by_role("button", name="Remove training-checkpointed from the comparison").click()
     compared.get_by_role("heading", name="Add a trace to compare training with.").wait_for()
     assert compared.locator(DRAWN).count() == 0
     compared.get_by_role("checkbox", name="training-checkpointed").click()

@@ -55,7 +55,7 @@ def test_an_answer_to_a_text_goes_on_to_its_greatest_length(way: str) -> None:
         model = transformers.T5ForConditionalGeneration(config).to("cuda").eval()
         tokens = torch.randint(2, 100, (2, 8), device="cuda")
         assert model.generate(tokens, max_new_tokens=5, **GENERATED[way]).shape == (2, 1 + 5)
-        assert any("greatest length" in sentence for sentence in device.unseen())
+        assert any("length" in sentence for sentence in device.unseen())
 
 
 @pytest.mark.slow

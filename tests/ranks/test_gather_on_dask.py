@@ -115,7 +115,7 @@ def test_a_file_that_kills_every_worker_is_one_row(cluster: Any, tmp_path: Path)
     places = places_of([str(write_ranks(tmp_path / "job", 8))])
     rows = list(reduce_on_dask(places, cluster.scheduler_address, task=killing))
     (failed,) = (row for row in rows if isinstance(row, FailedFile))
-    assert failed.place.endswith("rank5.pickle") and "ended the workers" in failed.reason
+    assert failed.place.endswith("rank5.pickle") and "was killed" in failed.reason
     assert len(rows) == 8
 
 

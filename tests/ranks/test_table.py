@@ -266,7 +266,7 @@ def test_a_table_of_much_text_is_refused_without_holding_all_of_it(
     parquet.write_table(arrow.Table.from_pylist([row], schema=schema), full, compression="zstd")
     tracemalloc.start()
     try:
-        with pytest.raises(TraceError, match="It is no table of ranks"):
+        with pytest.raises(TraceError, match="It is not a table of ranks"):
             ranks_of_table(full, "full.parquet")
         assert tracemalloc.get_traced_memory()[1] < 6 << 20
     finally:

@@ -26,22 +26,22 @@ from tests.results.claims import (
 
 _WORDS = "|".join(NUMBERS)
 ANSWERS = (
-    Form("both", rf"Both (?P<verb>peak|stand) at (?P<peak>{SIZE})\."),
-    Form("all", rf"All (?P<count>{_WORDS}|{COUNT}) (?P<verb>peak|stand) at (?P<peak>{SIZE})\."),
-    Form("pair", rf"(?P<second>.+) (?P<verb>peak|stand)s (?P<size>{SIZE}) (?P<how>higher|lower) than (?P<first>.+)\."),
+    Form("both", rf"Both (?P<verb>peak|end) at (?P<peak>{SIZE})\."),
+    Form("all", rf"All (?P<count>{_WORDS}|{COUNT}) (?P<verb>peak|end) at (?P<peak>{SIZE})\."),
+    Form("pair", rf"(?P<second>.+) (?P<verb>peak|end)s (?P<size>{SIZE}) (?P<how>higher|lower) than (?P<first>.+)\."),
     Form(
         "many",
-        rf"(?P<best>.+) (?P<verb>peak|stand)s lowest of the (?P<count>{_WORDS}|{COUNT}), at (?P<peak>{SIZE})"
-        rf"(?:, as (?:(?P<twin>.+) does|(?P<twins>{_WORDS}|{COUNT}) others do))?(?:, (?P<size>{SIZE}) less than A)?\.",
+        rf"(?P<best>.+) (?P<verb>peak|end)s lowest of the (?P<count>{_WORDS}|{COUNT}), at (?P<peak>{SIZE})"
+        rf"(?:, like (?:(?P<twins>{_WORDS}|{COUNT}) others|(?P<twin>.+?)))?(?:, (?P<size>{SIZE}) less than A)?\.",
     ),
 )
 REASONS = (
     Form("nothing", ""),
-    Form("same", r"Every (?P<by>\w+) holds as many bytes in both\."),
+    Form("same", r"Every (?P<by>\w+) holds the same bytes in both\."),
     Form(
         "balanced",
         rf"(?P<grown>(?i:{_WORDS})|{COUNT}) (?P<noun>\w+) grew by (?P<size>{SIZE}), "
-        rf"(?P<shrunk>{_WORDS}|{COUNT}) shrank by as much\.",
+        rf"(?P<shrunk>{_WORDS}|{COUNT}) shrank by the same amount\.",
     ),
     Form(
         "first is highest",
@@ -51,27 +51,26 @@ REASONS = (
     Form(
         "highest",
         rf"The highest, (?P<worst>.+?)(?: and (?P<more>{_WORDS}|{COUNT}) others)?, "
-        rf"takes? (?P<size>{SIZE}) more than A\.",
+        rf"uses? (?P<size>{SIZE}) more than A\.",
     ),
     Form(
         "made of",
         rf"(?P<name>.+?) (?P<verb>adds?|holds?) (?P<size>{SIZE})(?P<less> less)?"
         rf"(?:, (?P<also>(?!the rest ).+?) (?P<more>{SIZE}))?"
-        rf"(?:(?P<even>, the rest evens out)|(?P<equal>; all else is equal|; no other category differs)"
-        rf"|, the rest (?:gives (?P<back>{SIZE}) back|(?P<rest>{SIZE})(?P<against> more)?))\.",
+        rf"(?:(?P<even>, the rest cancels out)|(?P<equal>; all else is equal|; no other category differs)"
+        rf"|, the rest (?P<rest>{SIZE})(?P<against> more| less)?)\.",
     ),
 )
-_ONLY_ENDS = " only the end is known."
+_ONLY_ENDS = re.compile(r"(.*)Only the final state of (.+) is known\.")
 _FOLDED = {"temporary tensors": "temporary", "allocations without a stack": NO_SITE.label}
 
 
 def check_compare(sides: Sequence[Pair], said: Headline, names: Sequence[str]) -> None:
     """`names` as the headline may call them, devices included."""
     holds(said.answer, ANSWERS, lambda claims: _answer(sides, claims, names))
-    told, only_ends, still = (
-        said.reason.rpartition("Of ") if said.reason.endswith(_ONLY_ENDS) else (said.reason, "", "")
-    )
-    _check_ends(sides, names, still.removesuffix(_ONLY_ENDS) if only_ends else "")
+    ends = _ONLY_ENDS.fullmatch(said.reason)
+    told, still = (ends[1], ends[2]) if ends else (said.reason, "")
+    _check_ends(sides, names, still)
     told = _without_refusals(sides, names, told.rstrip())
     holds(told, REASONS, lambda claims: _reason(sides, claims, names))
     check_english(str(said).replace("…", ""))
@@ -107,7 +106,7 @@ def _without_refusals(sides: Sequence[Pair], names: Sequence[str], told: str) ->
 
 def _answer(sides: Sequence[Pair], claims: Read, names: Sequence[str]) -> None:
     peaks = [timeline(device).peak_bytes for _, device in sides]
-    assert (claims["verb"] == "stand") == any(not len(device.events) for _, device in sides), "an end is no peak"
+    assert (claims["verb"] == "end") == any(not len(device.events) for _, device in sides), "an end is no peak"
     if claims.form in ("both", "all"):
         assert len(set(peaks)) == 1, "the peaks differ"
         assert (claims.form == "both") == (len(peaks) == 2)
@@ -197,11 +196,9 @@ def _made_of(rows: Sequence[Change], claims: Read, change: int) -> None:
         assert rest == 0 and others == 0, f"{others} B moved besides"
     elif "even" in claims:
         assert rest == 0 and others > 0
-    elif "back" in claims:
-        assert change > 0 > rest
-        check_size(claims["back"], -rest, "what the rest gives back")
     else:
-        assert (rest * change < 0) == ("against" in claims), "the rest goes the other way"
+        against = "" if rest * change >= 0 else " less" if rest < 0 else " more"
+        assert claims.claims.get("against", "") == against, "the rest goes the other way"
         check_size(claims["rest"], abs(rest), "the rest")
 
 

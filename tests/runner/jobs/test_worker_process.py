@@ -223,7 +223,7 @@ def test_a_table_beyond_the_bounds_says_so(monkeypatch: pytest.MonkeyPatch, tmp_
     with pytest.raises(RunError, match="300 MiB .*MEMVIZ_MAX_RUN_BYTES"):
         list(_output_of("grows"))
     monkeypatch.setenv("MEMVIZ_MAX_RUN_SECONDS", "1")
-    with pytest.raises(RunError, match="longer than 1 seconds"):
+    with pytest.raises(RunError, match="timed out after 1 seconds"):
         list(_output_of("stays"))
 
 

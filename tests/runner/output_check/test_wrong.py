@@ -95,7 +95,7 @@ CASTS = [(each, training) for each in WRONG_CASTING for training in (True, False
 def test_what_storing_does_not_explain_is_found_beside_it(wrong, training):
     verdict = compared(WRONG_CASTING[wrong], "lossy", p=P, training=training).verdict
     assert verdict.ok is False
-    assert "its weights rounded to float8_e4m3fn. This is a bug, not rounding." in verdict.words
+    assert "weights rounded to float8_e4m3fn. This is a bug, not rounding." in verdict.words
 
 
 @TYPES
@@ -109,7 +109,7 @@ def test_a_casting_that_never_reads_its_weights_again_is_found_once_they_have_ch
 @pytest.mark.parametrize("right", RIGHT_CASTING)
 def test_what_storing_explains_is_expected(right, dtype):
     verdict = compared(RIGHT_CASTING[right], "lossy", p=P, training=False, dtype=dtype).verdict
-    assert (verdict.ok, verdict.words[:31]) == (True, "expected error for float8_e4m3fn")
+    assert verdict.ok and verdict.words.startswith("expected error for float8_e4m3fn")
 
 
 OURS = {
