@@ -3,7 +3,7 @@
 import json
 from urllib.request import urlopen
 
-SHOW_HOW_FAR_THEY_ARE = {"_upload", "_share"}
+SHOW_HOW_FAR_THEY_ARE = {"_share"}
 """Events with a progress display, each on one component that holds nothing else."""
 
 
