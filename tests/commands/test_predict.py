@@ -283,6 +283,7 @@ ENDINGS = {
     "a fork": "import os\nif os.fork() == 0:\n    print('child')\nelse:\n    os.wait()\n",
     "a fork that exits": "import os, sys\nif os.fork() == 0:\n    sys.exit(5)\nos.wait()\n",
     "a thread": "import threading, time\nthreading.Thread(target=lambda: (time.sleep(0.1), print('late'))).start()\n",
+    "a pool of threads": "from concurrent.futures import *\npool = ThreadPoolExecutor()\npool.submit(print, 'late')\n",
     "another folder": "import os\nos.makedirs('deep', exist_ok=True)\nos.chdir('deep')\nopen('own.txt', 'w').close()\n",
     "letters": "print('größe ∑ 模型')\n",
 }

@@ -134,7 +134,7 @@ for _ in range(5):
     train(model(batch()).square().mean())
 """,
         HolderKind.HOOK,
-        "model.0._forward_hooks[@] → seen, which hook closes over[2]",
+        "model.0._forward_hooks[@] → seen in the closure of hook[2]",
         LIST,
     ),
     "an exception in a variable": Program(
@@ -186,7 +186,7 @@ for _ in range(5):
     callbacks.append(later(x))  # here
 """,
         HolderKind.CLOSURE,
-        "callbacks[2] → x, which <lambda> closes over",
+        "callbacks[2] → x in the closure of <lambda>",
         LIST,
     ),
     "a cycle without collection": Program(

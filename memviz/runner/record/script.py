@@ -18,11 +18,13 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any, cast
+from weakref import ref
 
 from memviz.errors import UsageError
 
@@ -68,13 +70,13 @@ class Script:
 
     def run_to_its_end(self, ended: Callable[[], None] = lambda: None) -> None:
         """Python waits for threads that are no daemons before a program is over, and so is this."""
-        process = os.getpid()
+        process, others = os.getpid(), {*threading.enumerate(), threading.main_thread()}
         try:
             self.run(ended)
         except SystemExit:
-            _wait_for_threads(process)
+            _wait_for_threads(process, others)
             raise
-        _wait_for_threads(process)
+        _wait_for_threads(process, others)
 
     def show(self, error: BaseException) -> None:
         """Print an uncaught error as Python does, without frames before the program or of ours within it."""
@@ -102,12 +104,16 @@ def _without_own_frames(at: TracebackType | None) -> TracebackType | None:
     return frames or at
 
 
-def _wait_for_threads(process: int) -> None:
+def _wait_for_threads(process: int, others: set[threading.Thread]) -> None:
+    """Wait for the threads of a program; `others` were there before it."""
     if os.getpid() != process:
         # One that the program forked, which has come to its own end.
         return
-    excluded = (threading.current_thread(), threading.main_thread())
-    while running := [thread for thread in threading.enumerate() if not thread.daemon and thread not in excluded]:
+    while running := [thread for thread in threading.enumerate() if not thread.daemon and thread not in others]:
+        # A pool that was not shut down would wait for more work; Python lets it finish and end as a program exits.
+        for argument in getattr(running[0], "_args", None) or ():
+            if isinstance(argument, ref) and isinstance(pool := argument(), ThreadPoolExecutor):
+                pool.shutdown()
         running[0].join()
 
 
