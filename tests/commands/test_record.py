@@ -95,7 +95,7 @@ def test_a_module_runs_as_python_m_would_run_it(tmp_path):
 
 
 AT_ITS_END = "memviz: 2 events written to run.pickle, at its end.\n"
-RAN_OUT = "is the moment when memory ran out"
+RAN_OUT = "shows the moment of the OOM"
 SCRIPTS: dict[str, tuple[str, int, dict[str, list[int]], str]] = {
     "ends with a status": ("GPU.malloc(1000)\nraise SystemExit(3)\n", 3, {"run": [1000]}, AT_ITS_END),
     "ends without a status": ("GPU.malloc(1000)\nraise SystemExit\n", 0, {"run": [1000]}, AT_ITS_END),
