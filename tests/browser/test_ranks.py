@@ -186,6 +186,7 @@ def dropped(page: Any, server: str, files: list[Path]) -> Any:
     page.locator("#ranks-map .mvn[data-drawn]").wait_for()
     page.get_by_role("tab", name="Explore").click()
     page.locator(WORDS, has_text="120 MiB").wait_for()
+    page.wait_for_function("!location.search.includes('tab=ranks')")
     return page
 
 
