@@ -19,16 +19,13 @@ from memviz.predictor.workspaces import OperatorCall, Sizes
 aten = torch.ops.aten
 _COMPOSED = torch._C.DispatchKey.CompositeImplicitAutograd
 
-_GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
-_MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
-"""cuDNN's numbers of its modes."""
-_GATES_BY_MODE = (1, 1, 4, 3)
+_GATES = {"rnn_relu": 1, "rnn_tanh": 1, "lstm": 4, "gru": 3}
+"""Gates by mode, in the order of cuDNN's numbers."""
+_MODES, _GATES_BY_MODE = tuple(_GATES), tuple(_GATES.values())
 _KEPT = (1, 1, 5, 6)
 """Values that the reserve keeps for each value of a hidden state, by mode."""
 _DROPOUT_STATES = 2 << 20
 """Bytes of the random states of cuDNN's dropout; torch's source says "slightly over 2MB"."""
-
-
 OPERATORS = tuple(f"{name}.{overload}" for name in _GATES for overload in ("input", "data"))
 """`torch.lstm` and its like: of padded sequences, and of packed ones, which are given with their batch sizes."""
 
@@ -45,7 +42,7 @@ def run_recurrent(operator: str, cast_to: Callable[[], torch.dtype | None], stat
         return getattr(getattr(aten, name), overload)._op_dk(_COMPOSED, *args)
     if train and dropout > 0 and not states:
         states.append(torch.empty(_DROPOUT_STATES, dtype=torch.uint8, device=input.device))
-    h, c = (_cast_all(hidden, dtype)) if name == "lstm" else (hidden.to(dtype), None)
+    h, c = _cast_all(hidden, dtype) if name == "lstm" else (hidden.to(dtype), None)
     flat, weights = _flat_weights(weights, dtype)
     width = weights[1].size(0) // _GATES[name]
     projected = h.size(2) if h.size(2) != width else 0
@@ -56,7 +53,7 @@ def run_recurrent(operator: str, cast_to: Callable[[], torch.dtype | None], stat
         flat,
         h,
         c,
-        _MODES[name],
+        _MODES.index(name),
         width,
         projected,
         layers,

@@ -117,7 +117,7 @@ def build_app(
     context = Context(TraceStore(), tuple(map(str, programs)), ranks_given)
     given = Session()
     for trace in traces_given:
-        # Its paths are those of the machine that it was made on, mostly this one: whoever opens it here may see all.
+        # The owner of this machine gave the trace, so source files that it names are shown wherever they are.
         here = (os.sep, os.getcwd())
         given = given.with_opened(open_trace(context.store, trace, pinned=True, source_folders=here))
     page = PageBlocks(title=TITLE, analytics_enabled=False, fill_width=True, delete_cache=(300, 3600))

@@ -472,7 +472,6 @@ class _NextPoints:
             count = len(order.before)
         self._left, self._space, self._most_refused = count, space, 0 if self._repeats else count
         self._may_settle = may_settle and count < len(space.candidates)
-        self._given = 0
         self._taken: set[Point] = set()
         self._gains = _Gains()
         self._refused_again = 0
@@ -490,7 +489,7 @@ class _NextPoints:
     @property
     def most(self) -> int:
         """Combinations that are tried in all, if nothing ends it early."""
-        return self._given + (0 if self.is_settled and not self._repeats else self._left)
+        return len(self._taken) + (0 if self.is_settled and not self._repeats else self._left)
 
     def next(self) -> Point | None:
         while self._left > 0 and (self._repeats or not self.is_settled):
@@ -516,7 +515,6 @@ class _NextPoints:
             return False
         self._taken.add(place)
         self._left -= 1
-        self._given += 1
         return True
 
     def is_refused(self, place: Point) -> bool:

@@ -29,7 +29,7 @@ async function ask(address, options) {
   const answer = await fetch(address, { ...options, signal: stopped.signal });
   if (answer.ok) return answer;
   const said = await answer.json().catch(() => null);
-  // Without a reason of ours something between the page and its server answered.
+  // An answer without `reason` comes from a proxy between the page and its server.
   if (!said || !said.reason || answer.status === 401) throw new Error(`status ${answer.status}`);
   throw new Refused(said.reason, answer.status);
 }
