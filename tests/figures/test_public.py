@@ -18,7 +18,7 @@ CALLS = {
     for call, _ in re.findall(r"^\| `(\w+\([^`]+\))`(.*)$", SECTION[SECTION.index("| figure |") :], re.M)
 }
 ANSWERS = re.findall(
-    r"`(\w+\([^`]*\))`", SECTION[SECTION.index("| result |") : SECTION.index("What `memviz.recording`")]
+    r"`(\w+\([^`]*\))`", SECTION[SECTION.index("| result |") : SECTION.index("Results of `memviz.recording`")]
 )
 TRAINING, CHECKPOINTED = (f"sample_traces/{name}.pickle.gz" for name in ("training", "training-checkpointed"))
 
