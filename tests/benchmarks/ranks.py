@@ -90,7 +90,7 @@ def _of_the_pool(file: Path, folder: Path, count: int) -> list[tuple[str, str]]:
         ("processor time of a rank", f"{(usage.ru_utime + usage.ru_stime) / count:.2f} s"),
         ("the largest process", f"{usage.ru_maxrss / 1024:.0f} MiB"),
         ("groups, outliers and their causes", f"{grouping:.2f} s"),
-        ("the planted one", f"rank {planted}, {job.outliers[0].delta_bytes:,} B more; nobody else stands out"),
+        ("the planted one", f"rank {planted}, {job.outliers[0].delta_bytes:,} B more; no other outlier"),
     ]
 
 
