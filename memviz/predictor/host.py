@@ -12,9 +12,11 @@ from __future__ import annotations
 import mmap
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
+from itertools import accumulate
+from operator import mul
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -39,6 +41,7 @@ from memviz.predictor.known_values import (
 )
 from memviz.predictor.ledger import Ledger
 from memviz.predictor.shapes import fills_its_storage, is_on_device, lies_on_device, tensors_of, with_each, written_by
+from memviz.predictor.workspaces import OperatorCall, Sizes
 from memviz.trace.memviz_labels import ChildMemory
 from memviz.trace.model import HostBytes, Ints8
 
@@ -692,3 +695,61 @@ MOVES: dict[Any, Callable[[Host, Any, Any, Any], Any]] = {
     aten.copy_.default: Host.into_host,
     aten._foreach_copy_.default: Host.all_into_host,
 }
+
+
+# Copies between host and card need a contiguous buffer where the two sides differ in layout or type
+# (`copy_kernel_cuda`).
+
+
+def copy_to_new(call: OperatorCall) -> Sizes:
+    """`tensor.to(device)`."""
+    return _staged_copy(call.out, call.args[0], waits=not call.kwargs.get("non_blocking"))
+
+
+def copy_to_existing(call: OperatorCall) -> Sizes:
+    """`tensor.copy_(other)`; a number is part of the kernel's arguments."""
+    if not isinstance(call.args[1], Tensor):
+        return ()
+    return _staged_copy(*call.args[:2], waits=not call.argument(2, "non_blocking"))
+
+
+def copy_lists(call: OperatorCall) -> Iterator[tuple[int, ...]]:
+    """`torch._foreach_copy_` copies one tensor after the other."""
+    for to, source in zip(*call.args[:2], strict=True):
+        yield tuple(_staged_copy(to, source, waits=not call.argument(2, "non_blocking")))
+
+
+def _staged_copy(to: Tensor, source: Tensor, *, waits: bool) -> Iterator[int]:
+    if to.is_meta == source.is_meta or not to.numel() or _copies_directly(to, source):
+        return
+    changes_on_card = not waits and to.dtype != source.dtype
+    if to.is_meta:
+        # What changes on the card is staged in the host's dtype.
+        if changes_on_card:
+            yield to.numel() * source.element_size()
+        elif not to.is_contiguous():
+            yield to.nbytes
+        return
+    if changes_on_card:
+        source = torch.empty_like(source, dtype=to.dtype, device="meta")
+        yield source.nbytes
+    if source.shape != to.shape or not source.is_contiguous():
+        yield to.numel() * source.element_size()
+
+
+def _copies_directly(to: Tensor, source: Tensor) -> bool:
+    if to.dtype != source.dtype:
+        return False
+    if to.numel() == 1 or to.shape == source.shape and to.is_contiguous() and source.is_contiguous():
+        return True
+    return to.shape == source.shape and _steps(to) == _steps(source) and _has_no_gaps(to)
+
+
+def _steps(tensor: Tensor) -> list[tuple[int, int]]:
+    """Stride and size of each dimension with several elements."""
+    return [(step, size) for step, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
+
+
+def _has_no_gaps(tensor: Tensor) -> bool:
+    steps = sorted(_steps(tensor))
+    return [step for step, _ in steps] == list(accumulate((size for _, size in steps[:-1]), mul, initial=1))

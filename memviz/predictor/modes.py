@@ -1,20 +1,22 @@
 """The modes that a program runs in: one for torch functions, one between autograd and the kernels.
 
 `FakeCudaMode` lets programs use "cuda", and `AllocationMode` sees every operator, in order. `follow_cuda` patches
-`torch.cuda` to behave like a real card.
+`torch.cuda` to behave like a real card, with a table of the C++ functions below it.
 """
 
 from __future__ import annotations
 
 import re
 from collections import ChainMap
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
-from functools import wraps
+from functools import partial, wraps
+from itertools import repeat
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, _utils, nn
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -25,11 +27,11 @@ from memviz.predictor.assumptions import (
     name_for_users,
     not_predicted,
     raise_as_cuda,
+    refusing,
     shapes_not_registered,
 )
 from memviz.predictor.autocast import Autocast, Kernel
 from memviz.predictor.compat import SLICES_UNTIL, Patches, function_modes, without_functions, without_modes
-from memviz.predictor.cuda.functions import follow_functions, pretended_functions
 from memviz.predictor.cuda.machine import (
     IN_ORDER,
     META,
@@ -53,8 +55,8 @@ from memviz.predictor.cuda.memory import (
     without_own_frames,
 )
 from memviz.predictor.cuda.nvml import follow_management
-from memviz.predictor.cuda.peers import Peers, follow_data_parallel
-from memviz.predictor.cuda.streams import GraphPools, StreamOrder, follow_graphs, follow_streams
+from memviz.predictor.cuda.peers import Peers
+from memviz.predictor.cuda.streams import FakeStream, GraphPools, StreamOrder, follow_graphs, follow_streams
 from memviz.predictor.decompositions import FLEX_ASSUMED, flex_attention, index_with_every_slice
 from memviz.predictor.group.process_group import run_on_shards
 from memviz.predictor.hooks import (
@@ -579,3 +581,200 @@ def _follow_moves(patches: Patches, recorder: AllocationRecorder, devices: Named
     patches.replace(nn.Module, "_apply", applied)
     patches.replace(nn.Module, "to", moved)
     patches.replace(nn.Module, "cuda", to_the_card)
+
+
+# `torch.cuda` and `torch.accelerator` are Python over some hundred functions of C++ that a build for the host lacks.
+# They are supplied here, so every release's own Python runs above them, with its own warnings and deprecated names.
+
+_WITHOUT_EFFECT = (
+    *("_cuda_ipc_collect", "_cuda_sleep", "_cuda_lock_mutex", "_cuda_unlock_mutex", "_cuda_releasePool"),
+    *("_cuda_set_cudnn_benchmark_limit", "_cuda_cudaCachingAllocator_enable"),
+    *("_cuda_resetPeakHostMemoryStats", "_cuda_resetAccumulatedHostMemoryStats"),
+    *("_host_emptyCache", "_accelerator_emptyHostCache"),
+)
+_OWN_ALLOCATOR = ("a custom allocator (CUDAPluggableAllocator)", "its rules are unknown")
+_UNSUPPORTED = {
+    "_cuda_customAllocator": _OWN_ALLOCATOR,
+    "_cuda_changeCurrentAllocator": _OWN_ALLOCATOR,
+    "_cuda_getAllocator": _OWN_ALLOCATOR,
+    "_cuda_jiterator_compile_and_launch_kernel": (
+        "torch.cuda.jiterator",
+        "it compiles C++ for the card, which cannot run here",
+    ),
+}
+Checked = Callable[[Callable[[int], Any]], Callable[..., Any]]
+_TUNING = "while it tunes kernels it copies their operands, as often as its timing requires"
+
+
+def pretended_functions(
+    machine: FakeMachine, memory: MemoryFunctions, history: MemoryHistory, pools: GraphPools, stream: type[FakeStream]
+) -> dict[str, Any]:
+    """Return the functions by name; `stream` is the class of `torch.Stream` on the card."""
+
+    def checked(answer: Callable[[int], Any]) -> Callable[..., Any]:
+        """For functions that are given the number of a device."""
+        return lambda device=None: answer(machine.named.card(device))
+
+    table = {
+        **_machine_table(machine),
+        **_memory_table(memory, history, checked),
+        **_stream_table(pools, stream, checked),
+    }
+    return {
+        **dict.fromkeys(_WITHOUT_EFFECT, lambda *args: None),
+        **{name: refusing(*reason) for name, reason in _UNSUPPORTED.items()},
+        **{name: answer for names, answer in table.items() for name in names.split()},
+    }
+
+
+def _machine_table(machine: FakeMachine) -> dict[str, Any]:
+    def enable_tuning(is_on: bool) -> None:
+        if is_on:
+            raise not_predicted("torch.cuda.tunable", _TUNING)
+
+    return {
+        "_has_cuda _has_cudnn": True,
+        "_cuda_isInBadFork": machine.is_in_fork,
+        "_cuda_getDeviceCount _accelerator_deviceCount _accelerator_hooks_device_count": machine.count,
+        "_cuda_getDevice _accelerator_getDeviceIndex _accelerator_hooks_get_current_device": machine.current,
+        "_cuda_setDevice _accelerator_setDeviceIndex _accelerator_hooks_set_current_device": machine.named.choose,
+        "_cuda_exchangeDevice _accelerator_exchangeDevice _accelerator_hooks_exchange_device": machine.exchange,
+        "_cuda_maybeExchangeDevice _accelerator_maybeExchangeDevice": machine.exchange,
+        "_accelerator_hooks_maybe_exchange_device": machine.exchange,
+        "_get_accelerator _accelerator_getAccelerator": lambda *check_available: torch.device("cuda"),
+        "_accelerator_getDeviceCapability": machine.capability,
+        "_cuda_canDeviceAccessPeer": lambda device, peer: device != peer and machine.has_peers,
+        "_cuda_hasPrimaryContext": lambda device: True,
+        "_cuda_getArchFlags": lambda: machine.architectures,
+        "_cuda_getCompiledVersion": lambda: int(machine.version.replace(".", "0")) * 10,
+        "_cuda_get_sync_debug_mode": lambda: machine.sync_debug_mode,
+        "_cuda_set_sync_debug_mode": partial(setattr, machine, "sync_debug_mode"),
+        "_cuda_getCurrentBlasHandle _cuda_getCurrentSolverHandle": lambda: 0x1,
+        "_cuda_get_cudnn_benchmark_limit": lambda: 10,
+        "_cuda_tunableop_enable": enable_tuning,
+        "_cuda_tunableop_is_enabled": lambda: False,
+    }
+
+
+def _memory_table(memory: MemoryFunctions, history: MemoryHistory, checked: Checked) -> dict[str, Any]:
+    device, workspaces = memory.device, memory.workspaces
+    cards = device.recorder.ledger.cards
+    return {
+        "_cuda_memoryStats _accelerator_getDeviceStats": checked(memory.stats),
+        "_cuda_hostMemoryStats": memory.host_stats,
+        "_cuda_resetPeakMemoryStats _accelerator_resetPeakStats": checked(device.reset_peak),
+        "_cuda_resetAccumulatedMemoryStats _accelerator_resetAccumulatedStats": checked(
+            lambda card: cards[card].allocator.statistics.reset_accumulated()
+        ),
+        "_cuda_emptyCache _accelerator_emptyCache": device.empty_cache,
+        "_cuda_setMemoryFraction": memory.set_fraction,
+        "_cuda_getMemoryFraction": checked(lambda card: cards[card].allocator.settings.per_process_memory_fraction),
+        "_cuda_cudaCachingAllocator_raw_alloc": memory.raw_alloc,
+        "_cuda_cudaCachingAllocator_raw_delete": memory.raw_delete,
+        "_cuda_cudaCachingAllocator_is_enabled": lambda: True,
+        "_cuda_cudaCachingAllocator_set_allocator_settings": device.set_allocator_settings,
+        "_accelerator_setAllocatorSettings": device.set_allocator_settings,
+        "_cuda_getAllocatorBackend": lambda: "native",
+        "_cuda_setMemoryMetadata": partial(setattr, memory, "metadata"),
+        "_cuda_getMemoryMetadata": lambda: memory.metadata,
+        "_cuda_attach_out_of_memory_observer": memory.report.observers.append,
+        "_accelerator_getMemoryInfo": checked(memory.get_info),
+        "_accelerator_isAllocatorInitialized": torch.cuda.is_initialized,
+        "_cuda_getCublasWorkspaceSize": lambda: workspaces.sizes.cublas,
+        "_cuda_setCublasWorkspaceSize": lambda size: workspaces.set_size("cublas", size),
+        "_cuda_resetCublasWorkspaceSize": lambda: workspaces.reset_size("cublas"),
+        "_cuda_getCublasLtWorkspaceSize": lambda: workspaces.sizes.reported_lt,
+        "_cuda_setCublasLtWorkspaceSize": lambda size: workspaces.set_size("lt_told", size),
+        "_cuda_resetCublasLtWorkspaceSize": lambda: workspaces.reset_size("lt_told"),
+        "_cuda_clearCublasWorkspaces": workspaces.clear,
+        # The recorded history
+        "_cuda_record_memory_history": history.record,
+        "_cuda_record_memory_history_legacy": history.record_legacy,
+        "_cuda_memorySnapshot": history.snapshot,
+        "_cuda_isHistoryEnabled": lambda: history.is_on,
+    }
+
+
+def _stream_table(pools: GraphPools, stream: type[FakeStream], checked: Checked) -> dict[str, Any]:
+    order = pools.order
+    return {
+        "_cuda_getCurrentStream": checked(lambda card: stream.of(order.current_on(card)).key),
+        "_cuda_getDefaultStream": checked(lambda card: stream.of(order.defaults[card]).key),
+        "_cuda_getCurrentRawStream": checked(lambda card: order.current_on(card).handle),
+        "_cuda_getStreamFromExternal": lambda pointer, device: stream.of(order.external(pointer, device)).key,
+        "_cuda_setStream": lambda stream_id, device_index, device_type: order.set_current(
+            order.numbered(stream_id, device_index)
+        ),
+        "_cuda_synchronize": checked(order.host_waits_for_all),
+        "_cuda_isCurrentStreamCapturing": lambda: order.current.capture is not None,
+        "_accelerator_getStream": checked(lambda card: stream.of(order.current_on(card))),
+        "_accelerator_setStream": lambda stream: order.set_current(stream.lane),
+        "_accelerator_synchronizeDevice": checked(order.host_waits_for_all),
+        # Pools of memory
+        "_graph_pool_handle": lambda: pools.new(by_user=True),
+        "_cuda_beginAllocateToPool _cuda_beginAllocateCurrentThreadToPool": pools.enter,
+        "_cuda_beginAllocateCurrentStreamToPool": pools.enter,
+        "_cuda_endAllocateToPool _cuda_endAllocateCurrentStreamToPool": pools.leave,
+    }
+
+
+def follow_functions(patches: Patches, functions: dict[str, Any]) -> None:
+    """Supply the functions in `torch._C`, and where torch's own Python has imported them by name."""
+    patches.put_all(torch._C, functions)
+    for owner in (torch.cuda.graphs, torch.cuda.memory):
+        patches.put_all(owner, {name: functions[name] for name in functions.keys() & vars(owner).keys()})
+
+
+def follow_data_parallel(patches: Patches, named: NamedDevices) -> None:
+    """Answer the functions of C++ under `nn.DataParallel` by what they allocate (torch/csrc/cuda/comm.cpp)."""
+
+    def moved(tensor: Tensor, index: int, stream: Any = None, **options: Any) -> Tensor:
+        with stream or nullcontext():
+            return tensor.to(named.device(named.card(index)), non_blocking=True, **options)
+
+    def scatter(tensor: Any, devices: Any, sizes: Any = None, dim: int = 0, streams: Any = None) -> list[Tensor]:
+        parts = tensor.chunk(len(devices), dim) if sizes is None else tensor.split(sizes, dim)
+        return [moved(*part) for part in zip(parts, devices, streams or repeat(None), strict=False)]
+
+    def broadcast(tensor: Tensor, devices: Any) -> list[Tensor]:
+        first = [tensor] if tensor.is_cuda else [moved(tensor, devices[0])]
+        return [*first, *(moved(tensor, device, copy=True) for device in devices[1:])]
+
+    def broadcast_coalesced(tensors: Any, devices: Any, buffer_size: int) -> list[list[Tensor]]:
+        outputs: list[list[Tensor]] = [list(tensors), *([] for _ in devices[1:])]
+        order: list[Tensor] = []
+        flattening: Any = _utils
+        for group in _flat_groups(tensors if devices[1:] else (), buffer_size):
+            order += group
+            flat: list[Tensor] = broadcast(flattening._flatten_dense_tensors(group), devices)
+            for output, whole in zip(outputs[1:], flat[1:], strict=True):
+                output += [part.detach() for part in flattening._unflatten_dense_tensors(whole, group)]
+        places = {id(tensor): place for place, tensor in enumerate(order)}
+        return [outputs[0], *([output[places[id(tensor)]] for tensor in tensors] for output in outputs[1:])]
+
+    def gather(tensors: Any, dim: int, destination: Any = None) -> Tensor:
+        first, sizes = tensors[0], list(tensors[0].shape)
+        sizes[dim] = sum(tensor.size(dim) for tensor in tensors)
+        device = "cpu" if destination == -1 else named.device(named.card(destination))
+        out, begin = torch.empty(sizes, dtype=first.dtype, device=device), 0
+        for tensor in tensors:
+            out.narrow(dim, begin, tensor.size(dim)).copy_(tensor, non_blocking=True)
+            begin += tensor.size(dim)
+        return out
+
+    functions = {"_scatter": scatter, "_broadcast": broadcast, "_gather": gather}
+    patches.put_all(torch._C, {**functions, "_broadcast_coalesced": broadcast_coalesced})
+    from torch.nn.parallel import _functions
+
+    patches.put(_functions, "_streams", None)
+
+
+def _flat_groups(tensors: Sequence[Tensor], limit: int) -> Iterator[list[Tensor]]:
+    """Yield tensors of one dtype until they reach the limit, as torch's C++ takes them for one buffer."""
+    groups: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        group = groups.setdefault(tensor.dtype, [])
+        group.append(tensor)
+        if sum(one.nbytes for one in group) >= limit:
+            yield groups.pop(tensor.dtype)
+    yield from groups.values()

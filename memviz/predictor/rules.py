@@ -21,7 +21,7 @@ from memviz.allocator.context import DEFAULT_CARD, context_sentence
 from memviz.predictor import workspaces as taken
 from memviz.predictor.cards import KnownCard
 from memviz.predictor.decompositions import WRITES_INTO_ZEROS, add_in_place, seeds_on_host, write_into_zeros
-from memviz.predictor.host import MOVES, may_say_of_unknown
+from memviz.predictor.host import MOVES, copy_lists, copy_to_existing, copy_to_new, may_say_of_unknown
 from memviz.predictor.known_values import may_return_indices
 from memviz.predictor.recurrent import (
     recurrent_backward_buffers,
@@ -346,7 +346,7 @@ _READ = (
         "copies to and from the host of non-contiguous tensors",
         Standing.READ,
         "Copy.cu",
-        {"_to_copy": taken.copy_to_new, "copy_": taken.copy_to_existing, "_foreach_copy_": taken.copy_lists},
+        {"_to_copy": copy_to_new, "copy_": copy_to_existing, "_foreach_copy_": copy_lists},
     ),
     PredictorRule(
         "nearest-neighbor upsampling",

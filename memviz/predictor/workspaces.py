@@ -11,9 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
 from math import ceil, prod
-from operator import mul
 from typing import Any, NamedTuple
 
 import torch
@@ -44,66 +42,10 @@ class OperatorCall(NamedTuple):
 
 
 Sizes = Iterable[int | tuple[int, ...]]
-"""Bytes of each buffer; a tuple is taken and given back before the next, and -2 gives back the last but one."""
+"""Bytes of buffers in the order of their allocation, freed when the operator ends. The buffers of a tuple are freed
+before the next one; FREE_LAST_BUT_ONE frees the one before the last."""
+FREE_LAST_BUT_ONE = -2
 Temporaries = Callable[[OperatorCall], Sizes]
-
-
-# Copies between host and card need a contiguous buffer where the two sides differ in layout or type
-# (`copy_kernel_cuda`).
-
-
-def copy_to_new(call: OperatorCall) -> Sizes:
-    """`tensor.to(device)`."""
-    return _staged_copy(call.out, call.args[0], waits=not call.kwargs.get("non_blocking"))
-
-
-def copy_to_existing(call: OperatorCall) -> Sizes:
-    """`tensor.copy_(other)`; a number is part of the kernel's arguments."""
-    if not isinstance(call.args[1], Tensor):
-        return ()
-    return _staged_copy(*call.args[:2], waits=not call.argument(2, "non_blocking"))
-
-
-def copy_lists(call: OperatorCall) -> Iterator[tuple[int, ...]]:
-    """`torch._foreach_copy_` copies one tensor after the other."""
-    for to, source in zip(*call.args[:2], strict=True):
-        yield tuple(_staged_copy(to, source, waits=not call.argument(2, "non_blocking")))
-
-
-def _staged_copy(to: Tensor, source: Tensor, *, waits: bool) -> Iterator[int]:
-    if to.is_meta == source.is_meta or not to.numel() or _copies_directly(to, source):
-        return
-    changes_on_card = not waits and to.dtype != source.dtype
-    if to.is_meta:
-        # What changes on the card is staged in the host's dtype.
-        if changes_on_card:
-            yield to.numel() * source.element_size()
-        elif not to.is_contiguous():
-            yield to.nbytes
-        return
-    if changes_on_card:
-        source = torch.empty_like(source, dtype=to.dtype, device="meta")
-        yield source.nbytes
-    if source.shape != to.shape or not source.is_contiguous():
-        yield to.numel() * source.element_size()
-
-
-def _copies_directly(to: Tensor, source: Tensor) -> bool:
-    if to.dtype != source.dtype:
-        return False
-    if to.numel() == 1 or to.shape == source.shape and to.is_contiguous() and source.is_contiguous():
-        return True
-    return to.shape == source.shape and _steps(to) == _steps(source) and _has_no_gaps(to)
-
-
-def _steps(tensor: Tensor) -> list[tuple[int, int]]:
-    """Stride and size of each dimension with several elements."""
-    return [(step, size) for step, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
-
-
-def _has_no_gaps(tensor: Tensor) -> bool:
-    steps = sorted(_steps(tensor))
-    return [step for step, _ in steps] == list(accumulate((size for _, size in steps[:-1]), mul, initial=1))
 
 
 # Attention.
@@ -433,29 +375,39 @@ def sort_buffers(call: OperatorCall) -> Sizes:
 
 
 def _sort_buffers(tensor: Tensor, dim: int, card: KnownCard) -> Sizes:
-    count, length = tensor.numel(), tensor.shape[dim]
-    if length <= _SMALL_SORT or not count:
-        yield from [(length * _INDEX,)] if count else []
+    count, length, element = tensor.numel(), tensor.shape[dim], tensor.element_size()
+    if not count:
+        return
+    if length <= _SMALL_SORT:
+        # Sorted in place, with one row of indices that is expanded to all rows.
+        yield (length * _INDEX,)
         return
     dense = torch.empty_like(tensor, device="meta")
     if dense.stride() != tensor.stride() or tensor.stride(dim) != 1:
-        # The input with contiguous rows, and results, which are laid out as the input but for its gaps.
+        # A copy of the input with contiguous rows.
         yield tensor.nbytes
         if dense.stride(dim) != 1:
-            yield from (tensor.nbytes, count * _INDEX)
+            # The results have the input's layout, so the sort writes to contiguous values and indices first.
+            yield tensor.nbytes
+            yield count * _INDEX
+    # Elements of one call: torch counts them with 32 bits.
     count = min(count, _INT_MAX // length * length)
-    rows, size = count // length, tensor.element_size()
+    rows, values, indices = count // length, count * element, count * _INDEX
     if rows == 1 or length >= _LONG_ROW:
+        # Row by row, with indices for one row.
         yield length * _INDEX
-        yield (_radix_scratch_bytes(length, 8 * size, card, (size, _INDEX)),)
+        yield (_radix_scratch_bytes(length, 8 * element, card, (element, _INDEX)),)
     elif rows < _ROWS_AT_ONCE:
-        yield from (count * _INDEX, count * _INDEX)
-        yield count * size, _radix_scratch_bytes(count, 8 * size, card, (size, _INDEX))
+        # All elements by value, then all by row: indices before and after the first sort.
+        yield indices
+        yield indices
+        yield values, _radix_scratch_bytes(count, 8 * element, card, (element, _INDEX))
         yield (_radix_scratch_bytes(count, (rows - 1).bit_length(), card, (_INDEX,)),)
     else:
-        yield count * _INDEX
-        copies = (round_up(count * each, _SCRATCH_ALIGNMENT) for each in (size, _INDEX))
-        yield (sum(copies) + _SCRATCH_ALIGNMENT - 1,)
+        # CUB's segmented sort: a second buffer for values and for indices.
+        yield indices
+        second_buffers = round_up(values, _SCRATCH_ALIGNMENT) + round_up(indices, _SCRATCH_ALIGNMENT)
+        yield (second_buffers + _SCRATCH_ALIGNMENT - 1,)
 
 
 _BLOCK, _BLOCKS_OF_A_MULTIPROCESSOR = 256, 6
@@ -503,19 +455,28 @@ def _order_buffers(tensor: Tensor, k: int, dim: int, card: KnownCard) -> Sizes:
 
 def distinct_buffers(call: OperatorCall) -> Sizes:
     """Sorted values, with their places where inverse indices are returned, and CUB's scratch (`UniqueCub.cu`)."""
-    tensor, count, size = call.args[0], call.args[0].numel(), call.args[0].element_size()
+    tensor = call.args[0]
+    count, element = tensor.numel(), tensor.element_size()
     if not tensor.is_contiguous():
         yield tensor.nbytes
     if not count or tensor.dtype == torch.bool:
+        # True and False are counted, not sorted.
         return
-    yield tensor.nbytes
-    scanned = _run_scratch_bytes(count)
+    sorted_values, indices, scratch_of_runs = tensor.nbytes, count * _INDEX, _run_scratch_bytes(count)
+    yield sorted_values
     if call.argument(2, "return_inverse", False):
-        scratch = _radix_scratch_bytes(count, 8 * size, call.card, (size, _INDEX))
-        yield from (count * _INDEX, count * _INDEX, (scratch,), -2, (count * _INDEX, scanned))
+        # Indices before and after the sort; those before are freed with it.
+        yield indices
+        yield indices
+        yield (_radix_scratch_bytes(count, 8 * element, call.card, (element, _INDEX)),)
+        yield FREE_LAST_BUT_ONE
+        # The number of the distinct value at each place is a running sum of the places where a new value begins.
+        yield indices, scratch_of_runs
     else:
-        yield (_radix_scratch_bytes(count, 8 * size, call.card, (size,)),)
-    yield from (_INDEX, (scanned,))
+        yield (_radix_scratch_bytes(count, 8 * element, call.card, (element,)),)
+    number_of_values = _INDEX
+    yield number_of_values
+    yield (scratch_of_runs,)
 
 
 def scan_buffers(call: OperatorCall) -> Sizes:
@@ -570,10 +531,13 @@ def _sorted_and_added(tensor: Tensor, indices: Any, added: Tensor, card: KnownCa
         yield tensor.nbytes
     for number, index in enumerate(present):
         # Wrapped to bounds, then times its stride, then added to the others.
-        if number == 0:
-            yield from (count * _INDEX, count * _INDEX, -2) if index.is_meta else (count * _INDEX,)
+        sizes = (count * _INDEX, count * _INDEX) if index.is_meta else (count * _INDEX,)
+        if number > 0:
+            yield sizes
         else:
-            yield (count * _INDEX, count * _INDEX) if index.is_meta else (count * _INDEX,)
+            yield from sizes
+            if index.is_meta:
+                yield FREE_LAST_BUT_ONE
     if added.numel() and not (expanded := _expanded(added, tensor, indices, shape)).is_contiguous():
         yield expanded.nbytes
     # Their order, sorted and as it was, and the numbers that are sorted along.

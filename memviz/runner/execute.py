@@ -27,10 +27,10 @@ from memviz.runner.request import RankClass, Run
 from memviz.runner.step import (
     Outcome,
     Tell,
+    attention_kernels_restored,
     check,
     convert_on_host,
     keeping_what_was_recorded,
-    kernels_of_its_own,
     own_bytes,
     peaks_of,
     prepare,
@@ -96,7 +96,7 @@ def _predict(
         plan.card, settings=settings, release=release, rank=rank, figures_only=figures_only, platform=platform
     )
     predicted.passes.is_on = repeats and rank is None and _has_equal_layers(plan)
-    with kernels_of_its_own(), predicted as device:
+    with attention_kernels_restored(plan), predicted as device:
         before: dict[str, int] = {}
 
         def begin_counting() -> None:
@@ -130,7 +130,7 @@ def _predict(
         "fit": fit,
         "took_seconds": took,
         "expected_error": error,
-        "weights_at_peak_bytes": weights_at_peak(model, trace),
+        "weights_at_peak_bytes": weights_at_peak(plan, model, trace),
     }
     run = run_with(plan, "predicted", plan.card.name, results)
     if NCCL_FACT in trace.about.facts:

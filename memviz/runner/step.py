@@ -31,7 +31,7 @@ from memviz.runner.request import Optimizer, Run, command_of, library_versions
 from memviz.runner.workloads import Workload
 from memviz.trace.model import Action, Category, Trace
 from optimizations import apply_all
-from optimizations.attention_backend import let_go_of_kernels
+from optimizations.attention_backend import AttentionBackend, let_go_of_kernels
 from optimizations.gradient_accumulation import GradientAccumulation
 from optimizations.weight_offload import host_bytes
 from optimizations.weight_quantization import Quantized
@@ -41,12 +41,13 @@ Tell = Callable[[str], None]
 
 
 @contextmanager
-def kernels_of_its_own() -> Iterator[None]:
-    """End a run's choice of kernels with the run, as it holds for the whole process."""
+def attention_kernels_restored(plan: Plan) -> Iterator[None]:
+    """Restore the choice of attention kernels after the run: it holds for the whole process."""
     try:
         yield
     finally:
-        let_go_of_kernels()
+        if any(isinstance(change, AttentionBackend) for change in plan.optimizations):
+            let_go_of_kernels()
 
 
 def convert_on_host(plan: Plan, model: nn.Module) -> None:
@@ -252,10 +253,11 @@ def sizes_of(model: nn.Module) -> dict[str, int]:
     }
 
 
-def weights_at_peak(model: nn.Module, trace: Trace) -> int | None:
+def weights_at_peak(plan: Plan, model: nn.Module, trace: Trace) -> int | None:
     """Return the bytes of weights on the card at the peak; None where no weight waits in host memory."""
     events, labels = trace.devices[0].events, trace.devices[0].event_labels
-    if labels is None or not len(events) or not host_bytes(model):
+    is_offloaded = plan.offload is not None or any(hasattr(module, "_diffusers_hook") for module in model.modules())
+    if labels is None or not len(events) or not (is_offloaded and host_bytes(model)):
         return None
     at = int(np.argmax(np.cumsum(live_changes(events.action, events.size))))
     weights = np.flatnonzero((events.action == Action.ALLOC) & (labels.category == Category.PARAMETER))

@@ -9,7 +9,7 @@ import torch
 
 from memviz.errors import UsageError
 from memviz.predictor.compat import Patches, required
-from memviz.predictor.cuda.functions import pretended_functions
+from memviz.predictor.modes import pretended_functions
 
 PRETENDED = set(pretended_functions(*(MagicMock() for _ in range(5))))
 OF_OTHER_RELEASES = {

@@ -1,4 +1,4 @@
-"""Several cards in one process: the card of each operator, copies between cards, and `nn.DataParallel`.
+"""Several cards in one process: the card of each operator, and copies between cards.
 
 To torch the tensors of all cards are of one device, `meta`; the ledger knows the card of each storage. An operator
 runs on the card of its arguments, and a function that makes tensors on the card that it names, or the current one.
@@ -6,13 +6,11 @@ runs on the card of its arguments, and a function that makes tensors on the card
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
-from itertools import repeat
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, _utils
+from torch import Tensor
 
 from memviz.predictor.assumptions import name_for_users
 from memviz.predictor.compat import Patches, without_functions
@@ -179,58 +177,3 @@ def _with_memory(args: Any, kwargs: Any) -> list[Tensor]:
     """Return the arguments on a card; those of zero bytes only where there are no others."""
     tensors = [tensor for tensor in tensors_of((args, kwargs)) if tensor.is_meta]
     return [one for one in tensors if one.layout is not torch.strided or one.untyped_storage().nbytes()] or tensors
-
-
-def follow_data_parallel(patches: Patches, named: NamedDevices) -> None:
-    """Answer the functions of C++ under `nn.DataParallel` by what they allocate (torch/csrc/cuda/comm.cpp)."""
-
-    def moved(tensor: Tensor, index: int, stream: Any = None, **options: Any) -> Tensor:
-        with stream or nullcontext():
-            return tensor.to(named.device(named.card(index)), non_blocking=True, **options)
-
-    def scatter(tensor: Any, devices: Any, sizes: Any = None, dim: int = 0, streams: Any = None) -> list[Tensor]:
-        parts = tensor.chunk(len(devices), dim) if sizes is None else tensor.split(sizes, dim)
-        return [moved(*part) for part in zip(parts, devices, streams or repeat(None), strict=False)]
-
-    def broadcast(tensor: Tensor, devices: Any) -> list[Tensor]:
-        first = [tensor] if tensor.is_cuda else [moved(tensor, devices[0])]
-        return [*first, *(moved(tensor, device, copy=True) for device in devices[1:])]
-
-    def broadcast_coalesced(tensors: Any, devices: Any, buffer_size: int) -> list[list[Tensor]]:
-        outputs: list[list[Tensor]] = [list(tensors), *([] for _ in devices[1:])]
-        order: list[Tensor] = []
-        flattening: Any = _utils
-        for group in _groups_of(tensors if devices[1:] else (), buffer_size):
-            order += group
-            flat: list[Tensor] = broadcast(flattening._flatten_dense_tensors(group), devices)
-            for output, whole in zip(outputs[1:], flat[1:], strict=True):
-                output += [part.detach() for part in flattening._unflatten_dense_tensors(whole, group)]
-        places = {id(tensor): place for place, tensor in enumerate(order)}
-        return [outputs[0], *([output[places[id(tensor)]] for tensor in tensors] for output in outputs[1:])]
-
-    def gather(tensors: Any, dim: int, destination: Any = None) -> Tensor:
-        first, sizes = tensors[0], list(tensors[0].shape)
-        sizes[dim] = sum(tensor.size(dim) for tensor in tensors)
-        device = "cpu" if destination == -1 else named.device(named.card(destination))
-        out, begin = torch.empty(sizes, dtype=first.dtype, device=device), 0
-        for tensor in tensors:
-            out.narrow(dim, begin, tensor.size(dim)).copy_(tensor, non_blocking=True)
-            begin += tensor.size(dim)
-        return out
-
-    functions = {"_scatter": scatter, "_broadcast": broadcast, "_gather": gather}
-    patches.put_all(torch._C, {**functions, "_broadcast_coalesced": broadcast_coalesced})
-    from torch.nn.parallel import _functions
-
-    patches.put(_functions, "_streams", None)
-
-
-def _groups_of(tensors: Sequence[Tensor], limit: int) -> Iterator[list[Tensor]]:
-    """Yield tensors of one dtype until they reach the limit, as torch's C++ takes them for one buffer."""
-    groups: dict[torch.dtype, list[Tensor]] = {}
-    for tensor in tensors:
-        group = groups.setdefault(tensor.dtype, [])
-        group.append(tensor)
-        if sum(one.nbytes for one in group) >= limit:
-            yield groups.pop(tensor.dtype)
-    yield from groups.values()

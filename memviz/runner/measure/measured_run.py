@@ -29,10 +29,10 @@ from memviz.runner.step import (
     Outcome,
     RunStep,
     Tell,
+    attention_kernels_restored,
     check,
     convert_on_host,
     keeping_what_was_recorded,
-    kernels_of_its_own,
     make_optimizer,
     peaks_of,
     prepare,
@@ -137,7 +137,7 @@ def _recorded(plan: Plan, tell: Tell, accelerator: Accelerator) -> Outcome:
             tell("building the model")
             model = _made(plan, accelerator)
             measured = CudaDevice(accelerator=accelerator)
-            with kernels_of_its_own(), measured as device, keeping_what_was_recorded(device):
+            with attention_kernels_restored(plan), measured as device, keeping_what_was_recorded(device):
                 model = prepare(plan, device, model, tell)
                 loaded_bytes = device.peak_allocated_bytes
                 trace = take_steps(plan, device, model, tell)
@@ -153,7 +153,7 @@ def _recorded(plan: Plan, tell: Tell, accelerator: Accelerator) -> Outcome:
     values = {
         **peaks_of(device, loaded_bytes),
         **sizes_of(model),
-        "weights_at_peak_bytes": weights_at_peak(model, trace),
+        "weights_at_peak_bytes": weights_at_peak(plan, model, trace),
         **dict.fromkeys(("flops", "bytes_moved", "host_bytes", "seconds", "fit")),
         "notes": tuple(notes),
         "took_seconds": time.perf_counter() - begun,
@@ -242,7 +242,7 @@ def _live(accelerator: Accelerator) -> int:
 def _seconds(plan: Plan, accelerator: Accelerator, until: float | None) -> tuple[Seconds, int]:
     # Drawing the weights counts in no peak: the device resets it when it is entered.
     model = _made(plan, accelerator)
-    with kernels_of_its_own(), CudaDevice(accelerator=accelerator, record=False) as device:
+    with attention_kernels_restored(plan), CudaDevice(accelerator=accelerator, record=False) as device:
         model = prepare(plan, device, model, lambda _: None)
         optimizer = make_optimizer(plan.request.optimizer, model)
         pieces = pieces_of(plan.optimizations)
