@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
@@ -111,9 +111,10 @@ def hold_together(model: nn.Module, mesh: DeviceMesh, parallel: Parallel, card: 
         _shard_codes(model)
         # Stages gather their weights once for all microbatches.
         again = parallel.pipeline == 1
+        policy = CPUOffloadPolicy() if parallel.offload else OffloadPolicy()
         for block in blocks(model).values():
-            fully_shard(block, mesh=mesh[axes], reshard_after_forward=again)
-        fully_shard(model, mesh=mesh[axes], reshard_after_forward=again)
+            fully_shard(block, mesh=mesh[axes], reshard_after_forward=again, offload_policy=policy)
+        fully_shard(model, mesh=mesh[axes], reshard_after_forward=again, offload_policy=policy)
         return model
     if parallel.data > 1:
         group = mesh["data"].get_group()
@@ -279,4 +280,10 @@ def _placed(plan: Plan, device: PredictedDevice, model: nn.Module, mesh: DeviceM
         return hold_together(device.place(model), mesh, parallel, device.rank.card)
     sharded = hold_together(model, mesh, parallel, device.rank.card)
     device.recorder.position.name_modules(sharded)
-    return sharded.to_empty(device=device.torch_device)
+    if not parallel.offload:
+        return sharded.to_empty(device=device.torch_device)
+    sharded.to_empty(device="cpu")
+    for module in sharded.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            module.register_buffer(name, buffer.to(device.torch_device), name not in module._non_persistent_buffers_set)
+    return sharded

@@ -284,6 +284,8 @@ def knob_text(value: Any) -> str:
 
 MOST_GPUS = 4_096
 GPUS = "gpus"
+OFFLOAD, TO_CPU = "offload", "cpu"
+AXES = ("pipeline", "data", "shard", "tensor")
 
 
 @dataclass(frozen=True)
@@ -298,6 +300,8 @@ class Parallel:
     """Parts of weights, gradients and optimizer states, gathered block by block."""
     tensor: int = 1
     """Parts of each matrix and of the sequence between them."""
+    offload: bool = False
+    """Shards, their gradients and optimizer states stay in pinned host memory (FSDP2's CPUOffloadPolicy)."""
 
     @property
     def gpus(self) -> int:
@@ -306,7 +310,7 @@ class Parallel:
     @property
     def sizes(self) -> dict[str, int]:
         """Axis sizes by name, as a device mesh takes them."""
-        return {axis.name: getattr(self, axis.name) for axis in fields(self)}
+        return {name: getattr(self, name) for name in AXES}
 
     @property
     def used(self) -> dict[str, int]:
@@ -320,24 +324,29 @@ class Parallel:
 
     @property
     def parts(self) -> str:
-        """ "2 data x 4 shard"."""
-        return " x ".join(f"{size} {name}" for name, size in self.used.items())
+        """ "2 data x 4 shard", and "offloaded to the CPU" if so."""
+        parts = " x ".join(f"{size} {name}" for name, size in self.used.items())
+        return f"{parts}, offloaded to the CPU" if self.offload else parts
 
     @property
     def as_texts(self) -> dict[str, str]:
-        return {name: str(size) for name, size in self.used.items()}
+        sizes = {name: str(size) for name, size in self.used.items()}
+        return {**sizes, OFFLOAD: TO_CPU} if self.offload else sizes
 
 
 ALONE = Parallel()
-AXES = tuple(ALONE.sizes)
 
 
 def parallel_of(texts: Mapping[str, str]) -> Parallel:
     """Parse the axes. With `gpus` and no `shard`, weights are sharded over the GPUs that other axes leave."""
-    names = (GPUS, *AXES)
+    names = (GPUS, *AXES, OFFLOAD)
     for name in texts:
         if name not in names:
             raise UsageError(f"Parallel axes are {', '.join(AXES)}; there is no {name}.{nearest(name, names)}")
+    texts = dict(texts)
+    offload = texts.pop(OFFLOAD, "").strip()
+    if offload not in ("", TO_CPU):
+        raise UsageError(f"{OFFLOAD} must be {TO_CPU}, not {offload[:20]}: shards are kept in host memory with it.")
     sizes = {}
     for name, text in texts.items():
         if text.strip() and (not text.strip().isdecimal() or not 1 <= int(text) <= MOST_GPUS):
@@ -348,11 +357,13 @@ def parallel_of(texts: Mapping[str, str]) -> Parallel:
     others = prod(size for name, size in sizes.items() if name != "shard")
     if gpus is not None and "shard" not in sizes and gpus % others == 0:
         sizes["shard"] = gpus // others
-    parallel = Parallel(**sizes)
+    parallel = Parallel(**sizes, offload=bool(offload))
     if gpus is not None and parallel.gpus != gpus:
         value = " x ".join(f"{size} {name}" for name, size in sizes.items())
         remedy = "their product must equal gpus" if "shard" in sizes else f"{others} must divide it"
         raise UsageError(f"gpus is {gpus}, but {value} are {parallel.gpus}: {remedy}.")
+    if parallel.offload and parallel.shard == 1:
+        raise UsageError(f"{OFFLOAD}={TO_CPU} keeps shards in host memory: set shard to 2 or more.")
     if parallel.gpus > MOST_GPUS:
         raise UsageError(f"{parallel.gpus:,} GPUs exceed the limit of {MOST_GPUS:,}.")
     return parallel
