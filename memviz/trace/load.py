@@ -158,7 +158,11 @@ def _read(file: BinaryIO, budget: Budget, progress: Progress | None, watch: Watc
     file.seek(0)
     head, stream, packed = file.read(64), file, ""
     if head.startswith(ZIP):
-        stream, packed = cast(BinaryIO, _zip_member(file, budget)), ", zip"
+        archive, found = zip_snapshots(file, file.seek(0, io.SEEK_END), budget)
+        if len(found) > 1:
+            reason = f"The zip archive has {len(found):,} snapshots."
+            raise TraceError(reason, remedy="Read them with `memviz ranks`, or unpack it and open the files together.")
+        stream, packed = cast(BinaryIO, ZipMember(archive.open(found[0]))), ", zip"
     elif head.lstrip(_BLANK)[:1] == b"<":
         stream, packed = cast(BinaryIO, Base64File(file, _base64_start(file))), ", HTML page"
     stream.seek(0)
@@ -409,11 +413,3 @@ class ZipMember:
             return self._member.read(size)
         except (BadZipFile, EOFError, zlib.error):
             raise TraceError(_BAD_ZIP, remedy=AGAIN) from None
-
-
-def _zip_member(file: BinaryIO, budget: Budget) -> ZipMember:
-    archive, found = zip_snapshots(file, file.seek(0, io.SEEK_END), budget)
-    if len(found) > 1:
-        reason = f"The zip archive has {len(found):,} snapshots."
-        raise TraceError(reason, remedy="Read them with `memviz ranks`, or unpack it and open the files together.")
-    return ZipMember(archive.open(found[0]))

@@ -97,14 +97,6 @@ def _read_columns(value: dict[str, Any], types: Mapping[str, tuple[Any, int]], c
     return [column_of(value.get(name), np.dtype(kind), count, most or events) for name, (kind, most) in types.items()]
 
 
-def dump_taken_over(known: TakenOver) -> dict[str, Any]:
-    return {
-        "events": dump_columns(known.events, _PURPOSES),
-        "blocks": dump_columns(known.blocks, _PURPOSES),
-        "spans": dump_columns(known.spans, _SPANS),
-    }
-
-
 def read_taken_over(value: Any, events: int, blocks: int) -> TakenOver | None:
     """None where a file has none, or not all of it."""
     parts = [value.get(name) if type(value) is dict else None for name in ("events", "blocks", "spans")]
@@ -260,7 +252,11 @@ def _dump_device(device: DeviceTrace, used: Ints4, texts: Ints4) -> dict[str, An
             used_here = replace(labels, module=np.searchsorted(used, labels.module).astype(np.int32))
             row[key] = dump_columns(used_here, _labels_of(len(used)))
     if device.taken_over is not None:
-        row["taken_over"] = dump_taken_over(device.taken_over)
+        row["taken_over"] = {
+            "events": dump_columns(device.taken_over.events, _PURPOSES),
+            "blocks": dump_columns(device.taken_over.blocks, _PURPOSES),
+            "spans": dump_columns(device.taken_over.spans, _SPANS),
+        }
     if device.holders:
         row["holders"] = _dump_holders(device.holders, texts)
     if device.host:
