@@ -340,11 +340,6 @@ def _card_for_meta(value: Any) -> Any:
 
 
 def _on_meta(run: Callable[..., Any], node: Any, *args: Any, **kwargs: Any) -> Any:
-    _move_to_meta(node)
-    return run(node, *args, **kwargs)
-
-
-def _move_to_meta(node: Any) -> None:
     if node.op == "call_method" and node.target == "cuda":
         node.target, node.args, node.kwargs = "to", (node.args[0], _META), {}
     elif node.op in ("call_method", "call_function"):
@@ -352,6 +347,7 @@ def _move_to_meta(node: Any) -> None:
         node.kwargs = torch.fx.node.map_aggregate(node.kwargs, _meta_for_card)
         if node.target is torch.tensor:
             node.target = _tensor
+    return run(node, *args, **kwargs)
 
 
 def _meta_for_card(value: Any) -> Any:

@@ -90,19 +90,26 @@ def draws(func: Any) -> bool:
     return torch.Tag.nondeterministic_seeded in func.tags
 
 
-def tensors_among(value: Any, depth: int = 6) -> Iterator[Tensor]:
-    """Yield the tensors in containers and dataclasses, to a depth that no model's output exceeds."""
+def tensors_among(value: Any, depth: int = 6, *, with_owners: bool = False) -> Iterator[Tensor]:
+    """Yield the tensors in containers and dataclasses, to a depth that no model's output exceeds.
+
+    `with_owners` adds those of modules and optimizers.
+    """
+    items: Iterable[Any] = ()
     if isinstance(value, Tensor):
         yield value
-    elif depth and isinstance(value, Mapping):
-        for item in value.values():
-            yield from tensors_among(item, depth - 1)
-    elif depth and isinstance(value, list | tuple):
-        for item in value:
-            yield from tensors_among(item, depth - 1)
-    elif depth and is_dataclass(value) and not isinstance(value, type):
-        for attribute in fields(value):
-            yield from tensors_among(getattr(value, attribute.name, None), depth - 1)
+    elif with_owners and isinstance(value, torch.nn.Module):
+        yield from (*value.parameters(), *value.buffers())
+    elif with_owners and isinstance(value, torch.optim.Optimizer):
+        yield from (weight for group in value.param_groups for weight in group["params"])
+    elif isinstance(value, Mapping):
+        items = list(value.values())
+    elif isinstance(value, list | tuple | set):
+        items = value
+    elif is_dataclass(value) and not isinstance(value, type):
+        items = [getattr(value, attribute.name, None) for attribute in fields(value)]
+    for item in items if depth else ():
+        yield from tensors_among(item, depth - 1, with_owners=with_owners)
 
 
 _META = torch.device("meta")

@@ -227,17 +227,12 @@ def _suits_cublas(matrix: Tensor) -> bool:
 
 
 def convolution_buffers(call: OperatorCall) -> Sizes:
-    """Copies to the layout of the convolution, then each kernel's workspace (measured on an H100)."""
-    yield from convolution_copies(call)
-    if convolves_on_tensor_cores(call):
-        yield from ((size,) for size in _convolution_workspaces(call) if size)
-
-
-def convolution_copies(call: OperatorCall) -> Sizes:
-    """Tensors are copied to the layout of a convolution, in a backward the gradient too (read)."""
+    """Copies to the layout of the convolution (read), then each kernel's workspace (measured on an H100)."""
     tensors = images_and_weight(call)
     layout = convolution_layout(*tensors[-2:])
-    return [tensor.nbytes for tensor in tensors if not tensor.is_contiguous(memory_format=layout)]
+    yield from (tensor.nbytes for tensor in tensors if not tensor.is_contiguous(memory_format=layout))
+    if convolves_on_tensor_cores(call):
+        yield from ((size,) for size in _convolution_workspaces(call) if size)
 
 
 def images_and_weight(call: OperatorCall) -> list[Tensor]:
