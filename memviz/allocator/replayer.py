@@ -66,7 +66,7 @@ class OtherSettings(RequestReplay):
         device = DeviceMemory(memory, total=total, addresses=address_space(source.platform))
         super().__init__(source, settings, device)
         if source.steps.before_mallocs:
-            # A replay as recorded finds which of these releases were the program's own.
+            # A replay as recorded shows which of these releases were the program's own.
             ensure_replayed(source)
         self.emptied = source.releases.emptied
         self.starts_afresh = afresh or changes_layout(source.recorded, settings)
@@ -138,7 +138,7 @@ class OtherSettings(RequestReplay):
         """Its own affair, under these settings."""
 
     def out_of_memory(self, event: int, address: int, size: int, stream: int, pool: PoolId) -> None:
-        """It is asked for again. Where there is room now, the file has no more to say about it: let go at once."""
+        """Repeat the request. If it succeeds here, free it at once: the file has no further events of it."""
         block = self.allocator.malloc(size, stream, pool)
         block.cause = event
         self.allocator.request_free(block)
@@ -179,7 +179,7 @@ def divergence(source: Source, replayed: Replayed, total: int | None = None) -> 
     """
     recorded = reserved_after(source.device)
     ours = reserved_after_events(replayed, len(source.device.events))
-    # What a malloc takes and gives back on its way the recording has before it, a replay within it.
+    # Segments that a malloc allocates and frees are before it in a recording, and within it in a replay.
     passing = [ReplayStep.NOTHING, ReplayStep.RELEASE, ReplayStep.GROW, ReplayStep.COPY, ReplayStep.ANNOTATE]
     settled = np.flatnonzero(~np.isin(source.steps.step, passing)[: len(ours) - 1]) + 1
     differs = settled[ours[settled] != recorded[settled]]
@@ -281,7 +281,7 @@ class WhatIf:
     recorded: Replayed
     """Under the recorded settings, guided by the file, to show how well the model knows it."""
     base: Replayed
-    """The recorded settings in the memory asked for, from where memory lay; `recorded` where that comes to the same."""
+    """The recorded settings on the requested card, from the recorded start; `recorded` where both are equal."""
     compared_with: Replayed
     """Counterpart of `replayed`: the recorded settings in the same memory and from the same start."""
     replayed: Replayed
@@ -294,7 +294,7 @@ class WhatIf:
     events: int = 0
     """Number of recorded events."""
     devices: int = 1
-    """How many the trace has: where there are several, whatever is said of one names it."""
+    """Number of devices in the trace; with several, sentences name the device."""
     smallest_card: CardMemory | None = None
     """Smallest of the usual sizes on which `replayed` would have run to its end; None where none is large enough, or it
     was not searched."""
@@ -362,7 +362,7 @@ class ReplayedEstimate:
 class Replayer(Source):
     """Replays of one device's requests. Without settings they are the recorded ones, without a card memory has no end.
 
-    `afresh` places what was live before the first event anew, whatever the settings.
+    `afresh` places blocks live before the first event anew under any settings.
     """
 
     def as_recorded(self, progress: Progress | None = None) -> Replayed:

@@ -433,7 +433,7 @@ def _compile(graph: torch.fx.GraphModule, inputs: list[Any], compiling: Callable
     from torch._inductor import compile_fx as inductor
     from torch._inductor.decomposition import select_decomp_table
 
-    # DDP, which divides graphs by its buckets, asks by it whether a part is compiled.
+    # DDP, which divides graphs by its buckets, reads it to know whether a part is compiled.
     counters["aot_autograd"]["total"] += 1
     # One for all steps: by what the forward notes in it, the backward writes into tensors that were saved for it alone.
     context = TracingContext.get()
@@ -622,7 +622,7 @@ def _flex_attention_of(_: Any, *args: Any) -> tuple[Tensor, ...]:
 
 
 class _Kernel:
-    """A kernel, which takes no memory beside its arguments."""
+    """A kernel, which takes no memory besides its arguments."""
 
     def __call__(self, *_: Any, **__: Any) -> None:
         pass
@@ -632,7 +632,7 @@ class _Kernel:
 
 
 class _Absent(ModuleType):
-    """Stands for Triton, which the written code imports for its kernels."""
+    """Replaces Triton, which the generated code imports for its kernels."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

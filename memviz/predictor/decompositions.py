@@ -280,7 +280,7 @@ class AttentionCall:
 
 
 def backend_for(call: AttentionCall, card: KnownCard, release: tuple[int, int]) -> Backend:
-    """`release` is torch's, whose newer ones prefer cuDNN on some cards."""
+    """`release` is torch's: newer releases prefer cuDNN on some cards."""
     for backend in _order(card, release):
         if is_on(backend) and (backend is Backend.MATH or (_any_fused(call) and takes(backend, call, card))):
             return backend
@@ -431,7 +431,7 @@ def seeds_on_host(func: Any, release: tuple[int, int]) -> Callable[[Any, Any, An
 
 
 def _cudnn_attention(func: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
-    """Keep no logarithms of sums where none are asked for, unlike torch's shapes (measured)."""
+    """Return no logsumexp unless `compute_log_sumexp` is set, unlike torch's meta kernel (measured)."""
     out = list(func(*args, **kwargs))
     if not args[4]:
         out[1] = None

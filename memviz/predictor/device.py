@@ -341,7 +341,7 @@ class PredictedDevice:
         return None if allocation is None else allocation.block.address
 
     def mark(self, name: str) -> None:
-        """Name this moment, and note holders if that was asked for."""
+        """Name this moment, and note holders if requested."""
         self._mark(name, Stage.START)
         self._mark(name, Stage.END)
         if self._notes_holders:
@@ -357,7 +357,7 @@ class PredictedDevice:
 
     def _note_holders(self) -> None:
         if self._holders is None:
-            # Imported only where holders are asked for, or memory runs out.
+            # Imported only if holders are requested, or memory runs out.
             from memviz.predictor.holders import HolderLog
 
             self._holders = HolderLog(self.recorder.ledger, self._interner, lambda: self.recorder.workspaces.live)

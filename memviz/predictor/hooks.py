@@ -338,7 +338,7 @@ def _run_once(func: Callable[..., Any], inputs: Any, kwargs: dict[str, Any] | No
 
 
 def _script_files(assumptions: Assumptions) -> tuple[Any, Any]:
-    """Return what stands in for `torch.jit.save` and `torch.jit.load`."""
+    """Return the replacements of `torch.jit.save` and `torch.jit.load`."""
     load, saved = torch.jit.load, dict[Any, Any]()
 
     def save(obj: Any, f: Any, *_: Any, **__: Any) -> None:
@@ -465,7 +465,7 @@ def follow_bitsandbytes(patches: Patches, assumptions: Assumptions) -> None:
             patches.replace(module, name, instead)
 
     patches.after_import("bitsandbytes.functional", replace)
-    # It says at length that it finds no library for the card.
+    # It logs at length that it has no library for the card.
     logger = logging.getLogger("bitsandbytes.cextension")
     patches.put(logger, "disabled", True)
 
@@ -485,7 +485,7 @@ DEEPSPEED_NOT_BUILT = (
 
 
 def follow_deepspeed(patches: Patches, forget_values: Callable[[Any], None], assumptions: Assumptions) -> None:
-    """Answer DeepSpeed's optimizer extensions without building them, and refuse its other ones by name."""
+    """Replace DeepSpeed's optimizer extensions without building them, and refuse its other extensions by name."""
 
     def written(*args: Any) -> None:
         with without_functions():

@@ -153,8 +153,8 @@ class LoaderWorkers:
     """Memory of the worker processes of `DataLoader(num_workers=N)`.
 
     They run in a prediction as well, so what each has for itself (Python objects of a data set that a fork copies by
-    counting references to them, or a whole interpreter that was spawned) is read from the system. Batches on their way
-    lie in shared memory: `prefetch_factor` for each worker.
+    counting references to them, or a whole interpreter that was spawned) is read from the system. Batches in transit
+    are in shared memory: `prefetch_factor` for each worker.
     """
 
     def __init__(self) -> None:
@@ -288,7 +288,7 @@ class HostMemory:
             self._grain *= 2
             for earlier in rows:
                 self._add(earlier)
-        # The last of equal ones, which has more of what was pinned.
+        # The last of equal peaks, which has more pinned bytes.
         if pageable + pinned >= self._peak.bytes:
             self._peak = HostPeak(pageable, pinned)
 
@@ -348,7 +348,7 @@ class Host:
         self.stand_ins = DefaultValues(self.values)
         self.shares = UniformRouting(self.values)
         self._even: ByStorage[bool] = ByStorage()
-        """Unknown here, and even shares lie in the memory."""
+        """Tensors with unknown values here, whose memory holds uniform shares."""
         self.arrived_bytes = 0
         """Copied here from the device."""
         self.to_file: Callable[[Tensor], Tensor] | None = None

@@ -30,7 +30,7 @@ from types import FrameType
 from typing import Any
 
 FOLDERS = "MEMVIZ_PREDICTED_OUTPUTS"
-"""Variable with the folder, and the folders whose files are kept apart wherever they lie; set for child processes."""
+"""Variable with the folder, and the folders whose files are kept apart in any place; set for child processes."""
 _BOOKS = ".memviz"
 _READ = ("stat", "lstat", "access", "readlink", "statvfs", "getxattr")
 _CHANGE = ("truncate", "chmod", "chown", "lchown", "utime", "setxattr", "removexattr")
@@ -44,7 +44,7 @@ _DOWNLOADS = (
 
 class OutputFolder(AbstractContextManager["OutputFolder"]):
     def __init__(self, folder: str | os.PathLike[str], own: tuple[str, ...] = (), *, everything: bool = True) -> None:
-        """`own`: folders whose files are kept apart although they lie below a temporary one or a cache."""
+        """`own`: folders whose files are kept apart although they are in a temporary folder or a cache."""
         self.folder = os.path.realpath(folder)
         self.own = own
         self._everything = everything
@@ -482,7 +482,7 @@ class _Function:
 
 
 class _Entry:
-    """An entry of a folder that lies in the twin, under the path that the program knows."""
+    """An entry of the folder for written files, under the path that the program uses."""
 
     def __init__(self, entry: Any, path: str) -> None:
         self._entry = entry
@@ -532,7 +532,7 @@ def _os_error(number: int, *paths: Any) -> OSError:
 
 
 def copy_with_holes(source: str, target: Any) -> None:
-    """Copy a file to a path, or to where a file stands; what was never written stays so, as values that are unknown."""
+    """Copy a file to a path or an open file, with its holes: those of tensors without values."""
     with ExitStack() as stack:
         file = stack.enter_context(open(source, "rb"))
         into = target if hasattr(target, "write") else stack.enter_context(open(target, "wb"))

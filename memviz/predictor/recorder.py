@@ -428,7 +428,7 @@ NOTHING_TO_COPY = (
 
 @dataclass(frozen=True, slots=True)
 class MoveTo:
-    """Target device, dtype and memory format of tensors. One copy applies all: data of the host changes on the way."""
+    """Target device, dtype and memory format of tensors. One copy applies all; host tensors convert on copy."""
 
     device: torch.device
     dtype: torch.dtype | None = None
@@ -531,7 +531,7 @@ class ModelMove:
 
 
 def _converts_itself(parameter: Parameter) -> bool:
-    """Return whether its class has conversions of its own, as 4-bit weights that are packed on their way."""
+    """Return whether the class overrides `to` or `cuda`, as 4-bit weights do that are packed when moved."""
     kind: Any = type(parameter)
     return (kind.to is not torch.Tensor.to or kind.cuda is not torch.Tensor.cuda) and not _is_wrapper(parameter)
 

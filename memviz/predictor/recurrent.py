@@ -117,7 +117,7 @@ class _RecurrentSizes:
 
 
 def recurrent_shape(func: Any, args: Any, kwargs: Any) -> Any:
-    """Return output, states, reserve and weights; the output lies with time first, however it is given."""
+    """Return output, states, reserve and weights; the output's memory has time first, in any case."""
     input, weights, _, flat, h, c = args[:6]
     sizes = _RecurrentSizes(input, weights, args[6:])
     new = partial(torch.empty, dtype=input.dtype, device=input.device)

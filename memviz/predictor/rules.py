@@ -126,7 +126,7 @@ def _more_of_convolutions(call: OperatorCall) -> tuple[int, int]:
 
 
 _BYTES_OF_A_MULTIPROCESSOR = 64 << 10
-"""Kept for each by a kernel that splits its sums; up to two of these were seen beside the copies."""
+"""Kept per output by a kernel that splits its sums; recordings have up to two of them besides the copies."""
 
 
 def _pixels(image: Tensor) -> int:

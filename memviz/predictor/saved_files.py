@@ -253,7 +253,7 @@ class SavedFiles:
         """Files without values in their real place, as the program itself opened them."""
 
     def real_path(self, file: Any) -> Any:
-        """Return where a file lies that code in C reads."""
+        """Return the real path of a file, for code in C."""
         return self._outputs.find(file) or file if isinstance(file, str | os.PathLike) else file
 
     def saved(self, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
@@ -268,7 +268,7 @@ class SavedFiles:
         if isinstance(f, str | os.PathLike):
             return self._write(obj, self._outputs.place(path, copy=False, always=is_unknown) or f, *args, **kwargs)
         if self._outputs.find(path) is None:
-            # The program has emptied it already, so it is removed whatever it was.
+            # The program has truncated it already, so it is removed in any case.
             self._placeholders.add(path)
         with NamedTemporaryFile() as whole:
             self._write(obj, whole.name, *args, **kwargs)

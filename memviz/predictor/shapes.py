@@ -125,7 +125,7 @@ Make = Callable[[Any], Any]
 
 
 def shape_key(args: Any, kwargs: Any) -> ShapeKey | None:
-    """All that a result without data can depend on; None where that is not sure, or nothing lies on the device."""
+    """All that a result without data can depend on; None if that is uncertain, or no argument is on the device."""
     parts: list[Hashable] = [torch.get_default_dtype()]
     if not _add_to_key(parts, args):
         return None
@@ -476,7 +476,7 @@ _GRADIENTS = (
 
 
 def _product_of_int4(func: Any, args: Any, kwargs: Any) -> Tensor:
-    """Multiply by tiles of 8 rows; torch's own rule asks for a device that its fake tensors alone have."""
+    """Multiply by tiles of 8 rows; torch's own rule needs a device that only its fake tensors have."""
     return args[0].new_empty(args[0].shape[0], 8 * args[1].shape[0])  # type: ignore[no-any-return]
 
 

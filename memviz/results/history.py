@@ -66,7 +66,7 @@ class HistoryPoint(PeakDifference):
     because: tuple[NamedDelta, ...]
     categories: tuple[NamedDelta, ...]
     is_move: bool
-    """The peak changed by more than asked for."""
+    """The peak changed by more than the threshold."""
     is_comparable: bool
     """False where the point before is of another origin."""
 
@@ -188,7 +188,7 @@ def _point(
     name: str, file: str, commit: str, *, before: _Figures | None, found: _Figures, least: tuple[float, str]
 ) -> HistoryPoint:
     if before is None and found.compared is not None:
-        # The baseline of the first comparison stands for the point before.
+        # The baseline of the first comparison is the previous point.
         before = _Figures(found.compared[0], None, "")
     delta = 0 if before is None else found.peak_bytes - before.peak_bytes
     comparable = before is None or not before.origin or not found.origin or before.origin == found.origin

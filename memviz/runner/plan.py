@@ -1,6 +1,6 @@
 """A request, read and checked: everything that can be refused is refused here, before anything is built.
 
-A plan can also be told as Python: as the code of these optimizations, or as calls of the libraries that have the same.
+A plan can also be printed as Python: the code of these optimizations, or calls of libraries that have the same.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ ACROSS_GPUS: Mapping[str, tuple[str, ...]] = {
     "gradient_accumulation": _NO_STAGES,
     # It wants the head's whole matrix, and a stage computes its loss apart from it.
     "chunked_cross_entropy": ("data", "shard"),
-    # Adapters are sharded with the weights beside them; no plan says how to part their matrices.
+    # Adapters are sharded with their layer's weights; no plan says how to split their matrices.
     "lora": ("data", "shard"),
     # Codes become parameters, which FSDP shards as it does weights.
     "weight_quantization": ("shard",),

@@ -127,7 +127,7 @@ class RunStep:
     optimizer: torch.optim.Optimizer | None
     pieces: GradientAccumulation | None = None
     passes: Callable[[], Any] | None = None
-    """Run all passes of a step in another way than one micro-batch after the other."""
+    """Runs the passes of a step other than by one micro-batch after the other."""
 
     run_pass: RunPass = run_always
     """Run a pass, or repeat an equal one."""

@@ -37,7 +37,7 @@ ZIP = b"PK\x03\x04"
 _BLANK = b"\xef\xbb\xbf \t\r\n"
 _CHECKED_EVERY = 4096
 _LONG_JSON = 128 * MiB
-"""Characters. In shorter ones long numbers may stand: looking at each takes a third more time."""
+"""Characters. Shorter texts may have long numbers: checking each number takes a third more time."""
 _MOST_DIGITS = 150
 """Maximum digits of a number, as in pickles."""
 _PACKED = {
@@ -67,7 +67,7 @@ def load_trace(
         path: The file.
         limits: What it may take of this machine; by default `Limits.from_environment()`.
         progress: Called now and then with the bytes read so far and the file's size.
-        is_wanted: Asked now and then; where it says no, reading ends with `Unwanted`.
+        is_wanted: Called now and then; if it returns False, reading ends with `Unwanted`.
 
     Raises:
         TraceError: The file is not a snapshot, is damaged, or goes beyond the limits.
@@ -104,7 +104,7 @@ def read_trace(
         limits: What it may take of this machine.
         progress: Called now and then with the bytes read so far and the size.
         watch: Shown events as they are decoded, long before the trace is whole.
-        is_wanted: Asked now and then; where it says no, reading ends with `Unwanted`.
+        is_wanted: Called now and then; if it returns False, reading ends with `Unwanted`.
     """
     limits = limits or Limits.from_environment()
     with _refusals(name):
@@ -141,7 +141,7 @@ def load_zip_member(path: Path, member: str) -> Trace:
 
 @contextmanager
 def _refusals(name: str) -> Iterator[None]:
-    """Whatever goes wrong names the file."""
+    """Add the file's name to errors."""
     try:
         yield
     except TraceError as error:
@@ -232,7 +232,7 @@ def _json(stream: BinaryIO, budget: Budget) -> Any:
 
 
 def _json_text(stream: BinaryIO, budget: Budget) -> str:
-    """The whole file, decoded while it is read: its bytes are never there beside its text."""
+    """Read the whole file, decoded while it is read: bytes and text are never in memory together."""
     most = budget.limits.json_bytes
     texts: list[str] = []
     decoder: codecs.IncrementalDecoder | None = None
@@ -264,7 +264,7 @@ def _json_text(stream: BinaryIO, budget: Budget) -> str:
 
 
 def _each_frame_once(budget: Budget) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """JSON writes a frame out wherever it stands; here each is kept once, as pickles keep it."""
+    """JSON repeats a frame in every stack; keep each once, as pickles do."""
     seen: dict[tuple[str, str, int], dict[str, Any]] = {}
     numbers = count(1)
 

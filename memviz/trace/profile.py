@@ -39,7 +39,7 @@ class _Call:
 
 
 class RunningCalls:
-    """Asked for moments of a thread in the order of time."""
+    """Takes moments of a thread in the order of time."""
 
     def __init__(self, rows: list[dict[str, Any]], interner: Interner, threads: set[tuple[Any, Any]]) -> None:
         self._interner = interner
@@ -136,7 +136,7 @@ def is_profile(root: Any) -> bool:
 
 
 def is_profiled(trace: Trace) -> bool:
-    """Its segments are placeholders, and lie nowhere."""
+    """Its segments are placeholders without addresses."""
     return _FACTS.items() <= trace.about.facts.items()
 
 

@@ -207,7 +207,7 @@ class BlockCollector:
         state = self._state(block.get("state"))
         history = block.get("history") or [{}]
         newest = history[0] if type(history) is list and type(history[0]) is dict else {}
-        # What stands there for an inactive block is stale, and may be anything.
+        # The values of an inactive block are stale, and may be anything.
         requested = block.get("requested_size", newest.get("real_size", size)) if state else 0
         if type(requested) is not int or size < 0 or requested < 0:
             raise TraceError(_NO_SIZE)

@@ -16,9 +16,9 @@ class CardSpeed:
     """fp32 without tensor cores, PyTorch's default."""
     memory_gb_per_second: float
     host_gb_per_second: float
-    """One way, of the bus that the card's form has."""
+    """GB/s in one direction, of the bus of the card's form factor."""
     link: float | None = None
-    """NVLink or its like, one way; None where cards talk over the bus."""
+    """GB/s in one direction of NVLink or similar; None if cards communicate over the bus."""
 
 
 _PCIE3, _PCIE4, _PCIE5 = 16.0, 32.0, 64.0

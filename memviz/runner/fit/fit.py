@@ -1,4 +1,4 @@
-"""The cheapest way to make a workload fit on a card, and how large a batch or sequence may get that way.
+"""The cheapest configuration with which a workload fits on a card, and its largest batch or sequence.
 
 `python -m memviz.runner.fit.fit` is a search as a process of its own, for `jobs/service.py`. One line of JSON comes in:
 what is searched for. Lines of JSON go out, one for each thing that happens; before each prediction one that asks for a

@@ -252,7 +252,7 @@ class Space:
         return [other for other in variants if other != place and other in self.candidates]
 
     def first(self) -> Iterator[Point]:
-        """Tried before all else: as it is, one of everything that goes together, usual ones, and each option alone.
+        """Tried first: unchanged, all compatible options at once, common combinations, and each option alone.
 
         Everything at once comes second, so that a model that fits at all is soon known to fit.
         """

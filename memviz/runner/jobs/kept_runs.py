@@ -3,7 +3,7 @@
     <folder>/<visitor>/<id>.pickle     the trace with the run in it, a snapshot like any other
     <folder>/<visitor>/<id>.json       its name and the run, so that a list need not open the traces
 
-A visitor's folder is named by a hash of a secret that only their browser knows, so nobody finds another's runs by
+A visitor's folder is named by a hash of a secret that only their browser knows, so no visitor opens another's runs by
 listing or by guessing. Both files are written whole or not at all, the trace first: a list never names a run that
 is not there. Several pages may use one folder; what one deletes is gone for the others.
 """

@@ -1,7 +1,7 @@
 """The process in which runs happen: `python -m memviz.runner.jobs.worker`, driven by `worker_process.py`.
 
 One line of JSON comes in: the requests and the folder for their files. Lines of JSON go out, one for each event.
-Whatever a model or a user's file prints goes to standard error, so that it cannot be taken for an answer. A search
+Output of a model or a user's file goes to standard error, so that it cannot be taken for a message. A search
 needs figures alone: no file is written, and runs that differ only in allocator settings are replayed.
 """
 

@@ -251,7 +251,7 @@ def _sides(layer: nn.Module) -> tuple[int, int] | None:
     if isinstance(layer, nn.Linear):
         return layer.in_features, layer.out_features
     if type(layer).__name__ == "Conv1D" and isinstance(getattr(layer, "nf", None), int):
-        # GPT-2's, which lies the other way round.
+        # GPT-2's Conv1D, whose weight is transposed.
         weight: Any = layer.weight
         return int(weight.shape[0]), int(weight.shape[1])
     return None
