@@ -305,7 +305,7 @@ class AddressSpace(Protocol):
 
     def give_back(self, address: int, size: int) -> None: ...
 
-    def begin_beside(self, segments: Sequence[tuple[int, int]], room: int) -> None:
+    def exclude_segments(self, segments: Sequence[tuple[int, int]], room: int) -> None:
         """Leave out segments, by address and size, that are there already, with room for what expands."""
 
 
@@ -333,7 +333,7 @@ class AscendingAddresses:
     def give_back(self, address: int, size: int) -> None:
         pass
 
-    def begin_beside(self, segments: Sequence[tuple[int, int]], room: int) -> None:
+    def exclude_segments(self, segments: Sequence[tuple[int, int]], room: int) -> None:
         highest = max((address + size for address, size in segments if address < _UPPER_HALF), default=0)
         self._next = max(self._next, (highest + room) & -_GRANULE)
 
@@ -375,7 +375,7 @@ class LinuxAddresses:
         else:
             self._reopen(chunk)
 
-    def begin_beside(self, segments: Sequence[tuple[int, int]], room: int) -> None:
+    def exclude_segments(self, segments: Sequence[tuple[int, int]], room: int) -> None:
         spans: list[list[int]] = []
         for address, size in sorted(segments, reverse=True):
             begin, end = address // _CHUNK * _CHUNK, round_up(address + size, _CHUNK)
@@ -518,9 +518,9 @@ class DeviceMemory:
         """Take memory from reserved addresses, which stay reserved."""
         self.in_use -= size
 
-    def begin_beside(self, segments: Sequence[tuple[int, int]]) -> None:
+    def exclude_segments(self, segments: Sequence[tuple[int, int]]) -> None:
         """Leave out these segments, by address and size, from now on."""
-        self._addresses.begin_beside(segments, 2 * self.card_bytes)
+        self._addresses.exclude_segments(segments, 2 * self.card_bytes)
 
 
 Record = Callable[[Action, int, int, int, PoolId], None]

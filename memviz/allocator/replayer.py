@@ -97,7 +97,7 @@ class OtherSettings(RequestReplay):
 
     def _start_as_recorded(self) -> None:
         memory, self.device.memory = self.device.memory, None
-        self.device.begin_beside([(segment.address, segment.size) for segment in self.source.layout.segments])
+        self.device.exclude_segments([(segment.address, segment.size) for segment in self.source.layout.segments])
         self.live = lay_out_as_recorded(self.allocator, self.source.layout, self.source.spaces)
         self.device.memory = memory
         if self._holds_too_much():
@@ -247,11 +247,11 @@ class _ComparedReplay(OtherSettings):
         try:
             self._run_to_its_end(None, self._compare)
         except _Diverged:
-            return self._here()
+            return self._divergence_here()
         is_whole = self.reached == len(self.compared) or self.oom is not None
-        return None if is_whole and not self.starts_afresh else self._here()
+        return None if is_whole and not self.starts_afresh else self._divergence_here()
 
-    def _here(self) -> Divergence:
+    def _divergence_here(self) -> Divergence:
         ends = [*self.compared, len(self.entries)]
         return _divergence_at(self.source, ends[self.reached])
 
@@ -540,22 +540,26 @@ class Replayer(Source):
 
     def estimate(self, changed: Trace | None = None, *, expandable: bool = False) -> Figures:
         """Return the figures of `changed`, requests of the same device, or else of the recorded ones."""
-        return self._changed(changed).figures(self._with(expandable), afresh=bool(self.layout.segments))
+        return self._replayer_of(changed).figures(
+            self._with_expandable_segments(expandable), afresh=bool(self.layout.segments)
+        )
 
     def estimated_trace(
         self, changed: Trace | None, name: str, assumptions: tuple[str, ...], *, expandable: bool = False
     ) -> Trace:
         """Return the history of an estimate, marked as one."""
-        replayed = self._changed(changed).replay(self._with(expandable), afresh=bool(self.layout.segments))
+        replayed = self._replayer_of(changed).replay(
+            self._with_expandable_segments(expandable), afresh=bool(self.layout.segments)
+        )
         about = replace(replayed.trace.about, on=f"{name}, {ESTIMATE}")
         text = f"It is {ESTIMATE}, not a recording. It assumes: {' '.join(assumptions)}"
         note = Note(ESTIMATE_CODE, text, level="warning", device=replayed.trace.devices[0].name)
         return replace(replayed.trace, about=about, notes=(note, *replayed.trace.notes))
 
-    def _changed(self, changed: Trace | None) -> Replayer:
+    def _replayer_of(self, changed: Trace | None) -> Replayer:
         return self if changed is None else Replayer(changed)
 
-    def _with(self, expandable: bool) -> Settings | None:
+    def _with_expandable_segments(self, expandable: bool) -> Settings | None:
         return replace(self.recorded, expandable_segments=True) if expandable else None
 
 

@@ -36,7 +36,12 @@ from memviz.predictor.compiled import Compiler
 from memviz.predictor.cuda.machine import CUDA_0, META, NamedDevices
 from memviz.predictor.cuda.memory import HistoryWindow, MemoryHistory, OutOfMemoryReport, PretendedOutOfMemory
 from memviz.predictor.cuda.peers import Peers
-from memviz.predictor.decompositions import jagged_attention_on, kernels_for, owners_of_a_lone_sum, registered_kernels
+from memviz.predictor.decompositions import (
+    jagged_attention_on,
+    kernels_for,
+    reference_counts_of_first_term,
+    registered_kernels,
+)
 from memviz.predictor.group.process_group import follow_group
 from memviz.predictor.group.ranks import GroupRank, Layout
 from memviz.predictor.hooks import (
@@ -249,7 +254,7 @@ class PredictedDevice:
         patches.enter_context(without_collection())
         if self._as_process and self._compiler is None:
             LateDynamo.follow(patches)
-        owners_of_a_lone_sum()
+        reference_counts_of_first_term()
         recorder, position, assumptions = self.recorder, self.recorder.position, self.recorder.assumptions
         phases = ProgramPhases(self._mark, position)
         follow_modules(patches, recorder, phases, self.blocks, self._compiler)

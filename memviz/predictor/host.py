@@ -40,7 +40,14 @@ from memviz.predictor.known_values import (
     may_be_known_from_unknown,
 )
 from memviz.predictor.ledger import Ledger
-from memviz.predictor.shapes import fills_its_storage, is_on_device, lies_on_device, tensors_of, with_each, written_by
+from memviz.predictor.shapes import (
+    fills_its_storage,
+    is_on_device,
+    lies_on_device,
+    map_tensors,
+    tensors_of,
+    written_arguments,
+)
 from memviz.predictor.workspaces import OperatorCall, Sizes
 from memviz.trace.memviz_labels import ChildMemory
 from memviz.trace.model import HostBytes, Ints8
@@ -544,15 +551,15 @@ class Host:
         if "device" in shape_kwargs:
             shape_kwargs["device"] = "meta"
         try:
-            out = func(*with_each(shape_of, args), **with_each(shape_of, shape_kwargs))
+            out = func(*map_tensors(shape_of, args), **map_tensors(shape_of, shape_kwargs))
         except NotImplementedError as error:
             why = "the size of its result depends on the values of a large tensor, which are not computed"
             raise not_predicted(name_for_users(func), why) from error
-        for written in written_by(func, args, kwargs):
+        for written in written_arguments(func, args, kwargs):
             if written.shape != twins[id(written)].shape:
                 written.resize_(twins[id(written)].shape)
             self.unknown.add(written)
-        results = with_each(lambda twin: originals[id(twin)] if id(twin) in originals else self.blank_like(twin), out)
+        results = map_tensors(lambda twin: originals[id(twin)] if id(twin) in originals else self.blank_like(twin), out)
         self.stand_ins.follow(func, args, results)
         return results
 

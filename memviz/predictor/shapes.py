@@ -47,24 +47,24 @@ def leaves_of(value: Any) -> Iterator[Any]:
         yield value
 
 
-def with_each(change: Callable[[Tensor], Any], value: Any) -> Any:
+def map_tensors(change: Callable[[Tensor], Any], value: Any) -> Any:
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, list | tuple):
-        return type(value)([with_each(change, item) for item in value])
+        return type(value)([map_tensors(change, item) for item in value])
     if isinstance(value, dict):
-        return {key: with_each(change, item) for key, item in value.items()}
+        return {key: map_tensors(change, item) for key, item in value.items()}
     return value
 
 
-def written_by(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
+def written_arguments(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
     """Yield the arguments that an operator writes to."""
-    for at, name in _written_arguments(func):
+    for at, name in _written_places(func):
         yield from tensors_of(kwargs[name] if name in kwargs else args[at] if at < len(args) else ())
 
 
 @cache
-def _written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
+def _written_places(func: Any) -> tuple[tuple[int, str], ...]:
     """Return places and names, cached because torch makes its schema anew at each access."""
     arguments = enumerate(func._schema.arguments)
     return tuple((at, one.name) for at, one in arguments if one.alias_info is not None and one.alias_info.is_write)
@@ -281,7 +281,7 @@ def _is_plain(value: Any) -> bool:
     return type(value) in PLAIN_TENSORS and value.is_meta and value.is_contiguous() and value.is_floating_point()
 
 
-def _one_to_one(func: Any, args: Any, kwargs: Any) -> Any:
+def _elementwise(func: Any, args: Any, kwargs: Any) -> Any:
     """Every tensor of one shape and type, and so the result; numbers change nothing."""
     first = args[0]
     if not _is_plain(first):
@@ -308,9 +308,9 @@ def _broadcast(func: Any, args: Any, kwargs: Any) -> Any:
         return NotImplemented if number.is_complex() else _with_number(func, (tensor,), {})
     if not (_is_plain(one) and _is_plain(other)) or one.dtype != other.dtype or not one.dim() or not other.dim():
         return NotImplemented
-    if one.shape == other.shape or _stretches(other.shape, one.shape):
+    if one.shape == other.shape or _broadcasts_to(other.shape, one.shape):
         return _new(one.shape, one.dtype)
-    return _new(other.shape, other.dtype) if _stretches(one.shape, other.shape) else NotImplemented
+    return _new(other.shape, other.dtype) if _broadcasts_to(one.shape, other.shape) else NotImplemented
 
 
 def _with_number(func: Any, args: Any, kwargs: Any) -> Any:
@@ -318,10 +318,14 @@ def _with_number(func: Any, args: Any, kwargs: Any) -> Any:
     tensor = args[0]
     if any(isinstance(arg, Tensor | complex) for arg in args[1:]) or not tensor.is_floating_point():
         return NotImplemented
-    return _as_it_is(tensor) if type(tensor) in PLAIN_TENSORS and tensor.is_meta and tensor.dim() else NotImplemented
+    return (
+        _like_one_tensor(tensor)
+        if type(tensor) in PLAIN_TENSORS and tensor.is_meta and tensor.dim()
+        else NotImplemented
+    )
 
 
-def _as_it_is(tensor: Tensor) -> Any:
+def _like_one_tensor(tensor: Tensor) -> Any:
     """Return the result of a tensor and a number.
 
     It takes over where dimensions of size 1 stand among the strides, on which it depends whether it counts as channels
@@ -336,7 +340,7 @@ def _as_it_is(tensor: Tensor) -> Any:
     return torch.empty_strided(shape, result, dtype=tensor.dtype, device=_META)
 
 
-def _stretches(small: Sequence[int], large: Sequence[int]) -> bool:
+def _broadcasts_to(small: Sequence[int], large: Sequence[int]) -> bool:
     """Return whether one shape broadcasts to another."""
     sides = zip(reversed(small), reversed(large), strict=False)
     return len(small) <= len(large) and all(side in (1, wanted) for side, wanted in sides)
@@ -361,7 +365,7 @@ def _addmm(func: Any, args: Any, kwargs: Any) -> Any:
         return NotImplemented
     size = (left.size(0), right.size(1))
     fits = left.size(1) == right.size(0) and left.dtype == right.dtype == bias.dtype
-    return _new(size, left.dtype) if fits and _stretches(bias.shape, size) else NotImplemented
+    return _new(size, left.dtype) if fits and _broadcasts_to(bias.shape, size) else NotImplemented
 
 
 def _product_of_dtype(func: Any, args: Any, kwargs: Any) -> Any:
@@ -482,7 +486,7 @@ def _product_of_int4(func: Any, args: Any, kwargs: Any) -> Tensor:
 
 _FUSED = [getattr(aten, name) for name in ("_fused_sgd_", "_fused_adagrad_") if hasattr(aten, name)]
 SHAPE_RULES: dict[Any, ShapeRule] = {
-    **dict.fromkeys(_ONE_TO_ONE, _one_to_one),
+    **dict.fromkeys(_ONE_TO_ONE, _elementwise),
     **dict.fromkeys((aten.mul.Scalar, aten.div.Scalar, aten.add.Scalar), _with_number),
     **{getattr(aten, name).Tensor: _broadcast for name in ("add", "sub", "mul", "div")},
     aten.sum.dim_IntList: _reduced,

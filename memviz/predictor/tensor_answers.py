@@ -39,7 +39,7 @@ from memviz.predictor.position import frames
 from memviz.predictor.questions import CONDITION, NUMBER, WHOLE_NUMBER, count_question, mask_question
 from memviz.predictor.recorder import AllocationRecorder, swap_data
 from memviz.predictor.rules import Treatment
-from memviz.predictor.shapes import leaves_of, lies_on_device, tensors_among, tensors_of, with_each
+from memviz.predictor.shapes import leaves_of, lies_on_device, map_tensors, tensors_among, tensors_of
 
 aten = torch.ops.aten
 Answer = Callable[[Any, Any], Any]
@@ -636,7 +636,7 @@ class ValueReads:
         if args[0].is_meta:
             self._recorder.after_op(treatment, args, kwargs, shapes)
         else:
-            shapes = with_each(self._host.blank_like, shapes)
+            shapes = map_tensors(self._host.blank_like, shapes)
         self._host.counted(func, args, shapes)
         return shapes
 

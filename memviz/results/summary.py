@@ -20,7 +20,7 @@ from memviz.results.headline import (
     and_list,
     device_name,
     device_number,
-    of_device,
+    device_suffix,
     purpose_name,
     reserved_text,
     shorten,
@@ -211,7 +211,7 @@ def _peak_headline(overview: Overview) -> Headline:
     elif overview.largest_site:
         share = percent_text(overview.largest_site_bytes, overview.peak_bytes)
         main_part = f", {share} of it from {shorten(overview.largest_site)}"
-    answer = f"The peak{of_device(overview.device)} is {bytes_text(overview.peak_bytes)}{main_part}."
+    answer = f"The peak{device_suffix(overview.device)} is {bytes_text(overview.peak_bytes)}{main_part}."
     return Headline(answer, f"{_keepers(overview)}{_peak_moment(overview)}")
 
 

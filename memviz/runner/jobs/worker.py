@@ -155,7 +155,7 @@ def size_of(plan: Plan, workload: FromConfiguration) -> Size:
     """Estimate a run: exact in parameters and objects, about right in bytes."""
     import torch
 
-    from memviz.runner.request import least_of
+    from memviz.runner.request import least_value_of_knob
 
     def count(depths: dict[str, int]) -> tuple[int, int, int]:
         with torch.device("meta"):
@@ -164,7 +164,7 @@ def size_of(plan: Plan, workload: FromConfiguration) -> Size:
         return sum(weight.numel() for weight in weights), len(weights), sum(1 for _ in model.modules())
 
     depths = _depths(workload)
-    lowest = {name: least_of(workload, name, 1) for name in depths}
+    lowest = {name: least_value_of_knob(workload, name) for name in depths}
     first = count(lowest)
     total = list(first)
     for name, depth in depths.items():
