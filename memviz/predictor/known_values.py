@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from memviz.predictor.ledger import StorageRef
-from memviz.predictor.shapes import draws, fills_its_storage, tensors_of, with_each, written_by
+from memviz.predictor.shapes import draws, fills_its_storage, map_tensors, tensors_of, written_arguments
 
 T = TypeVar("T")
 
@@ -179,7 +179,7 @@ class KnownValues:
 
     def forget_written(self, func: Any, args: Any, kwargs: Any) -> None:
         if self._entries:
-            for tensor in written_by(func, args, kwargs):
+            for tensor in written_arguments(func, args, kwargs):
                 if tensor.is_meta:
                     self.forget(tensor)
 
@@ -346,7 +346,7 @@ class KnownValues:
         if not numbers or len(numbers) < len(tensors):
             return None
         rest = iter(numbers)
-        ones = with_each(lambda tensor: next(rest).expand([1] * tensor.dim()).clone(), (args, kwargs))
+        ones = map_tensors(lambda tensor: next(rest).expand([1] * tensor.dim()).clone(), (args, kwargs))
         result: Tensor = func(*ones[0], **_on_host(ones[1]))
         return result.reshape(-1)[0].item() if isinstance(result, Tensor) else None
 
@@ -381,7 +381,7 @@ class KnownValues:
         return False
 
     def _twins(self, value: Any) -> Any:
-        return with_each(lambda tensor: self.of(tensor) if tensor.is_meta else tensor, value)
+        return map_tensors(lambda tensor: self.of(tensor) if tensor.is_meta else tensor, value)
 
 
 def _if_finite(func: Any, args: Any) -> bool | None:

@@ -171,7 +171,7 @@ class AllocationRecorder:
             self.launched()
         self._allocate_results(treatment, args, kwargs, out)
         self._rule = treatment.rule
-        if treatment.rule != NO_RULE and RULES[treatment.rule].standing is Standing.MISSING and is_on_device(out):
+        if treatment.rule != NO_RULE and RULES[treatment.rule].standing is Standing.MISSING and has_device_tensor(out):
             figures = RULES[treatment.rule].missing_bytes(self._call(args, kwargs, out))
             if None not in figures:
                 previous = self.missing.get(treatment.rule, (0, 0))
@@ -339,7 +339,7 @@ class AllocationRecorder:
 
     def _is_on_card(self, out: Any) -> bool:
         nowhere = self.host.on_meta
-        return is_on_device(out) and not (len(nowhere) and any(tensor in nowhere for tensor in tensors_of(out)))
+        return has_device_tensor(out) and not (len(nowhere) and any(tensor in nowhere for tensor in tensors_of(out)))
 
     @property
     def _handle(self) -> BlasHandle:
@@ -407,7 +407,7 @@ class AllocationRecorder:
         return self._stack
 
 
-def is_on_device(out: Any) -> bool:
+def has_device_tensor(out: Any) -> bool:
     return any(tensor.is_meta for tensor in tensors_of(out))
 
 
@@ -428,7 +428,7 @@ NOTHING_TO_COPY = (
 
 @dataclass(frozen=True, slots=True)
 class MoveTo:
-    """Target device, dtype and memory format of tensors. One copy applies all: data of the host changes on the way."""
+    """Target device, dtype and memory format of tensors. One copy applies all; host tensors convert on copy."""
 
     device: torch.device
     dtype: torch.dtype | None = None
@@ -531,7 +531,7 @@ class ModelMove:
 
 
 def _converts_itself(parameter: Parameter) -> bool:
-    """Return whether its class has conversions of its own, as 4-bit weights that are packed on their way."""
+    """Return whether the class overrides `to` or `cuda`, as 4-bit weights do that are packed when moved."""
     kind: Any = type(parameter)
     return (kind.to is not torch.Tensor.to or kind.cuda is not torch.Tensor.cuda) and not _is_wrapper(parameter)
 

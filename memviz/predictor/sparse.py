@@ -32,9 +32,9 @@ ALL_DIFFERENT = "indices that are not computed are assumed to be all different, 
 
 
 class Sparse:
-    """`runs` maps operators to decompositions, which are asked where `may_be_sparse`.
+    """`runs` maps operators to decompositions, which are tried if `may_be_sparse`.
 
-    So the tensor is sparse where there is only one; the others return NotImplemented without one on the device.
+    With a single tensor argument that tensor is sparse; others return NotImplemented without one on the device.
     """
 
     def __init__(self, recorder: AllocationRecorder) -> None:
