@@ -379,7 +379,8 @@ def _like(tensor: Tensor, *parts: Tensor, coalesced: bool | None = None) -> Any:
     """Return a sparse tensor of the same shape with other indices and values."""
     if tensor.layout is not torch.sparse_coo:
         return _of_layout(tensor.layout, tensor.shape, *parts)
-    return _like_coo(tensor, *parts, coalesced=tensor.is_coalesced() if coalesced is None else coalesced)
+    indices, values = parts
+    return _like_coo(tensor, indices, values, tensor.is_coalesced() if coalesced is None else coalesced)
 
 
 def _like_coo(tensor: Tensor, indices: Tensor, values: Tensor, coalesced: bool = True) -> Any:
@@ -391,8 +392,9 @@ def _like_coo(tensor: Tensor, indices: Tensor, values: Tensor, coalesced: bool =
 
 def _of_layout(layout: torch.layout, shape: Any, *parts: Tensor) -> Any:
     """Return a tensor in a compressed layout of two tensors of indices and one of values."""
+    first, second, values = parts
     with torch._C._DisableTorchDispatch():
-        return torch.sparse_compressed_tensor(*parts, shape, layout=layout, check_invariants=False)
+        return torch.sparse_compressed_tensor(first, second, values, shape, layout=layout, check_invariants=False)
 
 
 def _flat(indices: Tensor) -> Tensor:
