@@ -45,14 +45,11 @@ _NAMES = {
     "_ctc_loss": "ctc_loss",
     "_sparse_addmm": "torch.sparse.mm",
     "_to_sparse": "to_sparse",
-    "_to_sparse_csr": "to_sparse_csr",
-    "sparse_compressed_tensor_comp_plain_value_size": "torch.sparse_csr_tensor",
-    "_sparse_sum": "torch.sparse.sum",
     "_to_copy": ".to()",
 }
 OF_SPARSE = (
-    "no rule gives its memory for sparse tensors; known are products of COO tensors with dense tensors, and the "
-    "operators that optimizers use on sparse gradients"
+    "no rule gives its memory for sparse tensors; known are products with dense tensors, conversions, sums, and "
+    "operators on each value"
 )
 
 _STATE_WHERE_TAKEN = "State the number with --assume at the line that reads it."

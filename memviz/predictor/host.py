@@ -41,10 +41,12 @@ from memviz.predictor.known_values import (
 )
 from memviz.predictor.ledger import Ledger
 from memviz.predictor.shapes import (
+    SPARSE,
     fills_its_storage,
     is_on_device,
     lies_on_device,
     map_tensors,
+    parts_of,
     tensors_of,
     written_arguments,
 )
@@ -513,11 +515,11 @@ class Host:
             self.unknown.add(args[0])
             self.stand_ins.follow(func, args, args[0])
             return args[0]
-        if any(tensor.layout is torch.sparse_coo for tensor in tensors_of((args, kwargs))):
+        if any(tensor.layout in SPARSE for tensor in tensors_of((args, kwargs))):
             # Where its elements are is known, and decides sizes.
             out = func(*args, **kwargs)
             for tensor in filter(torch.is_floating_point, tensors_of(out)):
-                self.unknown.add(tensor._values() if tensor.layout is torch.sparse_coo else tensor)
+                self.unknown.add(parts_of(tensor)[-1] if tensor.layout in SPARSE else tensor)
             return out
         self._refuse_to_read(func, args)
         return self._by_shapes(func, args, kwargs)

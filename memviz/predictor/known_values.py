@@ -24,7 +24,15 @@ import torch
 from torch import Tensor
 
 from memviz.predictor.ledger import StorageRef
-from memviz.predictor.shapes import draws, fills_its_storage, map_tensors, tensors_of, written_arguments
+from memviz.predictor.shapes import (
+    SPARSE,
+    draws,
+    fills_its_storage,
+    map_tensors,
+    parts_of,
+    tensors_of,
+    written_arguments,
+)
 
 T = TypeVar("T")
 
@@ -87,8 +95,8 @@ class MarkedStorages(ByStorage[int]):
 
 
 def _storage_key(tensor: Tensor) -> int:
-    if tensor.layout is torch.sparse_coo and not tensor.is_meta:
-        tensor = tensor._values()
+    if tensor.layout in SPARSE and not tensor.is_meta:
+        tensor = parts_of(tensor)[-1]
     return int(tensor.untyped_storage()._cdata) if tensor.layout is torch.strided else 0
 
 

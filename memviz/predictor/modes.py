@@ -249,7 +249,7 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return kwargs["out"]
             reason = str(error).partition(". ")[0].strip()
             why = f"torch {torch.__version__} does not know its shapes without running it ({reason})"
-            if "SparseMeta" in reason:
+            if "Sparse" in reason:
                 why = OF_SPARSE
             raise not_predicted(name_for_users(func), why) from error
 

@@ -42,7 +42,7 @@ from memviz.predictor.rules import (
     Treatment,
     rule_of,
 )
-from memviz.predictor.shapes import ShapeKey, tensors_among, tensors_of
+from memviz.predictor.shapes import SPARSE, ShapeKey, parts_of, tensors_among, tensors_of
 from memviz.predictor.workspaces import OperatorCall, WorkspaceSizes, uses_lt, workspace_sizes
 from memviz.trace.intern import Interner
 from memviz.trace.model import NO_STACK, Category, Phase
@@ -225,8 +225,8 @@ class AllocationRecorder:
             tensor = getattr(wrapper, wrapper.__tensor_flatten__()[0][0])
         if not on_card(tensor) or is_functorch_wrapped_tensor(tensor):
             return None
-        if tensor.layout is torch.sparse_coo:
-            return self.card_of(tensor._indices())
+        if tensor.layout in SPARSE:
+            return self.card_of(parts_of(tensor)[-1])
         allocation = self.ledger.allocation_of(tensor.untyped_storage())
         return self.without_memory.of(tensor) if allocation is None else allocation.card
 
@@ -254,8 +254,8 @@ class AllocationRecorder:
     def label(self, value: Any, category: Category) -> None:
         """Set the category of the tensors in a value, however nested, after their allocation."""
         for tensor in tensors_among(value):
-            if tensor.layout is torch.sparse_coo:
-                self.label((tensor._indices(), tensor._values()), category)
+            if tensor.layout in SPARSE:
+                self.label(parts_of(tensor), category)
                 continue
             # Of a sharded tensor, the shard of this rank.
             number = self._number_of(getattr(tensor, "_local_tensor", tensor))

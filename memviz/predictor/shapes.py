@@ -26,6 +26,23 @@ PLAIN_TENSORS = (Tensor, torch.nn.Parameter)
 _NESTED = (list, tuple, dict)
 
 
+SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
+"""Layouts whose operators are known."""
+
+
+def parts_of(tensor: Tensor) -> tuple[Tensor, ...]:
+    """Return the parts of a sparse tensor: its indices, two tensors in a compressed layout, and its values."""
+    if tensor.layout is torch.sparse_coo:
+        return tensor._indices(), tensor._values()
+    if tensor.layout is torch.sparse_csr:
+        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
+    return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+
+
+def is_sparse(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_meta and value.layout in SPARSE
+
+
 def tensors_of(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
