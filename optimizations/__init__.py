@@ -35,7 +35,7 @@ from optimizations.weight_quantization import WeightQuantization
 
 
 class Optimization(Protocol):
-    """A frozen dataclass of its knobs; whatever has these members is one."""
+    """A frozen dataclass of its knobs; a protocol, so any class with these members is one."""
 
     name: ClassVar[str]
     """The file's name, too."""

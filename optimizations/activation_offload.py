@@ -5,7 +5,7 @@ copies it back where it is used. Weights stay, and so does what is smaller than 
 more time than they save memory. What to know before using it:
 
 * It pays where activations make the peak. Where the loss does, or the optimizer, it moves bytes for nothing.
-* Whatever is saved by several operators is copied once. Copies run on the stream that computes, not beside it.
+* A tensor saved by several operators is copied once. Copies run on the computing stream, not in parallel.
 * Inside checkpointed blocks nothing is saved; what is moved there are the inputs of the blocks.
 * What a loss outside of the model saves stays on the device, and so do sparse and jagged tensors.
 * PyTorch rounds each piece of pinned memory up to a power of two, and keeps what was given back for others of its size.

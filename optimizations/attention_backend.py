@@ -69,8 +69,8 @@ class AttentionBackend:
             raise ValueError(f"backend is {self.backend!r}; it must be one of {', '.join(_KERNELS)}.")
 
     def check(self, model: nn.Module, *, training: bool) -> None:
-        _refuse_none(model)
-        _refuse_other_ways(model)
+        _refuse_without_attention(model)
+        _refuse_other_backends(model)
         if self.strict and self.backend != "math":
             # That of most of its weights.
             sizes: Counter[torch.dtype] = Counter({torch.float32: 0})
@@ -78,17 +78,17 @@ class AttentionBackend:
                 sizes[parameter.dtype] += parameter.numel() if parameter.is_floating_point() else 0
             dtype = sizes.most_common(1)[0][0]
             if dtype not in _SERVES[self.backend]:
-                served = ", ".join(_word(one) for one in _SERVES[self.backend])
+                served = ", ".join(_name_of(one) for one in _SERVES[self.backend])
                 raise ValueError(
-                    f"The {self.backend} kernel computes in {served}, but this model is in {_word(dtype)}. Use one "
+                    f"The {self.backend} kernel computes in {served}, but this model is in {_name_of(dtype)}. Use one "
                     "of these dtypes, the math kernel, or strict=false to fall back to other kernels."
                 )
             for name, module in model.named_modules():
                 self._refuse_heads(name, module, 16 // dtype.itemsize)
 
     def apply(self, model: nn.Module) -> Callable[[], None]:
-        _refuse_none(model)
-        _refuse_other_ways(model)
+        _refuse_without_attention(model)
+        _refuse_other_backends(model)
         with contextlib.ExitStack() as undo:
             for part in _not_sdpa(model):
                 undo.callback(part.set_attn_implementation, part.config._attn_implementation)
@@ -166,12 +166,12 @@ class _InForce:
 _in_force = _InForce()
 
 
-def let_go_of_kernels() -> None:
+def restore_kernels() -> None:
     """For a process whose models are gone and were not undone: what it runs next chooses as it would by itself."""
     _in_force.hold([])
 
 
-def _word(dtype: torch.dtype) -> str:
+def _name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
@@ -203,7 +203,7 @@ def _diffusers_backend(processor: Any) -> str:
     return str(getattr(own, "value", own))
 
 
-def _refuse_none(model: nn.Module) -> None:
+def _refuse_without_attention(model: nn.Module) -> None:
     if not any(_may_attend(module.forward, type(module), set()) for module in model.modules()):
         raise ValueError("This model computes no attention, so attention_backend has no effect. Drop it.")
 
@@ -238,14 +238,14 @@ def _functions(function: Any, kind: type, names: set[str]) -> Iterator[FunctionT
         *(function.__globals__.get(name) for name in names),
         *(getattr(kind, name, None) for name in names),
     ]
-    yield from (function for function in map(_plain, candidates) if isinstance(function, FunctionType))
+    yield from (function for function in map(_plain_function, candidates) if isinstance(function, FunctionType))
 
 
-def _plain(value: Any) -> Any:
+def _plain_function(value: Any) -> Any:
     return inspect.unwrap(getattr(value, "__func__", value)) if callable(value) else None
 
 
-def _refuse_other_ways(model: nn.Module) -> None:
+def _refuse_other_backends(model: nn.Module) -> None:
     for part in _not_sdpa(model):
         if not getattr(part, "_supports_sdpa", False):
             raise ValueError(f"{type(part).__name__} computes attention by itself, without PyTorch's SDPA kernels.")

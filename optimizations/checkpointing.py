@@ -103,7 +103,7 @@ class Checkpointing:
         kinds = {chosen[number]: (type(chosen[number]), number) for number in self.chosen(len(chosen))}
         classes: dict[type[nn.Module], type[nn.Module]] = {}
         for block, (plain, number) in kinds.items():
-            # Blocks of one class stay so, unless a function of the caller's own is told their numbers.
+            # Blocks keep one class, unless a function of the caller's own takes their numbers.
             made = classes.get(plain) if self.function is None else None
             classes[plain] = made or _checkpointed_class(plain, self, number)
             block.__class__ = classes[plain]
@@ -152,7 +152,7 @@ class Checkpointing:
             return self._recompute(functools.partial(plain.__call__, block), *args, **kwargs)
         if not _takes_the_block_alone(self.function):
             return self.function(number, _as_plain(plain, block, {}), *args, **kwargs)
-        # By position, as diffusers gives them, so that any way of checkpointing sees the tensors.
+        # By position, as diffusers passes them, so that any checkpoint function sees the tensors.
         bound = inspect.signature(block.forward).bind(*args, **kwargs)
         bound.apply_defaults()
         by_name = {name: value for name, value in bound.kwargs.items() if name in kwargs}
@@ -236,7 +236,7 @@ def _checkpointed_class(plain: Any, strategy: Checkpointing, number: int) -> typ
 
     def reduce(self: nn.Module, protocol: Any) -> tuple[Any, ...]:
         make, args, *rest = plain.__reduce_ex__(self, protocol)
-        # Files name classes, and this one has no name: it is made again from the one that it stands on.
+        # Pickles refer to classes by name, and this class has none: it is made again from its base.
         rebuild_args = tuple(plain if arg is type(self) else arg for arg in args)
         return _checkpointed_again, (strategy, number, make, rebuild_args), *rest
 
@@ -272,7 +272,7 @@ def _takes_the_block_alone(function: Callable[..., Any]) -> bool:
 
 
 def _as_now(value: Any) -> Any:
-    """A key/value cache as it is before a block writes to it, so that the recomputation finds it empty again."""
+    """A key/value cache as before a block writes to it, so that the recomputation starts from the same state."""
     if isinstance(value, list):
         return [_as_now(item) for item in value]
     if not hasattr(value, "get_seq_length"):

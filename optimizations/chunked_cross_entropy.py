@@ -125,7 +125,7 @@ def chunked_cross_entropy(
     is summed over the chunks in `accum_dtype`, or in the weight's own dtype.
     """
     hidden, targets = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
-    # Inside of a Function gradients are off, whatever the caller has.
+    # Inside a Function gradients are off for any caller.
     plan = _Chunks(targets, tokens, ignored, torch.is_grad_enabled(), accum_dtype)
     total: Tensor = _SumOfLosses.apply(hidden, weight, bias, plan)  # type: ignore[no-untyped-call]
     return total, (targets != ignored).sum()
@@ -208,7 +208,7 @@ class _Gradients:
             self.pieces.append(rounded.to(weight.dtype) @ weight)
 
     def times(self, factor: Tensor) -> tuple[Tensor | None, ...]:
-        """In place: they are nobody else's."""
+        """In place: no other code uses them."""
         hidden = None if self.pieces is None else torch.cat(self.pieces)
         self.pieces = None
         gradients = (hidden, self.weight, self.bias)
@@ -219,7 +219,7 @@ class _Gradients:
 
 
 class _InPieces:
-    """Stands as a model's `forward`. An object, so that copies and files of a model take it along."""
+    """Replaces a model's `forward`. An object, so that copies and files of a model include it."""
 
     def __init__(self, model: nn.Module, knobs: ChunkedCrossEntropy) -> None:
         self.model, self.knobs = model, knobs
@@ -306,7 +306,7 @@ def _liger() -> Any:
 
 
 class NoLogits:
-    """Stands where logits would be, and knows only what they would be made of."""
+    """Replaces the logits, and holds what they would be computed from."""
 
     def __init__(self, hidden: Tensor) -> None:
         self.hidden = hidden

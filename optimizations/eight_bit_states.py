@@ -94,7 +94,7 @@ class EightBitStates:
             for optimizer in steps.stepped:
                 steps.unpack(optimizer)
 
-        # Nobody need undo it for a model that is gone.
+        # A deleted model needs no undo.
         return weakref.finalize(model, undo)
 
     def load(self, optimizer: Optimizer, state_dict: Mapping[str, Any]) -> None:
@@ -188,7 +188,7 @@ class _Steps:
         self.hooks: list[Any] = []
 
     def before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Step the weights of this model; the step that follows finds no gradients of theirs."""
+        """Step the weights of this model; the step that follows has no gradients of them."""
         model = self.model()
         own_weights = set() if model is None else set(model.parameters())
         weights = [weight for group in optimizer.param_groups for weight in group["params"] if weight in own_weights]
@@ -202,7 +202,7 @@ class _Steps:
         if closure is None:
             self.step_all(optimizer, own_weights)
             return None
-        # The closure makes the gradients of this step; those that lie here are of the step before.
+        # The closure makes the gradients of this step; existing gradients are of the step before.
         with torch.enable_grad():
             loss = closure()
         self.step_all(optimizer, own_weights)
@@ -307,7 +307,7 @@ class _StepsOfBitsandbytes(_Steps):
     def __init__(self, model: nn.Module, least: int) -> None:
         super().__init__(model, least)
         self.library = _bitsandbytes()
-        # Made of a weight of nobody's, since others listen for optimizers of the model's.
+        # Made of a separate weight, since hooks listen for optimizers of the model's weights.
         self.library_optimizer = self.library.optim.AdamW8bit([nn.Parameter(torch.zeros(1))], min_8bit_size=least)
         self.library_optimizer.state.clear()
 

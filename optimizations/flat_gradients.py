@@ -169,7 +169,7 @@ class _Sums:
             self.total = joined.to(torch.float32) if self.total is None else self.total.add_(joined)
         if self.done == self.knobs.micro_batches:
             if self.knobs.how == "list_then_cat":
-                # What was joined in the parameters' dtype is still alive, though nobody reads it.
+                # The buffer in the parameters' dtype is still alive, though unused.
                 self.total = _cat(self.places, self.pieces, torch.float32)
                 self.pieces = {}
             del joined

@@ -247,7 +247,7 @@ class _Weight:
     ) -> None:
         self.weight, self.owners, self.storage, self.own = weight, owners, storage, weight.dtype
         self.compute = compute
-        """None: in its own dtype, whatever the model is converted to."""
+        """None: in its own dtype, even if the model is converted."""
         self.users = 0
         self.ready: tuple[Tensor, int, Tensor] | None = None
         """Cast up ahead: what was at rest then, its version, and what became of it."""
@@ -366,7 +366,7 @@ class _Unit:
 
 
 class _Ahead:
-    """Casts the next unit up beside the one that computes, in the order of the forward pass of the model before.
+    """Casts the next unit up while one computes, in the order of the model's previous forward pass.
 
     Memory that the stream takes was used by nothing launched later than when the stream begins to wait for the one
     that computes, and that one waits for it before it reads: so neither overwrites what the other still needs.
@@ -544,7 +544,7 @@ def _telling(
 def _telling_class(kind: Any, first: _Weight) -> type[nn.Module]:
     def reduce(self: nn.Module, protocol: Any) -> tuple[Any, ...]:
         make, args, *rest = kind.__reduce_ex__(self, protocol)
-        # Files name classes, and this one has no name: it is made again from the one that it stands on.
+        # Pickles refer to classes by name, and this class has none: it is made again from its base.
         return _telling_again, (first, make, tuple(kind if arg is type(self) else arg for arg in args)), *rest
 
     body = {"dtype": property(lambda _: first.tells()), "told_by": first, "__reduce_ex__": reduce}

@@ -106,7 +106,7 @@ class Lora:
     def _inject(self, model: nn.Module, chosen: Mapping[nn.Module, list[str]]) -> None:
         peft = _peft()
         names = [name for names in chosen.values() for name in names]
-        # As GPT-2's Conv1D have their matrices; where it differs from layer to layer, it finds out by itself.
+        # As in GPT-2's Conv1D; where it differs between layers, peft detects it.
         turned = not any(isinstance(layer, nn.Linear) for layer in chosen)
         config = peft.LoraConfig(r=self.rank, lora_alpha=self.alpha, target_modules=names, fan_in_fan_out=turned)
         peft.inject_adapter_in_model(config, model)
@@ -146,7 +146,7 @@ def _no_fast_path(_module: nn.Module, _args: Any) -> None:
 
 
 class Adapted(nn.Module):
-    """A layer with an adapter beside it."""
+    """A layer with an adapter."""
 
     def __init__(self, base: nn.Module, rank: int, alpha: float) -> None:
         super().__init__()
@@ -188,7 +188,7 @@ def merge(model: nn.Module) -> None:
 
 
 def _sizes(layer: Any) -> tuple[int, int]:
-    """Channels that come out and channels that go in. GPT-2's Conv1D has its matrix the other way round."""
+    """Output and input channels. GPT-2's Conv1D has its matrix transposed."""
     if isinstance(layer, nn.Linear):
         return layer.out_features, layer.in_features
     narrow, wide = layer.weight.shape

@@ -82,7 +82,7 @@ class OptimizerInBackward:
         steps = _Steps(model, self.micro_batches)
         _observer.listeners.append(steps)
         _observer.listen()
-        # Nobody need undo it for a model that is gone.
+        # A deleted model needs no undo.
         return weakref.finalize(model, _let_go, steps)
 
 

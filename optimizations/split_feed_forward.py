@@ -198,7 +198,7 @@ class Parts:
 
 
 def _matrix(layer: nn.Module, weight: Tensor) -> Tensor:
-    """A row for each output. GPT-2's own layer has it the other way round."""
+    """A row for each output. GPT-2's own layer has it transposed."""
     return weight.t() if type(layer).__name__ == "Conv1D" else weight
 
 
@@ -380,5 +380,5 @@ def _forward_formula(kind: type, module: nn.Module, names: tuple[str, ...]) -> s
 
     try:
         return str(kind.forward(StandIn(), _Sketch("x")).text)  # type: ignore[attr-defined]
-    except Exception:  # whatever a foreign forward does to a sketch, it is not the formula looked for
+    except Exception:  # an unknown forward may raise anything on the sketch; then its formula is another
         return ""

@@ -325,7 +325,7 @@ def _refuse_backward(_: Tensor) -> NoReturn:
 
 
 class _Ahead:
-    """Brings the next unit beside the one that computes, in the order of the forward pass of the model before.
+    """Prefetches the next unit while one computes, in the order of the model's previous forward pass.
 
     Memory that the stream takes was used by nothing launched later than when the stream begins to wait for the one
     that computes, and that one waits for it before it reads: so neither overwrites what the other still needs.

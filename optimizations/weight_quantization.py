@@ -181,7 +181,7 @@ def _torchao() -> Any:
 
 
 class Quantized(nn.Module):
-    """Stands in the place of a linear layer, with codes for its weights."""
+    """Replaces a linear layer, with codes for its weights."""
 
     codes: Tensor
     scales: Tensor
@@ -194,7 +194,7 @@ class Quantized(nn.Module):
             raise ValueError(f"4-bit quantization needs an even number of inputs, not {layer.in_features}.")
         weight, self.kind = layer.weight.detach(), kind
         width = layer.in_features * bits // 8
-        # Bytes, whatever they encode: `.to(torch.bfloat16)` would widen a float8 buffer.
+        # Bytes in any encoding: `.to(torch.bfloat16)` would widen a float8 buffer.
         codes = torch.empty(self.out_features, width, dtype=torch.uint8, device=weight.device)
         scales = torch.empty(
             self.out_features, layer.in_features // self.group, dtype=weight.dtype, device=weight.device
@@ -211,7 +211,7 @@ class Quantized(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """For whoever asks for its dtype, its device or its shape. It is made anew each time."""
+        """For callers that read its dtype, device or shape. Made anew at each access."""
         return self.unpacked()
 
     @property

@@ -74,7 +74,7 @@ class Block:
         self.open_events = 0
         self.age_at_insertion = 0
         self.cause = -1
-        """For whoever replays: the request that it was handed out for."""
+        """Request that the block was allocated for; used by replays."""
 
     @property
     def is_split(self) -> bool:
@@ -227,12 +227,12 @@ def _forget(block: Block) -> None:
 
 
 class PendingFrees:
-    """A free that was asked for and is not complete, with what it waits for."""
+    """A requested free that is not complete, with the events it waits for."""
 
     def __init__(self, complete_free: Callable[[Block], None]) -> None:
         self._complete_free = complete_free
         self.blocks: dict[Block, None] = {}
-        """All of them, in the order asked."""
+        """All pending frees, in the order of their requests."""
         self._events: dict[int, deque[Block]] = {}
         """Per stream, in its own order: a stream finishes its work one after the other."""
         self._finished: dict[int, int] = {}
@@ -259,7 +259,7 @@ class PendingFrees:
         return self._passed.get(stream, 0) + len(self._events.get(stream, ()))
 
     def finish(self, stream: int, event: int | None = None) -> None:
-        """The stream has done all asked of it so far, or the first `event` frees; the next malloc will see it."""
+        """Mark the stream's pending frees, or the first `event` of them, as done; the next malloc completes them."""
         done = len(self._events.get(stream, ()))
         if event is not None:
             done = min(done, event - self._passed.get(stream, 0))
@@ -305,7 +305,7 @@ class AddressSpace(Protocol):
 
     def give_back(self, address: int, size: int) -> None: ...
 
-    def begin_beside(self, segments: Sequence[tuple[int, int]], room: int) -> None:
+    def exclude_segments(self, segments: Sequence[tuple[int, int]], room: int) -> None:
         """Leave out segments, by address and size, that are there already, with room for what expands."""
 
 
@@ -333,7 +333,7 @@ class AscendingAddresses:
     def give_back(self, address: int, size: int) -> None:
         pass
 
-    def begin_beside(self, segments: Sequence[tuple[int, int]], room: int) -> None:
+    def exclude_segments(self, segments: Sequence[tuple[int, int]], room: int) -> None:
         highest = max((address + size for address, size in segments if address < _UPPER_HALF), default=0)
         self._next = max(self._next, (highest + room) & -_GRANULE)
 
@@ -375,7 +375,7 @@ class LinuxAddresses:
         else:
             self._reopen(chunk)
 
-    def begin_beside(self, segments: Sequence[tuple[int, int]], room: int) -> None:
+    def exclude_segments(self, segments: Sequence[tuple[int, int]], room: int) -> None:
         spans: list[list[int]] = []
         for address, size in sorted(segments, reverse=True):
             begin, end = address // _CHUNK * _CHUNK, round_up(address + size, _CHUNK)
@@ -518,9 +518,9 @@ class DeviceMemory:
         """Take memory from reserved addresses, which stay reserved."""
         self.in_use -= size
 
-    def begin_beside(self, segments: Sequence[tuple[int, int]]) -> None:
+    def exclude_segments(self, segments: Sequence[tuple[int, int]]) -> None:
         """Leave out these segments, by address and size, from now on."""
-        self._addresses.begin_beside(segments, 2 * self.card_bytes)
+        self._addresses.exclude_segments(segments, 2 * self.card_bytes)
 
 
 Record = Callable[[Action, int, int, int, PoolId], None]

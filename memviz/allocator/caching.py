@@ -212,7 +212,7 @@ def _raise(stat: Stat, amount: int) -> None:
 
 
 def allocate_expandable(allocator: CachingAllocator, request: SegmentRequest) -> Block | None:
-    """None is out of memory; pieces that were mapped on the way stay mapped, as cached memory."""
+    """Return None if out of memory; pieces mapped before that stay mapped, as cached memory."""
     block = _find_run(allocator, request)
     if block is None:
         return None
@@ -509,7 +509,7 @@ class CachingAllocator:
         return block is not None
 
     def take_made(self, segment: Block, requested: int) -> Block:
-        """For a replay that begins within a malloc: the segment was made for it, and is handed out whatever it is."""
+        """Allocate the given segment's block: a replay that begins within a malloc knows its segment."""
         size = self.round_size(requested)
         segment.pool.remove(segment)
         return self._split_and_hand_out(segment, size, requested)
@@ -674,7 +674,7 @@ def place_among_expandable(free: FreeList, place: int, expands: bool) -> int:
     """Best fit starts at a block of an expandable segment; the list's length says that nothing fits."""
     blocks = free.blocks
     if not expands:
-        # Expanding was switched off: what lies in such segments is left alone.
+        # Expandable segments were switched off: blocks in existing ones are not used.
         place += 1
         while place < len(blocks) and blocks[place].expandable is not None:
             place += 1

@@ -181,7 +181,7 @@ _LIBRARY = re.compile(rf"({'|'.join(map(re.escape, _LIBRARIES.values()))})(?: (\
 
 
 def libraries_fact(modules: Mapping[str, Any]) -> dict[str, str]:
-    """Return the imported libraries that take device memory beside PyTorch as a fact; `modules` is `sys.modules`."""
+    """Return the imported libraries that take device memory outside PyTorch as a fact; `modules` is `sys.modules`."""
     texts = []
     for module, name in _LIBRARIES.items():
         if module not in modules:
@@ -220,7 +220,7 @@ def overhead_on(card: str) -> int:
 
 
 def context_sentence(card: str) -> str:
-    """For whoever predicts a run on a card."""
+    """Return one sentence on the context, for predictions."""
     context = context_on(card)
     known = f": {context.text}" if context.is_known else f". Its size on this card is not published; {context.text}"
     aside = bytes_text(context.most_bytes)

@@ -81,7 +81,7 @@ class ModelHistory:
         self.cause.append(self.now)
 
     def add_free(self, event: int, block: Block) -> None:
-        """Asked for, and complete with the next event."""
+        """Requested, and complete with the next event."""
         pool = block.pool.owner.id
         self.action.extend((Action.FREE_REQUESTED, Action.FREE_COMPLETED))
         self.address.extend((block.address, block.address))
@@ -253,7 +253,7 @@ def _taken_over(
 ) -> TakenOver | None:
     if known is None:
         return None
-    # A phase begins with what it asks for, and not with the segment that was made for that.
+    # A phase begins with its first request, not with the segment allocated for that request.
     is_asked_for = events.action <= Action.FREE_COMPLETED
     first = np.searchsorted(np.maximum.accumulate(np.where(is_asked_for, causes, NOTHING)), known.spans.first)
     stays = first < len(events)
@@ -268,7 +268,7 @@ CHUNK = 1 << 11
 recording that is made for it, a single event can take milliseconds."""
 
 Progress = Callable[[int, int], None]
-"""Told how many events are done, and of how many. What it raises ends the replay."""
+"""Called with the number of replayed events and their total. An exception ends the replay."""
 
 
 def part_of(progress: Progress | None, number: int, count: int) -> Progress | None:
@@ -312,7 +312,7 @@ class RequestReplay(ABC):
         self.run_events(0, len(self.source.device.events))
 
     def run_events(self, begin: int, end: int) -> None:
-        # The quick way tells what it serves to the history alone, and knows no ages.
+        # The fast path records requests only in the history, and keeps no ages.
         is_told_to_others = self.allocator.record not in (self.history.add, unrecorded)
         if self.allocator.counts_age or is_told_to_others:
             handlers = self.handlers()
@@ -390,7 +390,7 @@ class RequestReplay(ABC):
 
     @contextmanager
     def _unwritten(self) -> Iterator[None]:
-        """Record no entries here that the file leaves out, so that both read the same way."""
+        """Drop entries of kinds that the file leaves out, so that both histories are comparable."""
         self.allocator.record, record = unrecorded, self.allocator.record
         yield
         self.allocator.record = record
@@ -461,7 +461,7 @@ class _CacheHits:
         self.addresses.append(block.address)
 
     def write(self) -> None:
-        """Into the history, whose entries stand in order: before anybody else writes there or reads it."""
+        """Write the collected rows into the history. Call it before other writes and reads: entries are in order."""
         if len(self.events) >= _FEW:
             self._write_columns()
         elif self.events:

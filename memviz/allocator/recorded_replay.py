@@ -61,7 +61,7 @@ class HiddenRest(Exception):
 
 
 def replay_as_recorded(source: Source, progress: Progress | None = None) -> Replayed:
-    """Starts again as long as the first disagreement tells more about how memory lay before the first event."""
+    """Restarts while the first mismatch gives new information on the memory before the first event."""
     sizes: dict[int, int] = {}
     furthest = -1
     for _ in range(32):
@@ -195,7 +195,7 @@ class RecordedReplay(RequestReplay):
         return list(zip(*(column[first:last].tolist() for column in columns), strict=True))
 
     def _check_hidden_rest(self, event: int, block: Block) -> None:
-        """The model used what lies behind a block of unknown size; the recording did not, so less was free there."""
+        """Restart if the model used free memory after a block of unknown size that the recording did not use."""
         before = block.prev
         if not self.may_restart or self.first or before is None or before.cause > FIRST_START_CAUSE:
             return

@@ -40,13 +40,13 @@ class ReplayStep(IntEnum):
     NOTHING = 0
     MALLOC = 1
     FREE = 2
-    """Asked for and complete at once: the next event is its completion."""
+    """Requested and complete at once: the next event is its completion."""
     REQUEST_FREE = 3
     COMPLETE_FREE = 4
     RELEASE = 5
     """A segment or pages go back."""
     GROW = 6
-    """A segment or pages that no malloc follows at once: it ran out half-way, or another thread came between."""
+    """A segment or pages without a malloc right after: the malloc ran out of memory, or another thread intervened."""
     OUT_OF_MEMORY = 7
     COPY = 8
     """An entry that changes nothing."""
@@ -147,7 +147,7 @@ def _within_malloc(events: Events) -> Bools:
     own_stack = (stack == stack[follower]) | (stack == NO_STACK) | (stack[follower] == NO_STACK)
     foreign = np.unique(follower[releases & ~own_stack])
     within = np.zeros(len(events), dtype=np.bool_)
-    # Of what `empty_cache` frees, some segments may have been made where the next malloc stands.
+    # Some segments freed by `empty_cache` may be at the address of the next malloc's segment.
     within[kept] = follows & takes & ~np.isin(follower, foreign)
     return within
 
@@ -236,7 +236,7 @@ def _run_before(run: Bools) -> Ints8:
 
 
 def pools_of_events(trace: Trace, device: DeviceTrace) -> Ints4:
-    """Releases before 2.8 do not write an event's pool; there the segment that holds the address tells."""
+    """Return the pool of each event: releases before 2.8 do not write it, so the segment at the address decides."""
     events, segments = device.events, device.segments
     default = [index for index, pool in enumerate(trace.pools) if pool == DEFAULT_POOL]
     if not np.isin(events.pool, default).all() or np.isin(segments.pool, default).all():
@@ -280,7 +280,7 @@ class ReleaseCauses:
 
 
 def release_causes(device: DeviceTrace, settings: Settings, steps: Steps, unneeded: Collection[int]) -> ReleaseCauses:
-    """`unneeded` are mallocs that something cached would have served, as a replay of the recording finds."""
+    """`unneeded` are mallocs that a cached block would have served, according to a replay of the recording."""
     reserved = reserved_after(device)
     peak = int(reserved.max(initial=0))
     collects = settings.garbage_collection_threshold > 0
@@ -342,7 +342,7 @@ def platform_of(device: DeviceTrace) -> Platform:
 
 
 def _agreement(recorded: Iterable[tuple[int, int, int]], platform: Platform) -> int:
-    """Return how many new segments lie on the recorded side of the one before of their size."""
+    """Return how many new segments are on the recorded side of the previous one of their size."""
     space, agreed = address_space(platform), 0
     live: dict[int, int] = {}
     newest: dict[int, tuple[int, int]] = {}
@@ -375,7 +375,7 @@ class Source:
         self.recorded, self.settings_are_inferred = settings_of(trace, device)
         self.steps: Steps = steps_of(trace, device)
         self.unneeded_releases: frozenset[int] | None = None
-        """Mallocs before which memory was freed although they did not need it; a replay as recorded finds them."""
+        """Mallocs before which cached memory was released although they did not need it, from a replay as recorded."""
         self.is_exact: bool | None = None
         """True if a replay as recorded reproduces every address; None before there was one."""
         self.calls: AllocatorCalls | None = None

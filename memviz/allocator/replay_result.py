@@ -59,12 +59,12 @@ class Figures:
 
     @property
     def unused_at_peak_bytes(self) -> int:
-        """How far the peak of what was reserved lies above the peak of what was allocated."""
+        """Peak of reserved minus peak of allocated bytes."""
         return self.peak_reserved_bytes - self.peak_allocated_bytes
 
     @property
     def fragmentation(self) -> float:
-        """The share of the peak of what was reserved that lies above the peak of what was allocated."""
+        """Share of the reserved peak above the allocated peak."""
         return self.unused_at_peak_bytes / self.peak_reserved_bytes if self.peak_reserved_bytes else 0.0
 
 
@@ -80,7 +80,7 @@ class Replayed(Figures):
     """Bytes live before the first event that were freed already and waited for another stream. PyTorch still counts
     them as requested, but no longer as allocated."""
     is_placed_anew: bool
-    """Blocks live before the first event lie where these settings would have put them into empty memory."""
+    """Blocks live before the first event are placed as these settings would place them in empty memory."""
 
     @property
     def exact(self) -> bool:

@@ -66,7 +66,7 @@ class OtherSettings(RequestReplay):
         device = DeviceMemory(memory, total=total, addresses=address_space(source.platform))
         super().__init__(source, settings, device)
         if source.steps.before_mallocs:
-            # A replay as recorded finds which of these releases were the program's own.
+            # A replay as recorded shows which of these releases were the program's own.
             ensure_replayed(source)
         self.emptied = source.releases.emptied
         self.starts_afresh = afresh or changes_layout(source.recorded, settings)
@@ -97,7 +97,7 @@ class OtherSettings(RequestReplay):
 
     def _start_as_recorded(self) -> None:
         memory, self.device.memory = self.device.memory, None
-        self.device.begin_beside([(segment.address, segment.size) for segment in self.source.layout.segments])
+        self.device.exclude_segments([(segment.address, segment.size) for segment in self.source.layout.segments])
         self.live = lay_out_as_recorded(self.allocator, self.source.layout, self.source.spaces)
         self.device.memory = memory
         if self._holds_too_much():
@@ -138,7 +138,7 @@ class OtherSettings(RequestReplay):
         """Its own affair, under these settings."""
 
     def out_of_memory(self, event: int, address: int, size: int, stream: int, pool: PoolId) -> None:
-        """It is asked for again. Where there is room now, the file has no more to say about it: let go at once."""
+        """Repeat the request. If it succeeds here, free it at once: the file has no further events of it."""
         block = self.allocator.malloc(size, stream, pool)
         block.cause = event
         self.allocator.request_free(block)
@@ -179,7 +179,7 @@ def divergence(source: Source, replayed: Replayed, total: int | None = None) -> 
     """
     recorded = reserved_after(source.device)
     ours = reserved_after_events(replayed, len(source.device.events))
-    # What a malloc takes and gives back on its way the recording has before it, a replay within it.
+    # Segments that a malloc allocates and frees are before it in a recording, and within it in a replay.
     passing = [ReplayStep.NOTHING, ReplayStep.RELEASE, ReplayStep.GROW, ReplayStep.COPY, ReplayStep.ANNOTATE]
     settled = np.flatnonzero(~np.isin(source.steps.step, passing)[: len(ours) - 1]) + 1
     differs = settled[ours[settled] != recorded[settled]]
@@ -247,11 +247,11 @@ class _ComparedReplay(OtherSettings):
         try:
             self._run_to_its_end(None, self._compare)
         except _Diverged:
-            return self._here()
+            return self._divergence_here()
         is_whole = self.reached == len(self.compared) or self.oom is not None
-        return None if is_whole and not self.starts_afresh else self._here()
+        return None if is_whole and not self.starts_afresh else self._divergence_here()
 
-    def _here(self) -> Divergence:
+    def _divergence_here(self) -> Divergence:
         ends = [*self.compared, len(self.entries)]
         return _divergence_at(self.source, ends[self.reached])
 
@@ -281,7 +281,7 @@ class WhatIf:
     recorded: Replayed
     """Under the recorded settings, guided by the file, to show how well the model knows it."""
     base: Replayed
-    """The recorded settings in the memory asked for, from where memory lay; `recorded` where that comes to the same."""
+    """The recorded settings on the requested card, from the recorded start; `recorded` where both are equal."""
     compared_with: Replayed
     """Counterpart of `replayed`: the recorded settings in the same memory and from the same start."""
     replayed: Replayed
@@ -294,7 +294,7 @@ class WhatIf:
     events: int = 0
     """Number of recorded events."""
     devices: int = 1
-    """How many the trace has: where there are several, whatever is said of one names it."""
+    """Number of devices in the trace; with several, sentences name the device."""
     smallest_card: CardMemory | None = None
     """Smallest of the usual sizes on which `replayed` would have run to its end; None where none is large enough, or it
     was not searched."""
@@ -362,7 +362,7 @@ class ReplayedEstimate:
 class Replayer(Source):
     """Replays of one device's requests. Without settings they are the recorded ones, without a card memory has no end.
 
-    `afresh` places what was live before the first event anew, whatever the settings.
+    `afresh` places blocks live before the first event anew under any settings.
     """
 
     def as_recorded(self, progress: Progress | None = None) -> Replayed:
@@ -540,22 +540,26 @@ class Replayer(Source):
 
     def estimate(self, changed: Trace | None = None, *, expandable: bool = False) -> Figures:
         """Return the figures of `changed`, requests of the same device, or else of the recorded ones."""
-        return self._changed(changed).figures(self._with(expandable), afresh=bool(self.layout.segments))
+        return self._replayer_of(changed).figures(
+            self._with_expandable_segments(expandable), afresh=bool(self.layout.segments)
+        )
 
     def estimated_trace(
         self, changed: Trace | None, name: str, assumptions: tuple[str, ...], *, expandable: bool = False
     ) -> Trace:
         """Return the history of an estimate, marked as one."""
-        replayed = self._changed(changed).replay(self._with(expandable), afresh=bool(self.layout.segments))
+        replayed = self._replayer_of(changed).replay(
+            self._with_expandable_segments(expandable), afresh=bool(self.layout.segments)
+        )
         about = replace(replayed.trace.about, on=f"{name}, {ESTIMATE}")
         text = f"It is {ESTIMATE}, not a recording. It assumes: {' '.join(assumptions)}"
         note = Note(ESTIMATE_CODE, text, level="warning", device=replayed.trace.devices[0].name)
         return replace(replayed.trace, about=about, notes=(note, *replayed.trace.notes))
 
-    def _changed(self, changed: Trace | None) -> Replayer:
+    def _replayer_of(self, changed: Trace | None) -> Replayer:
         return self if changed is None else Replayer(changed)
 
-    def _with(self, expandable: bool) -> Settings | None:
+    def _with_expandable_segments(self, expandable: bool) -> Settings | None:
         return replace(self.recorded, expandable_segments=True) if expandable else None
 
 

@@ -82,7 +82,7 @@ def _does_the_same(replayer: Replayer, on_card: Figures) -> bool:
 WORTH_HELP = 200_000
 """Events. A helper takes half a second to begin, in which this process replays as many."""
 _MOST_HELPERS = 3
-"""Beside this process. Each holds the recording's columns, some 40 bytes an event."""
+"""Processes besides this one. Each holds the recording's columns, some 40 bytes an event."""
 _ONE_SEARCH = threading.Lock()
 """Helpers serve one visitor's search at a time; the other searches run alone."""
 _HELPER = "from memviz.allocator.search import help_out; help_out()"
@@ -338,7 +338,7 @@ def _is_idle(settings: Settings, recorded: Settings, largest: int) -> bool:
 
 
 def _largest_segment(replayer: Replayer) -> int:
-    """No block is larger than the segment it lies in."""
+    """Return the size of the segment for the largest request, an upper bound of block sizes."""
     events, settings = replayer.device.events, replayer.recorded
     requested = int(events.size[events.action == Action.ALLOC].max(initial=1))
     there = max((block.requested for block in replayer.layout.blocks), default=1)

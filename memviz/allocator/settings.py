@@ -308,7 +308,7 @@ class Settings:
         return [
             ("backend", self.backend if self.backend != "native" else ""),
             ("expandable_segments", "True" if self.expandable_segments else ""),
-            # PyTorch checks the two below against this one, whatever their order; people read from the left.
+            # PyTorch checks the two below against this one in any order; it is first for readers.
             ("large_segment_size_mb", _mib(self.large_segment_size, LARGE_SEGMENT)),
             ("max_split_size_mb", _mib(self.max_split_size, None)),
             ("max_non_split_rounding_mb", _mib(self.max_non_split_rounding_size, self.large_segment_size)),
@@ -333,7 +333,7 @@ class Settings:
 def parse_settings(text: str, release: Release = NEWEST) -> Settings:
     """Parse the text as PyTorch of this release does, with its own refusal as a UsageError.
 
-    The text may carry the variable's name, as it stands in a shell.
+    The text may begin with the variable's name, as in a shell.
     """
     named = _NAMED.fullmatch(text)
     return Settings(**_Reader(named[3] if named else text, release).read())

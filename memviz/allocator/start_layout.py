@@ -34,7 +34,7 @@ class StartBlock:
     size: int
     requested: int
     is_waiting: bool
-    """Its free was asked for before the first event and not complete."""
+    """Its free was requested before the first event and not complete."""
     stack: int
     freed_at: int
     """The event that completes its free; the number of events where there is none."""
@@ -63,7 +63,7 @@ class StartSegment:
 class StartLayout:
     segments: tuple[StartSegment, ...]
     unplaced: int
-    """Live blocks that lie in no segment or in one another: the file contradicts itself."""
+    """Live blocks outside all segments or overlapping: the file contradicts itself."""
 
     @property
     def blocks(self) -> tuple[StartBlock, ...]:
@@ -77,7 +77,7 @@ class StartLayout:
 def start_layout(
     trace: Trace, device: DeviceTrace, settings: Settings, known_sizes: Mapping[int, int] | None = None
 ) -> StartLayout:
-    """`known_sizes`: of blocks by address, from whoever knows more than the file shows at first sight."""
+    """`known_sizes`: block sizes by address that a replay has inferred."""
     segments = _segments_before(trace, device, settings.large_segment_size)
     blocks = sorted(_live_before(device, settings), key=lambda block: block.address)
     placed = _place(segments, blocks)
@@ -100,7 +100,7 @@ def _segments_before(trace: Trace, device: DeviceTrace, large_page: int) -> list
         segment = StartSegment(address, size, stream, trace.pools[pool], not is_large, expands)
         last = segments[-1] if segments else segment
         if (last.end, last.stream, last.pool) == (address, stream, segment.pool) and last.is_expandable and expands:
-            # Small pages that were given back by the dozen may look like large ones by themselves.
+            # Adjacent small pages that were unmapped together can look like large pages.
             segments[-1] = replace(last, size=last.size + size, is_small=last.is_small or segment.is_small)
         else:
             segments.append(segment)
@@ -142,7 +142,7 @@ def _active_at_end(device: DeviceTrace) -> dict[int, StartBlock]:
 
 
 def _freed_first(device: DeviceTrace) -> dict[int, tuple[int, int, int]]:
-    """Addresses whose first event is a free: when it was asked for, when complete, and how much."""
+    """Addresses whose first event is a free: event of the request, event of completion, bytes."""
     events, never = device.events, len(device.events)
     index = np.flatnonzero(events.action <= Action.FREE_COMPLETED)
     order = index[np.argsort(events.address[index], kind="stable")]
@@ -205,7 +205,7 @@ class _GapFinder:
                 yield replace(block, size=block.size + self._rest(block, end))
 
     def _rest(self, block: StartBlock, end: int) -> int:
-        """The first allocation in the gap while the block lived lies where the free part began."""
+        """Return the bytes between the block and the first allocation in the gap while the block lived."""
         start = block.address + block.size
         low, high = np.searchsorted(self._address, np.array([start, end], dtype=np.uint64))
         if low == high:
@@ -219,7 +219,7 @@ class FirstRanges:
     """Which of the ranges that hold an address came first."""
 
     def __init__(self, addresses: Iterable[int]) -> None:
-        """`addresses`: all that will ever be asked for."""
+        """`addresses`: every address that will be looked up."""
         self._addresses = sorted(set(addresses))
         self._leaves = len(self._addresses)
         self._none = 1 << 62

@@ -58,7 +58,7 @@ class Allocation:
     reason: str
     site: str
     operator: str
-    """The innermost operator of torch that is not only a way to get memory; empty where none was recorded."""
+    """Innermost torch operator that does more than allocate; empty if none was recorded."""
     span: Span
     pool: tuple[int, int]
     is_large: bool | None

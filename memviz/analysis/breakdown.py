@@ -207,7 +207,7 @@ def weighted_breakdown(trace: Trace, device: DeviceTrace, weighted: WeightedRows
 def weighted_stacks(
     trace: Trace, device: DeviceTrace, weighted: WeightedRows, path: Path = (), *, most_nodes: int = 200
 ) -> StackBreakdown:
-    """Return the breakdown of those weighted allocations that lie below the path."""
+    """Return the breakdown of the weighted allocations below the path."""
     under_path = weighted.below(trace, device, path)
     most = most_nodes + len(path)
     tree, ends = tree_with_ends(trace, device, under_path.rows, most_nodes=most, weight=under_path.weight)

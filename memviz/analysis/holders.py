@@ -62,7 +62,7 @@ def container_growth(trace: Trace, device: DeviceTrace, owner: int) -> str:
 
 
 def forwards_between(trace: Trace, device: DeviceTrace, first: int, last: int) -> int:
-    """Return how many steps lie between two events: how many of the forwards with which a step begins."""
+    """Return the number of steps between two events, counted by the forwards that begin a step."""
     begins: dict[int, int] = {}
     for span in phase_spans(trace, device).spans:
         if span.doing == Activity.FORWARD:

@@ -32,7 +32,7 @@ from memviz.trace.reserved import (
 # Segments of the allocator: address ranges reserved at an event, the blocks and gaps that tile them, their lives.
 #
 # After the last event it is the file's own list of blocks. Before that, segments are counted back from the end, live
-# allocations are put into them, and what lies between is free.
+# allocations are put into them, and the gaps are free.
 
 
 @cached
@@ -397,7 +397,7 @@ class Fragmentation:
     unknown: int
     """Bytes that the events reserve beyond the segments that can be placed; 0 in a sound file."""
     outside: int
-    """Live bytes that lie in no known segment, and so are in none of the above; 0 in a sound file."""
+    """Live bytes outside all known segments, and so in none of the above; 0 in a sound file."""
 
     @property
     def cached(self) -> int:

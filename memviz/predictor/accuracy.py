@@ -277,7 +277,7 @@ def reserved_elsewhere(
     *,
     gpu: int = 0,
 ) -> dict[str, Any]:
-    """Return what an expected error says of the platforms that order segments' addresses the other way."""
+    """Return the fields of an expected error for platforms that order segments' addresses the other way."""
     replayer = Replayer(trace, trace.devices[gpu])
     replayer.calls, is_linux = calls, platform == "linux"
     replayer.platform = "windows" if is_linux else "linux"

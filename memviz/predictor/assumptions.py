@@ -45,14 +45,11 @@ _NAMES = {
     "_ctc_loss": "ctc_loss",
     "_sparse_addmm": "torch.sparse.mm",
     "_to_sparse": "to_sparse",
-    "_to_sparse_csr": "to_sparse_csr",
-    "sparse_compressed_tensor_comp_plain_value_size": "torch.sparse_csr_tensor",
-    "_sparse_sum": "torch.sparse.sum",
     "_to_copy": ".to()",
 }
 OF_SPARSE = (
-    "no rule gives its memory for sparse tensors; known are products of COO tensors with dense tensors, and the "
-    "operators that optimizers use on sparse gradients"
+    "no rule gives its memory for sparse tensors; known are products with dense tensors, conversions, sums, and "
+    "operators on each value"
 )
 
 _STATE_WHERE_TAKEN = "State the number with --assume at the line that reads it."
@@ -143,7 +140,7 @@ def no_such_kernel(why: str) -> NoSuchKernel:
 
 
 def data_needed(what: str, remedy: str = REMEDY, asked: AskedQuestion | None = None) -> DataNeeded:
-    """Return the error for reading values by `what`, as '.tolist()'; `asked` if --assume can answer."""
+    """Return the error for reading values by `what`, such as '.tolist()'; `asked` if --assume can answer."""
     asks = "needs the values of a tensor, which a prediction does not compute."
     return DataNeeded(what, f"{asks} {_state_hint(asked, remedy)}", "" if asked is None else asked.name)
 
@@ -458,7 +455,7 @@ class Assumptions:
         )
 
     def took(self, answer: Any) -> Any:
-        """Note and return the natural answer to the question that was asked last."""
+        """Note and return the natural answer to the last question."""
         if self.questions.last is not None:
             self.questions.last.took(answer)
         return answer
@@ -538,9 +535,9 @@ class Assumptions:
 class UnknownNumber(float):
     """Result of `.item()` on a predicted device.
 
-    Programs may print a loss, add it up and average it. A decision based on it finds a finite number, and an assumption
+    Programs may print a loss, add it up and average it. A decision based on it sees a finite number, and an assumption
     records that. A size or an index made of it raises an error, unless it counts the true elements of a mask. C code
-    that takes the number out (`math.exp`, numpy, `"%f"`) finds 1.0, or the default value.
+    that takes the number out (`math.exp`, numpy, `"%f"`) gets 1.0, or the default value.
     """
 
     __slots__ = ("asked", "assumptions", "default", "whole")
@@ -645,7 +642,7 @@ _TOKENIZERS = ("/transformers/tokenization_", "/tokenizers/")
 def is_index_in(frame: FrameType, *, of_tensor: bool = False) -> bool:
     """Return whether the instruction of a frame takes one element: `items[number]`, but not `items[:number]`.
 
-    Among several indices only a tensor's are told apart: the ends of its slices are answered before.
+    Among several indices only a tensor's are distinguished: the ends of its slices are answered before.
     """
     if any(name in Path(frame.f_code.co_filename).as_posix() for name in _TOKENIZERS):
         return True
@@ -659,7 +656,7 @@ def is_index_in(frame: FrameType, *, of_tensor: bool = False) -> bool:
 
 
 def is_printed_by(frame: FrameType) -> bool:
-    """Return whether the instruction of a frame is `"%d" % number`: of tensors and numbers no other "%" asks so."""
+    """Return whether the instruction of a frame is `"%d" % number`: no other "%" of tensors or numbers calls it."""
     instruction = frame.f_code.co_code[frame.f_lasti : frame.f_lasti + 2]
     is_operator = instruction[0] == dis.opmap["BINARY_OP"] and instruction[1] < len(_OPERATORS)
     return is_operator and _OPERATORS[instruction[1]][0] == "NB_REMAINDER"

@@ -11,7 +11,7 @@ or a few bytes:
 * before 2.5, `GradScaler.step` of a fused optimizer does not multiply the scale (4 bytes);
 * before 2.5, `TransformerEncoderLayer` takes its fast path although modules have hooks;
 * before 2.11, a checkpoint recomputes without the default device of its forward;
-* in 2.13, `multi_head_attention_forward` does not copy results whose heads lie together already.
+* in 2.13, `multi_head_attention_forward` does not copy results whose heads are contiguous already.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ Release = tuple[int, int]
 AUTOCAST_SINCE = {"rms_norm": (2, 12)}
 """The first release whose autocast casts them, where it is not as old as the predictor knows."""
 EINSUM_REORDERS_SINCE = (2, 9)
-"""torch swaps the operands where the rows of the result then lie as the equation orders them (read; the older way is
+"""torch swaps the operands where the result's rows are then in the order of the equation (read; the older way is
 proved by recordings of torch 2.6). It decides the layout of the result, and so what the next operators copy."""
 SLICES_UNTIL = (2, 6)
 """Up to it every ":" of `x[:, -1, :]` makes a slice, though it shows the whole dimension, and the gradient of a slice
@@ -231,10 +231,10 @@ def _mask_on_host(sz: int, device: Any = None, dtype: torch.dtype | None = None)
 
 
 class LateDynamo(ModuleType):
-    """Stands for `torch._dynamo` until something besides its switches is asked of it.
+    """Replaces `torch._dynamo` until the program uses more of it than its switches.
 
     torch imports it for the first optimizer, and for shape rules that are written in Python; to import it takes as
-    much processor time as a short program. Nothing is compiled while it stands here, so there is nothing to switch off.
+    much processor time as a short program. Nothing is compiled while it is in place, so there is nothing to switch off.
     """
 
     def __init__(self) -> None:
@@ -276,7 +276,7 @@ class LateDynamo(ModuleType):
             patches.callback(late.leave)
 
     def leave(self) -> None:
-        """Make way for the module itself; torch asks it then about functions that it asked about here."""
+        """Let the module itself be imported, and forget the functions whose compilation was disabled here."""
         if sys.modules.get("torch._dynamo") is self:
             del sys.modules["torch._dynamo"], vars(torch)["_dynamo"]
         for fn in self._switched:

@@ -340,11 +340,6 @@ def _card_for_meta(value: Any) -> Any:
 
 
 def _on_meta(run: Callable[..., Any], node: Any, *args: Any, **kwargs: Any) -> Any:
-    _move_to_meta(node)
-    return run(node, *args, **kwargs)
-
-
-def _move_to_meta(node: Any) -> None:
     if node.op == "call_method" and node.target == "cuda":
         node.target, node.args, node.kwargs = "to", (node.args[0], _META), {}
     elif node.op in ("call_method", "call_function"):
@@ -352,6 +347,7 @@ def _move_to_meta(node: Any) -> None:
         node.kwargs = torch.fx.node.map_aggregate(node.kwargs, _meta_for_card)
         if node.target is torch.tensor:
             node.target = _tensor
+    return run(node, *args, **kwargs)
 
 
 def _meta_for_card(value: Any) -> Any:
@@ -437,7 +433,7 @@ def _compile(graph: torch.fx.GraphModule, inputs: list[Any], compiling: Callable
     from torch._inductor import compile_fx as inductor
     from torch._inductor.decomposition import select_decomp_table
 
-    # DDP, which divides graphs by its buckets, asks by it whether a part is compiled.
+    # DDP, which divides graphs by its buckets, reads it to know whether a part is compiled.
     counters["aot_autograd"]["total"] += 1
     # One for all steps: by what the forward notes in it, the backward writes into tensors that were saved for it alone.
     context = TracingContext.get()
@@ -626,7 +622,7 @@ def _flex_attention_of(_: Any, *args: Any) -> tuple[Tensor, ...]:
 
 
 class _Kernel:
-    """A kernel, which takes no memory beside its arguments."""
+    """A kernel, which takes no memory besides its arguments."""
 
     def __call__(self, *_: Any, **__: Any) -> None:
         pass
@@ -636,7 +632,7 @@ class _Kernel:
 
 
 class _Absent(ModuleType):
-    """Stands for Triton, which the written code imports for its kernels."""
+    """Replaces Triton, which the generated code imports for its kernels."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

@@ -157,7 +157,7 @@ def add_in_place(func: Any, args: Any, kwargs: Any) -> Any:
     if torch._C._current_graph_task_id() == -1 or torch.is_grad_enabled():
         return NotImplemented
     same_kind = first.shape == second.shape and first.dtype == second.dtype
-    if not same_kind or not _is_dense(first) or _owners_of(first) != owners_of_a_lone_sum():
+    if not same_kind or not _is_dense(first) or _reference_counts(first) != reference_counts_of_first_term():
         return NotImplemented
     return first
 
@@ -203,7 +203,7 @@ def _is_dense(tensor: Tensor) -> bool:
     return True
 
 
-def _owners_of(tensor: Any) -> tuple[int, int] | None:
+def _reference_counts(tensor: Any) -> tuple[int, int] | None:
     """Return the reference counts of the tensor and its storage; None if torch does not expose them."""
     storages: Any = getattr(torch._C, "_storage_Use_Count", None)
     tensors: Any = getattr(tensor, "_use_count", None)
@@ -213,8 +213,8 @@ def _owners_of(tensor: Any) -> tuple[int, int] | None:
 
 
 @cache
-def owners_of_a_lone_sum() -> tuple[int, int] | None:
-    """Measure `_owners_of` the first term when two gradients are added and nothing else refers to it."""
+def reference_counts_of_first_term() -> tuple[int, int] | None:
+    """Measure `_reference_counts` the first term when two gradients are added and nothing else refers to it."""
     probe = _Probe()
     with probe, torch.enable_grad():
         leaf = torch.empty(2, device="meta", requires_grad=True)
@@ -237,7 +237,7 @@ class _Probe(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is aten.add.Tensor and torch._C._current_graph_task_id() != -1:
-            self.owners = _owners_of(args[0])
+            self.owners = _reference_counts(args[0])
         out = func(*args, **(kwargs or {}))
         if isinstance(out, Tensor):
             # As the ledger does, since that counts.
@@ -280,8 +280,8 @@ class AttentionCall:
 
 
 def backend_for(call: AttentionCall, card: KnownCard, release: tuple[int, int]) -> Backend:
-    """`release` is torch's, whose newer ones prefer cuDNN on some cards."""
-    for backend in _order(card, release):
+    """`release` is torch's: newer releases prefer cuDNN on some cards."""
+    for backend in _backend_order(card, release):
         if is_on(backend) and (backend is Backend.MATH or (_any_fused(call) and takes(backend, call, card))):
             return backend
     names = ", ".join(backend.name.lower() for backend in Backend if is_on(backend)) or "none"
@@ -298,12 +298,12 @@ def is_on(backend: Backend) -> bool:
 
 def takes(backend: Backend, call: AttentionCall, card: KnownCard) -> bool:
     """Return whether a fused kernel supports the call's widths and dtypes on the card."""
-    return {Backend.FLASH: _flash_takes, Backend.EFFICIENT: _efficient_takes, Backend.CUDNN: _cudnn_takes}[backend](
-        call, card
-    )
+    return {Backend.FLASH: _flash_supports, Backend.EFFICIENT: _efficient_supports, Backend.CUDNN: _cudnn_supports}[
+        backend
+    ](call, card)
 
 
-def _order(card: KnownCard, release: tuple[int, int]) -> tuple[Backend, ...]:
+def _backend_order(card: KnownCard, release: tuple[int, int]) -> tuple[Backend, ...]:
     set_order = getattr(torch._C, "_get_sdp_priority_order", None)
     numbers = {int(backend) for backend in Backend}
     order = tuple(Backend(number) for number in set_order() if number in numbers) if set_order is not None else _ORDER
@@ -325,7 +325,7 @@ def _any_fused(call: AttentionCall) -> bool:
     return len({tensor.size(0) for tensor in tensors}) == 1 and (len(heads) == 1 or call.grouped)
 
 
-def _flash_takes(call: AttentionCall, card: KnownCard) -> bool:
+def _flash_supports(call: AttentionCall, card: KnownCard) -> bool:
     query, width = call.query, call.query.size(-1)
     if call.mask is not None or len(set(call.widths)) != 1 or width > 256 or card.architecture < 80:
         return False
@@ -337,7 +337,7 @@ def _flash_takes(call: AttentionCall, card: KnownCard) -> bool:
     return query.dtype in _HALVES and (square or not call.is_causal)
 
 
-def _efficient_takes(call: AttentionCall, card: KnownCard) -> bool:
+def _efficient_supports(call: AttentionCall, card: KnownCard) -> bool:
     query = call.query
     if query.size(1) != call.key.size(1):
         return False
@@ -349,7 +349,7 @@ def _efficient_takes(call: AttentionCall, card: KnownCard) -> bool:
     return query.dtype in (torch.float16, torch.float32, *((torch.bfloat16,) if card.capability[0] >= 8 else ()))
 
 
-def _cudnn_takes(call: AttentionCall, card: KnownCard) -> bool:
+def _cudnn_supports(call: AttentionCall, card: KnownCard) -> bool:
     if card.architecture < 80 or call.query.dtype not in _HALVES or torch.are_deterministic_algorithms_enabled():
         return False
     if call.key.size(-2) == 1 or (call.dropout and call.query.size(-2) == 1):
@@ -431,7 +431,7 @@ def seeds_on_host(func: Any, release: tuple[int, int]) -> Callable[[Any, Any, An
 
 
 def _cudnn_attention(func: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
-    """Keep no logarithms of sums where none are asked for, unlike torch's shapes (measured)."""
+    """Return no logsumexp unless `compute_log_sumexp` is set, unlike torch's meta kernel (measured)."""
     out = list(func(*args, **kwargs))
     if not args[4]:
         out[1] = None

@@ -36,7 +36,12 @@ from memviz.predictor.compiled import Compiler
 from memviz.predictor.cuda.machine import CUDA_0, META, NamedDevices
 from memviz.predictor.cuda.memory import HistoryWindow, MemoryHistory, OutOfMemoryReport, PretendedOutOfMemory
 from memviz.predictor.cuda.peers import Peers
-from memviz.predictor.decompositions import jagged_attention_on, kernels_for, owners_of_a_lone_sum, registered_kernels
+from memviz.predictor.decompositions import (
+    jagged_attention_on,
+    kernels_for,
+    reference_counts_of_first_term,
+    registered_kernels,
+)
 from memviz.predictor.group.process_group import follow_group
 from memviz.predictor.group.ranks import GroupRank, Layout
 from memviz.predictor.hooks import (
@@ -249,7 +254,7 @@ class PredictedDevice:
         patches.enter_context(without_collection())
         if self._as_process and self._compiler is None:
             LateDynamo.follow(patches)
-        owners_of_a_lone_sum()
+        reference_counts_of_first_term()
         recorder, position, assumptions = self.recorder, self.recorder.position, self.recorder.assumptions
         phases = ProgramPhases(self._mark, position)
         follow_modules(patches, recorder, phases, self.blocks, self._compiler)
@@ -341,7 +346,7 @@ class PredictedDevice:
         return None if allocation is None else allocation.block.address
 
     def mark(self, name: str) -> None:
-        """Name this moment, and note holders if that was asked for."""
+        """Name this moment, and note holders if requested."""
         self._mark(name, Stage.START)
         self._mark(name, Stage.END)
         if self._notes_holders:
@@ -357,7 +362,7 @@ class PredictedDevice:
 
     def _note_holders(self) -> None:
         if self._holders is None:
-            # Imported only where holders are asked for, or memory runs out.
+            # Imported only if holders are requested, or memory runs out.
             from memviz.predictor.holders import HolderLog
 
             self._holders = HolderLog(self.recorder.ledger, self._interner, lambda: self.recorder.workspaces.live)

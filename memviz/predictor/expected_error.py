@@ -14,7 +14,7 @@ NOTHING = "nothing"
 
 @dataclass(frozen=True)
 class ExpectedError:
-    """In percent of what was recorded, either way; 95 % of the class are closer. None where nothing was recorded."""
+    """Percent of the recorded bytes, above or below, that 95 % of the class do not exceed. None without recordings."""
 
     live: float | None
     allocated: float | None

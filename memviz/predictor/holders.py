@@ -1,7 +1,7 @@
 """Holders: which variable, container, hook or autograd graph keeps the storage of a tensor alive.
 
 The walk starts at the program's variables and goes breadth first along the references of Python objects, so that the
-shortest way to a storage is found. From a tensor it goes on into its autograd graph: what the nodes there have saved
+shortest path to a storage is found. From a tensor it goes on into its autograd graph: what the nodes there have saved
 is invisible to Python's garbage collector. Nothing is kept by the walk, and it runs no code of the program: saved
 tensors are looked at without unpacking them, which could compute a checkpoint again.
 """
@@ -79,7 +79,7 @@ class _Root(NamedTuple):
     file: str = ""
     function: str = ""
     line: int = 0
-    """The line at which its function stands."""
+    """The line that its function is at."""
 
 
 MOMENTS = (("backward", Stage.START), ("optimizer step", Stage.END))
@@ -175,7 +175,7 @@ class _Walk:
         self, roots: Iterable[_Root], missing: _Wanted, storage_of: Callable[[torch.Tensor], int | None]
     ) -> Iterator[tuple[int, int]]:
         """Yield key and visit of each missing storage, and take it from `missing`."""
-        # A walk that stands still has references to all it has seen, and Python collects no cycles meanwhile.
+        # A paused walk has references to all it has seen, and Python collects no cycles meanwhile.
         with closing(self._tensors(roots)) as steps:
             for index in () if missing.is_over else steps:
                 key = storage_of(self.visits[index][0])
@@ -257,7 +257,7 @@ class _Walk:
         return True
 
     def holder(self, index: int) -> Holder:
-        """Describe the way to a visit."""
+        """Describe the path to a visited object."""
         root, way = self._way(index)
         steps = [step for _, step in way[1:]]
         kinds = [root.kind, *(step.kind for step in steps)]
@@ -400,7 +400,7 @@ _NODE = "\0node "
 
 
 def _references(value: Any) -> Iterator[tuple[_Step, Any]]:
-    """Yield what an object refers to, with the way to write each reference."""
+    """Yield the objects that an object refers to, each with its source text such as `.name` or `[3]`."""
     kind = type(value)
     references = next((references for kinds, references in _REFERENCES if issubclass(kind, kinds)), None)
     if references is not None:
@@ -647,7 +647,7 @@ def _text(value: Any) -> str:
 
 
 def _place(root: _Root, way: list[tuple[Any, _Step]]) -> str:
-    """Return the innermost line of the program that stores what the way goes through."""
+    """Return the innermost line of the program that stores an object of the path."""
     lines = [(root.file, *_storing_line(root.file, root.function, root.name), False)]
     for (holder, _), (_, step) in pairwise(way):
         if step.kind is HolderKind.EXCEPTION:
@@ -765,7 +765,7 @@ def _others(
     missing: _Wanted, storage_of: Callable[[torch.Tensor], int | None], walk: _Walk, deadline: float
 ) -> Iterator[tuple[int, Holder]]:
     """Name the holders of storages that no variable of the program leads to."""
-    # The list of all objects refers to each of them, so it is gone before referrers are asked for.
+    # The list of all objects refers to each of them, so it is deleted before referrers are listed.
     objects = gc.get_objects()
     # Nodes of the autograd graph are Python objects while they are looked at: others have the same `id` afterwards.
     walk.seen.intersection_update(map(id, objects))

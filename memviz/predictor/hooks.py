@@ -306,12 +306,14 @@ def follow_compile(patches: Patches, recorder: AllocationRecorder, compiler: Com
     patches.replace(nn.Module, "compile", compile_in_place)
     # There are no graphs between whose replays memory could be handed on.
     patches.replace(torch.compiler, "cudagraph_mark_step_begin", lambda: None)
-    patches.after_import("torch._dynamo", lambda dynamo: patches.put(dynamo, "reset", partial(_reset, dynamo.reset)))
+    patches.after_import(
+        "torch._dynamo", lambda dynamo: patches.put(dynamo, "reset", partial(_reset_dynamo, dynamo.reset))
+    )
     if compiler is None and not isinstance(sys.modules.get("torch._dynamo"), LateDynamo | NoneType):
         patches.enter_context(torch.compiler.set_stance("force_eager"))
 
 
-def _reset(reset: Callable[[], None]) -> None:
+def _reset_dynamo(reset: Callable[[], None]) -> None:
     """Reset Dynamo without the trees of CUDA graphs, which cannot be imported without CUDA."""
     with Patches() as patches:
         patches.put(torch.cuda, "is_available", lambda: False)
@@ -332,13 +334,13 @@ def _block_mask(recorder: AllocationRecorder, create: Callable[..., Any], *args:
     return mask
 
 
-def _run_once(func: Callable[..., Any], inputs: Any, kwargs: dict[str, Any] | None = None) -> None:
+def _call_traced(func: Callable[..., Any], inputs: Any, kwargs: dict[str, Any] | None = None) -> None:
     args = () if inputs is None else (inputs,) if isinstance(inputs, Tensor) else inputs
     func(*args, **(kwargs or {}))
 
 
 def _script_files(assumptions: Assumptions) -> tuple[Any, Any]:
-    """Return what stands in for `torch.jit.save` and `torch.jit.load`."""
+    """Return the replacements of `torch.jit.save` and `torch.jit.load`."""
     load, saved = torch.jit.load, dict[Any, Any]()
 
     def save(obj: Any, f: Any, *_: Any, **__: Any) -> None:
@@ -365,12 +367,12 @@ def follow_torchscript(patches: Patches, assumptions: Assumptions) -> None:
         return assumptions.when_called(obj, _NOT_SCRIPTED)
 
     def traced(func: Any, example_inputs: Any = None, *_: Any, **kwargs: Any) -> Any:
-        _run_once(func, example_inputs, kwargs.get("example_kwarg_inputs"))
+        _call_traced(func, example_inputs, kwargs.get("example_kwarg_inputs"))
         return uncompiled(func)
 
     def traced_methods(mod: nn.Module, inputs: dict[str, Any], *_: Any, **__: Any) -> Any:
         for name, example in inputs.items():
-            _run_once(getattr(mod, name), example)
+            _call_traced(getattr(mod, name), example)
         return uncompiled(mod)
 
     def scripted(obj: Any, *args: Any, **kwargs: Any) -> Any:
@@ -465,7 +467,7 @@ def follow_bitsandbytes(patches: Patches, assumptions: Assumptions) -> None:
             patches.replace(module, name, instead)
 
     patches.after_import("bitsandbytes.functional", replace)
-    # It says at length that it finds no library for the card.
+    # It logs at length that it has no library for the card.
     logger = logging.getLogger("bitsandbytes.cextension")
     patches.put(logger, "disabled", True)
 
@@ -485,7 +487,7 @@ DEEPSPEED_NOT_BUILT = (
 
 
 def follow_deepspeed(patches: Patches, forget_values: Callable[[Any], None], assumptions: Assumptions) -> None:
-    """Answer DeepSpeed's optimizer extensions without building them, and refuse its other ones by name."""
+    """Replace DeepSpeed's optimizer extensions without building them, and refuse its other extensions by name."""
 
     def written(*args: Any) -> None:
         with without_functions():

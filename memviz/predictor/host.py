@@ -40,7 +40,16 @@ from memviz.predictor.known_values import (
     may_be_known_from_unknown,
 )
 from memviz.predictor.ledger import Ledger
-from memviz.predictor.shapes import fills_its_storage, is_on_device, lies_on_device, tensors_of, with_each, written_by
+from memviz.predictor.shapes import (
+    SPARSE,
+    fills_its_storage,
+    is_on_device,
+    lies_on_device,
+    map_tensors,
+    parts_of,
+    tensors_of,
+    written_arguments,
+)
 from memviz.predictor.workspaces import OperatorCall, Sizes
 from memviz.trace.memviz_labels import ChildMemory
 from memviz.trace.model import HostBytes, Ints8
@@ -153,8 +162,8 @@ class LoaderWorkers:
     """Memory of the worker processes of `DataLoader(num_workers=N)`.
 
     They run in a prediction as well, so what each has for itself (Python objects of a data set that a fork copies by
-    counting references to them, or a whole interpreter that was spawned) is read from the system. Batches on their way
-    lie in shared memory: `prefetch_factor` for each worker.
+    counting references to them, or a whole interpreter that was spawned) is read from the system. Batches in transit
+    are in shared memory: `prefetch_factor` for each worker.
     """
 
     def __init__(self) -> None:
@@ -288,7 +297,7 @@ class HostMemory:
             self._grain *= 2
             for earlier in rows:
                 self._add(earlier)
-        # The last of equal ones, which has more of what was pinned.
+        # The last of equal peaks, which has more pinned bytes.
         if pageable + pinned >= self._peak.bytes:
             self._peak = HostPeak(pageable, pinned)
 
@@ -348,7 +357,7 @@ class Host:
         self.stand_ins = DefaultValues(self.values)
         self.shares = UniformRouting(self.values)
         self._even: ByStorage[bool] = ByStorage()
-        """Unknown here, and even shares lie in the memory."""
+        """Tensors with unknown values here, whose memory holds uniform shares."""
         self.arrived_bytes = 0
         """Copied here from the device."""
         self.to_file: Callable[[Tensor], Tensor] | None = None
@@ -506,11 +515,11 @@ class Host:
             self.unknown.add(args[0])
             self.stand_ins.follow(func, args, args[0])
             return args[0]
-        if any(tensor.layout is torch.sparse_coo for tensor in tensors_of((args, kwargs))):
+        if any(tensor.layout in SPARSE for tensor in tensors_of((args, kwargs))):
             # Where its elements are is known, and decides sizes.
             out = func(*args, **kwargs)
             for tensor in filter(torch.is_floating_point, tensors_of(out)):
-                self.unknown.add(tensor._values() if tensor.layout is torch.sparse_coo else tensor)
+                self.unknown.add(parts_of(tensor)[-1] if tensor.layout in SPARSE else tensor)
             return out
         self._refuse_to_read(func, args)
         return self._by_shapes(func, args, kwargs)
@@ -544,15 +553,15 @@ class Host:
         if "device" in shape_kwargs:
             shape_kwargs["device"] = "meta"
         try:
-            out = func(*with_each(shape_of, args), **with_each(shape_of, shape_kwargs))
+            out = func(*map_tensors(shape_of, args), **map_tensors(shape_of, shape_kwargs))
         except NotImplementedError as error:
             why = "the size of its result depends on the values of a large tensor, which are not computed"
             raise not_predicted(name_for_users(func), why) from error
-        for written in written_by(func, args, kwargs):
+        for written in written_arguments(func, args, kwargs):
             if written.shape != twins[id(written)].shape:
                 written.resize_(twins[id(written)].shape)
             self.unknown.add(written)
-        results = with_each(lambda twin: originals[id(twin)] if id(twin) in originals else self.blank_like(twin), out)
+        results = map_tensors(lambda twin: originals[id(twin)] if id(twin) in originals else self.blank_like(twin), out)
         self.stand_ins.follow(func, args, results)
         return results
 

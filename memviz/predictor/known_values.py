@@ -24,7 +24,15 @@ import torch
 from torch import Tensor
 
 from memviz.predictor.ledger import StorageRef
-from memviz.predictor.shapes import draws, fills_its_storage, tensors_of, with_each, written_by
+from memviz.predictor.shapes import (
+    SPARSE,
+    draws,
+    fills_its_storage,
+    map_tensors,
+    parts_of,
+    tensors_of,
+    written_arguments,
+)
 
 T = TypeVar("T")
 
@@ -87,8 +95,8 @@ class MarkedStorages(ByStorage[int]):
 
 
 def _storage_key(tensor: Tensor) -> int:
-    if tensor.layout is torch.sparse_coo and not tensor.is_meta:
-        tensor = tensor._values()
+    if tensor.layout in SPARSE and not tensor.is_meta:
+        tensor = parts_of(tensor)[-1]
     return int(tensor.untyped_storage()._cdata) if tensor.layout is torch.strided else 0
 
 
@@ -179,7 +187,7 @@ class KnownValues:
 
     def forget_written(self, func: Any, args: Any, kwargs: Any) -> None:
         if self._entries:
-            for tensor in written_by(func, args, kwargs):
+            for tensor in written_arguments(func, args, kwargs):
                 if tensor.is_meta:
                     self.forget(tensor)
 
@@ -346,7 +354,7 @@ class KnownValues:
         if not numbers or len(numbers) < len(tensors):
             return None
         rest = iter(numbers)
-        ones = with_each(lambda tensor: next(rest).expand([1] * tensor.dim()).clone(), (args, kwargs))
+        ones = map_tensors(lambda tensor: next(rest).expand([1] * tensor.dim()).clone(), (args, kwargs))
         result: Tensor = func(*ones[0], **_on_host(ones[1]))
         return result.reshape(-1)[0].item() if isinstance(result, Tensor) else None
 
@@ -381,7 +389,7 @@ class KnownValues:
         return False
 
     def _twins(self, value: Any) -> Any:
-        return with_each(lambda tensor: self.of(tensor) if tensor.is_meta else tensor, value)
+        return map_tensors(lambda tensor: self.of(tensor) if tensor.is_meta else tensor, value)
 
 
 def _if_finite(func: Any, args: Any) -> bool | None:

@@ -150,7 +150,7 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if out is not NotImplemented:
             return out
         if self.autocast.casts_now and torch.is_inference_mode_enabled():
-            # Without autograd nothing else casts on the way here.
+            # Without autograd the operator's arguments were not cast before.
             with self:
                 args, kwargs = self.autocast.cast(func.name().removeprefix("aten::"), args, kwargs)
         if treatment.body is not None:
@@ -249,7 +249,7 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return kwargs["out"]
             reason = str(error).partition(". ")[0].strip()
             why = f"torch {torch.__version__} does not know its shapes without running it ({reason})"
-            if "SparseMeta" in reason:
+            if "Sparse" in reason:
                 why = OF_SPARSE
             raise not_predicted(name_for_users(func), why) from error
 
@@ -299,7 +299,7 @@ class FakeCudaMode(TorchFunctionMode):
             Tensor.record_stream: self._record_stream,
             Tensor.new: new_of_sparse,
             Tensor.__getitem__: self._index,
-            # Classes of weights ask it where they are to go, and pack themselves on the way to a card.
+            # Weight subclasses read the target device from it, and pack themselves when moved to a card.
             torch._C._nn._parse_to: lambda args, kwargs: torch._C._nn._parse_to(*args, **kwargs),
         }
         self._answers = {**tensors.answers, **own, **({} if peers is None else peers.answers)}

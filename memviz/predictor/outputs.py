@@ -30,7 +30,7 @@ from types import FrameType
 from typing import Any
 
 FOLDERS = "MEMVIZ_PREDICTED_OUTPUTS"
-"""Variable with the folder, and the folders whose files are kept apart wherever they lie; set for child processes."""
+"""Variable with the folder, and the folders whose files are kept apart in any place; set for child processes."""
 _BOOKS = ".memviz"
 _READ = ("stat", "lstat", "access", "readlink", "statvfs", "getxattr")
 _CHANGE = ("truncate", "chmod", "chown", "lchown", "utime", "setxattr", "removexattr")
@@ -44,12 +44,12 @@ _DOWNLOADS = (
 
 class OutputFolder(AbstractContextManager["OutputFolder"]):
     def __init__(self, folder: str | os.PathLike[str], own: tuple[str, ...] = (), *, everything: bool = True) -> None:
-        """`own`: folders whose files are kept apart although they lie below a temporary one or a cache."""
+        """`own`: folders whose files are kept apart although they are in a temporary folder or a cache."""
         self.folder = os.path.realpath(folder)
         self.own = own
         self._everything = everything
-        self._own = tuple(map(_prefix, own))
-        self._shared = (_prefix(self.folder), *_shared_prefixes())
+        self._own = tuple(map(_folder_prefix, own))
+        self._shared = (_folder_prefix(self.folder), *_shared_prefixes())
         self._inside = _Inside()
         self._patches = ExitStack()
         self._real_folder = lru_cache(1 << 12)(os.path.realpath)
@@ -108,7 +108,7 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
     def real(self, path: Any) -> Iterator[None]:
         """Write a file of memviz's in its real place, where it stays."""
         with self._inside:
-            self._note("real", self._full(path))
+            self._append_to_list("real", self._full(path))
             yield
 
     def as_variable(self) -> str:
@@ -129,49 +129,49 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
             return False
         if not _is_download():
             return True
-        self._note("real", full)
+        self._append_to_list("real", full)
         return False
 
-    def _note(self, book: str, full: str) -> None:
+    def _append_to_list(self, book: str, full: str) -> None:
         with open(os.path.join(self.folder, _BOOKS, book), "a", encoding="utf-8") as file:
             file.write(f"{full}\n")
 
-    def _noted(self, book: str) -> list[str]:
+    def _read_list(self, book: str) -> list[str]:
         path = Path(self.folder, _BOOKS, book)
         return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
 
-    def _mark(self, full: str) -> str:
+    def _hidden_marker(self, full: str) -> str:
         return f"{self.folder}{os.sep}{_BOOKS}{os.sep}hidden{full}"
 
     def _is_hidden(self, path: Any) -> bool:
-        return os.path.lexists(f"{self._mark(self._full(path))}.hidden")
+        return os.path.lexists(f"{self._hidden_marker(self._full(path))}.hidden")
 
     def _hide(self, full: str) -> None:
-        os.makedirs(os.path.dirname(self._mark(full)), exist_ok=True)
-        Path(f"{self._mark(full)}.hidden").touch()
+        os.makedirs(os.path.dirname(self._hidden_marker(full)), exist_ok=True)
+        Path(f"{self._hidden_marker(full)}.hidden").touch()
 
     def _show(self, full: str) -> None:
         with suppress(FileNotFoundError):
-            os.remove(f"{self._mark(full)}.hidden")
+            os.remove(f"{self._hidden_marker(full)}.hidden")
 
     def _make_real(self, full: str) -> None:
         """Make a folder that only the twin has."""
         if not os.path.isdir(full) and os.path.isdir(self.twin(full)):
             self._make_real(os.path.dirname(full))
             os.mkdir(full)
-            self._note("folders", full)
+            self._append_to_list("folders", full)
 
     def _remove_folders(self) -> None:
         """Remove the folders that the program made, when what code in C wrote there has moved."""
-        stays = self._noted("real")
-        for folder in reversed(self._noted("folders")):
+        stays = self._read_list("real")
+        for folder in reversed(self._read_list("folders")):
             twin = self.twin(folder)
             if not os.path.isdir(folder) or not (self._everything or os.path.isdir(twin)):
                 continue
             os.makedirs(twin, exist_ok=True)
             for name in os.listdir(folder) if self._everything else ():
                 path = os.path.join(folder, name)
-                if not any(_prefix(one).startswith(_prefix(path)) for one in stays):
+                if not any(_folder_prefix(one).startswith(_folder_prefix(path)) for one in stays):
                     if not os.path.lexists(os.path.join(twin, name)) and not self._is_hidden(path):
                         shutil.move(path, os.path.join(twin, name))
                     elif not os.path.isdir(path):
@@ -195,12 +195,12 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
             **dict.fromkeys(_READ, partial(self._with_twin, self.find)),
             **dict.fromkeys(_CHANGE, partial(self._with_twin, self.place)),
             **dict.fromkeys(("rename", "replace"), self._rename),
-            **dict.fromkeys(("remove", "unlink"), partial(self._unless, self._removed)),
+            **dict.fromkeys(("remove", "unlink"), partial(self._call_unless_done, self._remove_file)),
             "listxattr": lambda function, path=".", **more: self._with_twin(self.find, function, path, **more),
             "listdir": self._listdir,
             "scandir": self._scandir,
             "mkdir": self._mkdir,
-            "rmdir": partial(self._unless, self._folder_removed),
+            "rmdir": partial(self._call_unless_done, self._remove_folder),
             "open": self._os_open,
             "chdir": self._chdir,
             "link": self._link,
@@ -224,7 +224,7 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
         self._patches.callback(setattr, owner, name, getattr(owner, name))
         setattr(owner, name, value)
 
-    def _ask(self, question: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _with_real_functions(self, question: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Ask with Python's own functions. None for what is no path, and within a question."""
         paths = [path for path in args if isinstance(path, str | bytes | os.PathLike) and os.fspath(path)]
         if self._inside.depth or len(paths) < len(args):
@@ -235,10 +235,10 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
         return None
 
     def _with_twin(self, twin: Callable[..., str | None], function: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
-        used = self._ask(twin, path) if kwargs.get("dir_fd") is None else None
-        return _called(function, path, used, *args, **kwargs)
+        used = self._with_real_functions(twin, path) if kwargs.get("dir_fd") is None else None
+        return _call_with_path(function, path, used, *args, **kwargs)
 
-    def _to_open(self, path: Any, *, reads: bool, copies: bool, is_new: bool) -> str | None:
+    def _path_to_open(self, path: Any, *, reads: bool, copies: bool, is_new: bool) -> str | None:
         if reads:
             return self.find(path)
         if is_new and os.path.lexists(self.seen(path)):
@@ -247,7 +247,7 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
 
     def _open(self, function: Any, file: Any, mode: Any = "r", *args: Any, **kwargs: Any) -> Any:
         way = {"reads": not set(mode) & set("wax+"), "copies": "w" not in mode, "is_new": "x" in mode}
-        used = self._ask(partial(self._to_open, **way), file)
+        used = self._with_real_functions(partial(self._path_to_open, **way), file)
         if used is None:
             return function(file, mode, *args, **kwargs)
         opener = kwargs.pop("opener", None) or (lambda path, flags: os.open(path, flags, 0o666))
@@ -256,14 +256,14 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
             # The file keeps the name that the program gave it.
             return function(file, mode, *args, opener=lambda path, flags: opener(used, flags), **more)
 
-        return _called(open_used, file, used, **kwargs)
+        return _call_with_path(open_used, file, used, **kwargs)
 
     def _os_open(self, function: Any, path: Any, flags: int, *args: Any, **kwargs: Any) -> Any:
         is_new = flags & os.O_CREAT and flags & os.O_EXCL
         way = {"reads": not flags & _WRITES, "copies": not flags & os.O_TRUNC, "is_new": bool(is_new)}
         is_own = kwargs.get("dir_fd") is not None or flags & getattr(os, "O_DIRECTORY", 0)
-        used = None if is_own else self._ask(partial(self._to_open, **way), path)
-        return _called(function, path, used, flags, *args, **kwargs)
+        used = None if is_own else self._with_real_functions(partial(self._path_to_open, **way), path)
+        return _call_with_path(function, path, used, flags, *args, **kwargs)
 
     def _copyfile(self, function: Any, src: Any, dst: Any, **kwargs: Any) -> Any:
         """Copy large files of the folder without their empty parts; a copy stays in it."""
@@ -278,26 +278,26 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
             copy_with_holes(source, target)
             return True
 
-        return dst if self._ask(copied, src, dst) else function(src, dst, **kwargs)
+        return dst if self._with_real_functions(copied, src, dst) else function(src, dst, **kwargs)
 
     def _listdir(self, function: Any, path: Any = ".") -> Any:
-        real, twins = self._ask(self._names, path or ".") or (None, ())
+        real, twins = self._with_real_functions(self._list_names, path or ".") or (None, ())
         if real is None:
             return function(path)
         names = [*real, *(name for name in twins if name not in set(real))]
         return list(map(os.fsencode, names)) if isinstance(path, bytes) else names
 
-    def _names(self, path: Any) -> tuple[list[str], list[str]] | None:
+    def _list_names(self, path: Any) -> tuple[list[str], list[str]] | None:
         """Return the names of a folder in its real place and in the twin; None where all are real."""
         full, twin = self._full(path), self.twin(path)
-        if not os.path.isdir(twin) and not os.path.isdir(self._mark(full)):
+        if not os.path.isdir(twin) and not os.path.isdir(self._hidden_marker(full)):
             return None
         real = os.listdir(full) if os.path.isdir(full) and not self._is_hidden(full) else []
         twins = os.listdir(twin) if os.path.isdir(twin) else []
         return [name for name in real if not self._is_hidden(os.path.join(full, name))], twins
 
     def _scandir(self, function: Any, path: Any = ".") -> Any:
-        real, twins = self._ask(self._names, path or ".") or (None, ())
+        real, twins = self._with_real_functions(self._list_names, path or ".") or (None, ())
         if real is None or isinstance(path, bytes):
             return function(path)
         return _Entries(self._entries(function, path, set(real), twins))
@@ -311,11 +311,13 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
                 yield from (_Entry(entry, os.path.join(path, entry.name)) for entry in entries)
 
     def _mkdir(self, function: Any, path: Any, mode: int = 0o777, **kwargs: Any) -> Any:
-        if kwargs.get("dir_fd") is not None or not self._ask(partial(self._made, mode=mode), path):
+        if kwargs.get("dir_fd") is not None or not self._with_real_functions(
+            partial(self._make_folder, mode=mode), path
+        ):
             return function(path, mode, **kwargs)
         return None
 
-    def _made(self, path: Any, mode: int) -> bool:
+    def _make_folder(self, path: Any, mode: int) -> bool:
         full, twin = self._full(path), self.twin(path)
         if os.path.lexists(self.seen(full)):
             self._make_real(full)
@@ -329,36 +331,36 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
                 error.filename = path
                 raise
             if keeps or not self._everything:
-                self._note("folders", full)
+                self._append_to_list("folders", full)
         if keeps:
             os.makedirs(twin)
         self._show(full)
         return True
 
-    def _unless(self, done: Callable[..., bool], function: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
+    def _call_unless_done(self, done: Callable[..., bool], function: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
         """Call a function unless `done` does its work in the folder."""
-        if kwargs.get("dir_fd") is not None or not self._ask(done, path):
+        if kwargs.get("dir_fd") is not None or not self._with_real_functions(done, path):
             return function(path, *args, **kwargs)
         return None
 
-    def _folder_removed(self, path: Any) -> bool:
+    def _remove_folder(self, path: Any) -> bool:
         full, twin = self._full(path), self.twin(path)
         has_twin, keeps = os.path.isdir(twin), self._keeps(full)
         if not has_twin and not keeps or not os.path.isdir(self.seen(full)):
             return False
-        if any(self._names(full) or ([os.listdir(full)], [])):
+        if any(self._list_names(full) or ([os.listdir(full)], [])):
             raise _os_error(errno.ENOTEMPTY, path)
         if has_twin:
             os.rmdir(twin)
         if os.path.isdir(full):
-            if not keeps or full in self._noted("folders"):
+            if not keeps or full in self._read_list("folders"):
                 with suppress(OSError):
                     os.rmdir(full)
             if os.path.isdir(full):
                 self._hide(full)
         return True
 
-    def _removed(self, path: Any) -> bool:
+    def _remove_file(self, path: Any) -> bool:
         full, twin = self._full(path), self.twin(path)
         has_twin = os.path.lexists(twin)
         if not has_twin and not self._keeps(full) and not self._is_hidden(full):
@@ -374,7 +376,11 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
         return True
 
     def _rename(self, function: Any, src: Any, dst: Any, **kwargs: Any) -> Any:
-        action = None if any(one is not None for one in kwargs.values()) else self._ask(self._moved, src, dst)
+        action = (
+            None
+            if any(one is not None for one in kwargs.values())
+            else self._with_real_functions(self._moved, src, dst)
+        )
         if action is None:
             return function(src, dst, **kwargs)
         # A folder of the user's is copied with the functions that the program has, which keep it.
@@ -408,7 +414,7 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
         return lambda: None
 
     def _folder_moved(self, src: Any, dst: Any, old: str, new: str) -> Callable[[], None]:
-        folders = self._noted("folders")
+        folders = self._read_list("folders")
         if os.path.isdir(old) and old not in folders and self._keeps(old):
 
             def copy() -> None:
@@ -421,17 +427,18 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
         if os.path.isdir(self.twin(old)):
             os.rename(self.twin(old), self.twin(new))
         with open(os.path.join(self.folder, _BOOKS, "folders"), "w", encoding="utf-8") as file:
-            file.writelines(f"{new}{one[len(old) :]}\n" if _prefix(one).startswith(_prefix(old)) else f"{one}\n"
-                            for one in folders)  # fmt: skip
+            prefix = _folder_prefix(old)
+            moved = (f"{new}{one[len(old) :]}" if _folder_prefix(one).startswith(prefix) else one for one in folders)
+            file.writelines(f"{one}\n" for one in moved)
         self._show(new)
         return lambda: None
 
     def _chdir(self, function: Any, path: Any) -> Any:
-        self._ask(lambda path: self._make_real(self._full(path)), path)
+        self._with_real_functions(lambda path: self._make_real(self._full(path)), path)
         return function(path)
 
     def _link(self, function: Any, src: Any, dst: Any, **kwargs: Any) -> Any:
-        if self._ask(self.find, src) is None and self._ask(self.place, dst) is None:
+        if self._with_real_functions(self.find, src) is None and self._with_real_functions(self.place, dst) is None:
             return function(src, dst, **kwargs)
         shutil.copyfile(src, dst)
         return None
@@ -441,10 +448,10 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
             full = os.path.join(os.path.dirname(self._full(dst)), os.fsdecode(src))
             return self.seen(full) if os.path.lexists(self.seen(full)) else self.twin(full)
 
-        used = self._ask(partial(self._to_open, reads=False, copies=False, is_new=True), dst)
+        used = self._with_real_functions(partial(self._path_to_open, reads=False, copies=False, is_new=True), dst)
         if used is None:
             return function(src, dst, *args, **kwargs)
-        return function(self._ask(twin_of_target, dst), used, *args, **kwargs)
+        return function(self._with_real_functions(twin_of_target, dst), used, *args, **kwargs)
 
 
 @contextmanager
@@ -482,7 +489,7 @@ class _Function:
 
 
 class _Entry:
-    """An entry of a folder that lies in the twin, under the path that the program knows."""
+    """An entry of the folder for written files, under the path that the program uses."""
 
     def __init__(self, entry: Any, path: str) -> None:
         self._entry = entry
@@ -515,7 +522,7 @@ class _Entries:
         self._entries.close()  # type: ignore[attr-defined]
 
 
-def _called(function: Any, path: Any, used: str | None, *args: Any, **kwargs: Any) -> Any:
+def _call_with_path(function: Any, path: Any, used: str | None, *args: Any, **kwargs: Any) -> Any:
     """Call a function with the twin of a path, and name the program's path in an error."""
     if used is None:
         return function(path, *args, **kwargs)
@@ -532,7 +539,7 @@ def _os_error(number: int, *paths: Any) -> OSError:
 
 
 def copy_with_holes(source: str, target: Any) -> None:
-    """Copy a file to a path, or to where a file stands; what was never written stays so, as values that are unknown."""
+    """Copy a file to a path or an open file, with its holes: those of tensors without values."""
     with ExitStack() as stack:
         file = stack.enter_context(open(source, "rb"))
         into = target if hasattr(target, "write") else stack.enter_context(open(target, "wb"))
@@ -554,7 +561,7 @@ def copy_with_holes(source: str, target: Any) -> None:
         into.truncate()
 
 
-def _prefix(path: str) -> str:
+def _folder_prefix(path: str) -> str:
     return os.path.join(os.path.realpath(path), "")
 
 
@@ -562,9 +569,9 @@ def _shared_prefixes() -> Iterator[str]:
     """Yield the beginnings of paths that are written as ever: caches, temporary folders and Python's own."""
     named = {value for name, value in os.environ.items() if "CACHE" in name or name in ("HF_HOME", "TORCH_HOME")}
     folders = {"/tmp", "/var/tmp", "/dev", "/proc", "/sys", "/run", tempfile.gettempdir(), sys.prefix, *named}
-    yield from map(_prefix, filter(os.path.isabs, folders))
+    yield from map(_folder_prefix, filter(os.path.isabs, folders))
     # ~/.cache, ~/.config, ~/.triton
-    yield f"{_prefix(os.path.expanduser('~'))}."
+    yield f"{_folder_prefix(os.path.expanduser('~'))}."
 
 
 def _is_download() -> bool:

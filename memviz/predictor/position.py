@@ -108,7 +108,7 @@ def place_of(traceback: TracebackType | None) -> str:
 
 
 def short_path(filename: str) -> str:
-    """Return the path relative to the working directory if it lies below."""
+    """Return the path relative to the working directory if it is below."""
     inside = os.path.relpath(filename)
     return filename if inside.startswith("..") else inside
 
@@ -188,7 +188,7 @@ class StackTable:
         return self._interner.stack_of(numbers) if numbers else NO_STACK
 
     def place(self) -> Hashable:
-        """Return what tells the current stack from others, without adding it."""
+        """Return a key of the current stack, without adding the stack."""
         places = []
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:

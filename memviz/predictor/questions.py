@@ -1,7 +1,7 @@
 """Questions: the places where a program asks for a value that is not computed, and the user's own answers to them.
 
-A place is 'train.py:12', and 'train.py:12#2' the second question that was asked on that line. Two questions are the
-same if the same instruction asks them by way of the same calls, so that a loop asks one question many times.
+A place is 'train.py:12', and 'train.py:12#2' the second question on that line. Two questions are the
+same if the same instruction and the same calls lead to them, so that a loop asks one question many times.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MOST_KEPT = 1000
 
 @dataclass(frozen=True)
 class QuestionKind:
-    """A kind of question: what an answer means, and which ones are possible."""
+    """A kind of question: meaning and range of its answers."""
 
     text: str
     kinds: tuple[type[complex], ...]
@@ -68,7 +68,7 @@ class AskedQuestion:
     question: QuestionKind
     place: str
     number: int
-    """Its place among the questions on the line, in the order in which they were first asked."""
+    """Its number among the questions on the line, in the order of their first occurrence."""
     numbers_on_line: list[int]
     """Shared by the questions of a line; numbers alone, as a question is pickled with the number it is about."""
     answers: list[Any] = field(default_factory=list)
@@ -77,7 +77,7 @@ class AskedQuestion:
 
     @property
     def name(self) -> str:
-        """Return the place as `--assume` takes it, with a number where its line asks several questions."""
+        """Return the place as `--assume` takes it, with a number if its line has several questions."""
         return f"{self.place}#{self.number}" if len(self.numbers_on_line) > 1 else self.place
 
     def took(self, answer: Any) -> None:
@@ -150,7 +150,7 @@ class Questions:
         self.given = [GivenAnswer(place, value) for place, value in (answers or {}).items()]
         self._by_place: dict[str, dict[Hashable, AskedQuestion]] = {}
         self.last: AskedQuestion | None = None
-        """The question that was asked last; None if no answer would be taken for it."""
+        """The last question; None if it takes no answer."""
 
     def ask(self, question: QuestionKind) -> GivenAnswer | None:
         """Note a question where the program now is, and return the user's answer to it, if any."""
@@ -172,7 +172,7 @@ class Questions:
         return self.answer()
 
     def answer(self) -> GivenAnswer | None:
-        """Return the user's answer to what is asked here: that of the innermost line, and there of its number."""
+        """Return the user's answer at the current place: for the innermost line, then for the question's number."""
         if not self.given:
             return None
         asking = list(frames())

@@ -42,7 +42,7 @@ from memviz.predictor.rules import (
     Treatment,
     rule_of,
 )
-from memviz.predictor.shapes import ShapeKey, tensors_among, tensors_of
+from memviz.predictor.shapes import SPARSE, ShapeKey, parts_of, tensors_among, tensors_of
 from memviz.predictor.workspaces import OperatorCall, WorkspaceSizes, uses_lt, workspace_sizes
 from memviz.trace.intern import Interner
 from memviz.trace.model import NO_STACK, Category, Phase
@@ -171,7 +171,7 @@ class AllocationRecorder:
             self.launched()
         self._allocate_results(treatment, args, kwargs, out)
         self._rule = treatment.rule
-        if treatment.rule != NO_RULE and RULES[treatment.rule].standing is Standing.MISSING and is_on_device(out):
+        if treatment.rule != NO_RULE and RULES[treatment.rule].standing is Standing.MISSING and has_device_tensor(out):
             figures = RULES[treatment.rule].missing_bytes(self._call(args, kwargs, out))
             if None not in figures:
                 previous = self.missing.get(treatment.rule, (0, 0))
@@ -225,8 +225,8 @@ class AllocationRecorder:
             tensor = getattr(wrapper, wrapper.__tensor_flatten__()[0][0])
         if not on_card(tensor) or is_functorch_wrapped_tensor(tensor):
             return None
-        if tensor.layout is torch.sparse_coo:
-            return self.card_of(tensor._indices())
+        if tensor.layout in SPARSE:
+            return self.card_of(parts_of(tensor)[-1])
         allocation = self.ledger.allocation_of(tensor.untyped_storage())
         return self.without_memory.of(tensor) if allocation is None else allocation.card
 
@@ -254,8 +254,8 @@ class AllocationRecorder:
     def label(self, value: Any, category: Category) -> None:
         """Set the category of the tensors in a value, however nested, after their allocation."""
         for tensor in tensors_among(value):
-            if tensor.layout is torch.sparse_coo:
-                self.label((tensor._indices(), tensor._values()), category)
+            if tensor.layout in SPARSE:
+                self.label(parts_of(tensor), category)
                 continue
             # Of a sharded tensor, the shard of this rank.
             number = self._number_of(getattr(tensor, "_local_tensor", tensor))
@@ -339,7 +339,7 @@ class AllocationRecorder:
 
     def _is_on_card(self, out: Any) -> bool:
         nowhere = self.host.on_meta
-        return is_on_device(out) and not (len(nowhere) and any(tensor in nowhere for tensor in tensors_of(out)))
+        return has_device_tensor(out) and not (len(nowhere) and any(tensor in nowhere for tensor in tensors_of(out)))
 
     @property
     def _handle(self) -> BlasHandle:
@@ -407,7 +407,7 @@ class AllocationRecorder:
         return self._stack
 
 
-def is_on_device(out: Any) -> bool:
+def has_device_tensor(out: Any) -> bool:
     return any(tensor.is_meta for tensor in tensors_of(out))
 
 
@@ -428,7 +428,7 @@ NOTHING_TO_COPY = (
 
 @dataclass(frozen=True, slots=True)
 class MoveTo:
-    """Target device, dtype and memory format of tensors. One copy applies all: data of the host changes on the way."""
+    """Target device, dtype and memory format of tensors. One copy applies all; host tensors convert on copy."""
 
     device: torch.device
     dtype: torch.dtype | None = None
@@ -531,7 +531,7 @@ class ModelMove:
 
 
 def _converts_itself(parameter: Parameter) -> bool:
-    """Return whether its class has conversions of its own, as 4-bit weights that are packed on their way."""
+    """Return whether the class overrides `to` or `cuda`, as 4-bit weights do that are packed when moved."""
     kind: Any = type(parameter)
     return (kind.to is not torch.Tensor.to or kind.cuda is not torch.Tensor.cuda) and not _is_wrapper(parameter)
 

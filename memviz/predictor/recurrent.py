@@ -38,11 +38,12 @@ def run_recurrent(operator: str, cast_to: Callable[[], torch.dtype | None], stat
     hidden, weights, _, layers, dropout, train, both_ways, *first = given[is_packed:]
     dtype = cast_to() or input.dtype
     plain = (input, *(hidden if name == "lstm" else [hidden]), *weights)
-    if not _cudnn_runs(plain, dtype):
+    takes = torch.backends.cudnn.enabled and dtype in torch.backends.cudnn.CUDNN_TENSOR_DTYPES
+    if not (takes and all(tensor.is_meta and not is_functorch_wrapped_tensor(tensor) for tensor in plain)):
         return getattr(getattr(aten, name), overload)._op_dk(_COMPOSED, *args)
     if train and dropout > 0 and not states:
         states.append(torch.empty(_DROPOUT_STATES, dtype=torch.uint8, device=input.device))
-    h, c = _cast_all(hidden, dtype) if name == "lstm" else (hidden.to(dtype), None)
+    h, c = [tensor.to(dtype) for tensor in hidden] if name == "lstm" else (hidden.to(dtype), None)
     flat, weights = _flat_weights(weights, dtype)
     width = weights[1].size(0) // _GATES[name]
     projected = h.size(2) if h.size(2) != width else 0
@@ -65,15 +66,6 @@ def run_recurrent(operator: str, cast_to: Callable[[], torch.dtype | None], stat
         None,
     )
     return (out, last, cell) if name == "lstm" else (out, last)
-
-
-def _cudnn_runs(tensors: Sequence[Tensor], dtype: torch.dtype) -> bool:
-    takes = torch.backends.cudnn.enabled and dtype in torch.backends.cudnn.CUDNN_TENSOR_DTYPES
-    return takes and all(tensor.is_meta and not is_functorch_wrapped_tensor(tensor) for tensor in tensors)
-
-
-def _cast_all(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
-    return [tensor.to(dtype) for tensor in tensors]
 
 
 def _flat_weights(weights: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor | None, Sequence[Tensor]]:
@@ -125,7 +117,7 @@ class _RecurrentSizes:
 
 
 def recurrent_shape(func: Any, args: Any, kwargs: Any) -> Any:
-    """Return output, states, reserve and weights; the output lies with time first, however it is given."""
+    """Return output, states, reserve and weights; the output's memory has time first, in any case."""
     input, weights, _, flat, h, c = args[:6]
     sizes = _RecurrentSizes(input, weights, args[6:])
     new = partial(torch.empty, dtype=input.dtype, device=input.device)

@@ -76,7 +76,7 @@ class RecordedStretch:
 
     @property
     def left_pinned(self) -> Counter[int]:
-        """Tensors that it left pinned by their bytes; below 0 where it freed earlier ones."""
+        """Number of tensors left pinned, by bytes; negative if earlier ones were freed."""
         left = Counter[int]()
         for _, change in self.pinned:
             left[abs(change)] += 1 if change > 0 else -1
@@ -193,7 +193,7 @@ class Repeater:
         return made
 
     def _between(self, recording: RecordedStretch, pin: Callable[[int], None]) -> list[tuple[int, Callable[[], None]]]:
-        """Return marks of phases and changes of pinned memory by time, which lie between the events."""
+        """Return marks of phases and changes of pinned memory, which are between the events, by time."""
         marks = [(mark[2], partial(self._mark, mark)) for mark in recording.marks]
         pinned = [(time, partial(pin, change)) for time, change in recording.pinned]
         return sorted([*marks, *pinned], key=operator.itemgetter(0))
@@ -449,7 +449,7 @@ class BlockRepeater(Repeater):
         return structure, inputs, tuple(kwargs), shared, places, autocast, caller
 
     def _values_of(self, given: Any) -> tuple[bytes | int, ...]:
-        """Return what tells known values of the arguments from others: themselves, or the memory that has many."""
+        """Return a key of the arguments' known values: the values, or the memory if they are many."""
         known, values = self._recorder.host.known, []
         for tensor in tensors_among(given):
             if tensor in known:
@@ -697,7 +697,7 @@ _TOTALS = tuple(OperatorTotals.__dataclass_fields__)
 
 
 class _Output:
-    """Stands for the output of a repeated pass: frees its memory when it is gone."""
+    """Represents the output of a repeated pass, and frees its memory when deleted."""
 
     def __init__(self, ledger: Any, allocations: list[LiveAllocation]) -> None:
         self._ledger = ledger

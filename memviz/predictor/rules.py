@@ -126,7 +126,7 @@ def _more_of_convolutions(call: OperatorCall) -> tuple[int, int]:
 
 
 _BYTES_OF_A_MULTIPROCESSOR = 64 << 10
-"""Kept for each by a kernel that splits its sums; up to two of these were seen beside the copies."""
+"""Kept per output by a kernel that splits its sums; recordings have up to two of them besides the copies."""
 
 
 def _pixels(image: Tensor) -> int:
@@ -493,11 +493,6 @@ def rule_of(operator: str) -> int:
     return _NUMBERS.get(operator, NO_RULE)
 
 
-def temporaries_of(operator: str) -> Temporaries | None:
-    number = rule_of(operator)
-    return None if number == NO_RULE else RULES[number].operators[operator]
-
-
 _OPERATORS_WITHOUT_RULE = {
     PRODUCTS: ("addbmm", "addmv", "mv", "dot", "_int_mm"),
     LAYER_NORM: ("_fused_rms_norm", "_fused_rms_norm_backward"),
@@ -648,6 +643,8 @@ def treatment_of(func: Operator, kernels: Mapping[str, Callable[..., Any]], rele
     is_torchs = func.namespace == "aten"
     kernel = kernels.get(func.name().removeprefix("aten::"))
     new = any(returned.alias_info is None for returned in schema.returns)
+    operator = product if is_torchs else func.name()
+    number = rule_of(operator)
     return Treatment(
         name=_name(func),
         gives_new=new,
@@ -657,13 +654,15 @@ def treatment_of(func: Operator, kernels: Mapping[str, Callable[..., Any]], rele
         # What we spell out looks itself, where it has to.
         looks=name if _looks(func) and kernel is None else None,
         is_view=not new and not schema.is_mutable,
-        launches=(new or schema.is_mutable) and _launches_kernel(func),
+        launches=(new or schema.is_mutable)
+        and func.overloadpacket.__name__ not in _WITHOUT_KERNEL
+        and torch.Tag.inplace_view not in func.tags,
         instead=add_in_place if func is aten.add.Tensor else None,
         sparse=None,
         shape=write_into_zeros if func in WRITES_INTO_ZEROS else _SHAPES.get(func) or seeds_on_host(func, release),
         parts_in=kernel or _parts_in(func),
         body=None if is_torchs else _body_of(func),
-        temporaries=temporaries_of(product if is_torchs else func.name()),
+        temporaries=None if number == NO_RULE else RULES[number].operators[operator],
         formula=_formula_of(getattr(aten, product, packet) if is_torchs else packet),
         rule=rule_of(name),
         moves=func in MOVES,
@@ -676,10 +675,6 @@ def treatment_of(func: Operator, kernels: Mapping[str, Callable[..., Any]], rele
 
 def _resizes(func: Operator) -> bool:
     return func.overloadpacket.__name__ in _RESIZING or any(argument.is_out for argument in func._schema.arguments)
-
-
-def _launches_kernel(func: Operator) -> bool:
-    return func.overloadpacket.__name__ not in _WITHOUT_KERNEL and torch.Tag.inplace_view not in func.tags
 
 
 def _looks(func: Operator) -> bool:

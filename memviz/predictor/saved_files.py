@@ -15,7 +15,7 @@ import os
 import struct
 import sys
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from tempfile import NamedTemporaryFile, TemporaryDirectory
@@ -253,12 +253,12 @@ class SavedFiles:
         """Files without values in their real place, as the program itself opened them."""
 
     def real_path(self, file: Any) -> Any:
-        """Return where a file lies that code in C reads."""
+        """Return the real path of a file, for code in C."""
         return self._outputs.find(file) or file if isinstance(file, str | os.PathLike) else file
 
     def saved(self, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
         with without_functions():
-            is_unknown = any(map(self.host.is_unknown, _tensors_of(obj)))
+            is_unknown = any(map(self.host.is_unknown, tensors_among(obj, _DEEPEST, with_owners=True)))
             obj = _mapped(self._on_host, obj)
         path = path_of(f)
         if is_unknown:
@@ -268,7 +268,7 @@ class SavedFiles:
         if isinstance(f, str | os.PathLike):
             return self._write(obj, self._outputs.place(path, copy=False, always=is_unknown) or f, *args, **kwargs)
         if self._outputs.find(path) is None:
-            # The program has emptied it already, so it is removed whatever it was.
+            # The program has truncated it already, so it is removed in any case.
             self._placeholders.add(path)
         with NamedTemporaryFile() as whole:
             self._write(obj, whole.name, *args, **kwargs)
@@ -308,7 +308,7 @@ class SavedFiles:
 
     def keep_tensors(self, tensors: Any, f: Any, metadata: Any) -> bool:
         with without_functions():
-            if not any(map(self.host.is_unknown, _tensors_of(tensors))):
+            if not any(map(self.host.is_unknown, tensors_among(tensors, _DEEPEST, with_owners=True))):
                 return False
         self._assumptions.state(_NOT_WRITTEN)
         with open(self._outputs.place(f, copy=False, always=True) or f, "wb") as file:
@@ -325,7 +325,7 @@ class SavedFiles:
         found = self._load(f, map_location, *args, **kwargs)
         if not kwargs.get("mmap"):
             with without_functions():
-                for tensor in _tensors_of(found):
+                for tensor in tensors_among(found, _DEEPEST, with_owners=True):
                     self.host_memory.note_loaded(tensor)
         return found
 
@@ -364,9 +364,6 @@ class SavedFiles:
         with without_modes():
             return self.host.blank_like(torch.empty(size, dtype=torch.uint8, device="meta"))
 
-    def _means_card(self, location: Any) -> bool:
-        return self.devices.is_own(location, numbers=True)
-
     def _moved(self, obj: Any, location: Any, of_card: ByStorage[int]) -> Any:
         """Return what was saved where `torch.load` puts it: without a location, to the device it was saved from."""
 
@@ -374,30 +371,21 @@ class SavedFiles:
             card, where = of_card.of(tensor), location
             if isinstance(location, dict):
                 where = location.get("cpu" if card is None else f"cuda:{card}")
-            if card is not None and where is None or where is not None and self._means_card(where):
+            if card is not None and where is None or where is not None and self.devices.is_own(where, numbers=True):
                 return tensor.to(self.devices.meta(card if where is None else where))
             return tensor
 
         return _mapped(placed, obj)
 
 
+_DEEPEST = 64
+"""Containers in a file may be nested this deep."""
+
+
 def _whole(storage: Any) -> Tensor:
     """Return a tensor of a whole storage, of bytes."""
     with without_functions(), without_modes():
         return torch.empty(0, dtype=torch.uint8).set_(getattr(storage, "_untyped_storage", storage))
-
-
-def _tensors_of(obj: Any) -> Iterator[Tensor]:
-    if isinstance(obj, nn.Module):
-        yield from (*obj.parameters(), *obj.buffers())
-    elif isinstance(obj, Tensor):
-        yield obj
-    elif isinstance(obj, dict):
-        for item in obj.values():
-            yield from _tensors_of(item)
-    elif isinstance(obj, list | tuple | set):
-        for item in obj:
-            yield from _tensors_of(item)
 
 
 def _mapped(change: Callable[[Tensor], Tensor], obj: Any) -> Any:

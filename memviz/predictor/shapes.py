@@ -26,6 +26,23 @@ PLAIN_TENSORS = (Tensor, torch.nn.Parameter)
 _NESTED = (list, tuple, dict)
 
 
+SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
+"""Layouts whose operators are known."""
+
+
+def parts_of(tensor: Tensor) -> tuple[Tensor, ...]:
+    """Return the parts of a sparse tensor: its indices, two tensors in a compressed layout, and its values."""
+    if tensor.layout is torch.sparse_coo:
+        return tensor._indices(), tensor._values()
+    if tensor.layout is torch.sparse_csr:
+        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
+    return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+
+
+def is_sparse(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_meta and value.layout in SPARSE
+
+
 def tensors_of(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
@@ -47,24 +64,24 @@ def leaves_of(value: Any) -> Iterator[Any]:
         yield value
 
 
-def with_each(change: Callable[[Tensor], Any], value: Any) -> Any:
+def map_tensors(change: Callable[[Tensor], Any], value: Any) -> Any:
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, list | tuple):
-        return type(value)([with_each(change, item) for item in value])
+        return type(value)([map_tensors(change, item) for item in value])
     if isinstance(value, dict):
-        return {key: with_each(change, item) for key, item in value.items()}
+        return {key: map_tensors(change, item) for key, item in value.items()}
     return value
 
 
-def written_by(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
+def written_arguments(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
     """Yield the arguments that an operator writes to."""
-    for at, name in _written_arguments(func):
+    for at, name in _written_places(func):
         yield from tensors_of(kwargs[name] if name in kwargs else args[at] if at < len(args) else ())
 
 
 @cache
-def _written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
+def _written_places(func: Any) -> tuple[tuple[int, str], ...]:
     """Return places and names, cached because torch makes its schema anew at each access."""
     arguments = enumerate(func._schema.arguments)
     return tuple((at, one.name) for at, one in arguments if one.alias_info is not None and one.alias_info.is_write)
@@ -90,19 +107,26 @@ def draws(func: Any) -> bool:
     return torch.Tag.nondeterministic_seeded in func.tags
 
 
-def tensors_among(value: Any, depth: int = 6) -> Iterator[Tensor]:
-    """Yield the tensors in containers and dataclasses, to a depth that no model's output exceeds."""
+def tensors_among(value: Any, depth: int = 6, *, with_owners: bool = False) -> Iterator[Tensor]:
+    """Yield the tensors in containers and dataclasses, to a depth that no model's output exceeds.
+
+    `with_owners` adds those of modules and optimizers.
+    """
+    items: Iterable[Any] = ()
     if isinstance(value, Tensor):
         yield value
-    elif depth and isinstance(value, Mapping):
-        for item in value.values():
-            yield from tensors_among(item, depth - 1)
-    elif depth and isinstance(value, list | tuple):
-        for item in value:
-            yield from tensors_among(item, depth - 1)
-    elif depth and is_dataclass(value) and not isinstance(value, type):
-        for attribute in fields(value):
-            yield from tensors_among(getattr(value, attribute.name, None), depth - 1)
+    elif with_owners and isinstance(value, torch.nn.Module):
+        yield from (*value.parameters(), *value.buffers())
+    elif with_owners and isinstance(value, torch.optim.Optimizer):
+        yield from (weight for group in value.param_groups for weight in group["params"])
+    elif isinstance(value, Mapping):
+        items = list(value.values())
+    elif isinstance(value, list | tuple | set):
+        items = value
+    elif is_dataclass(value) and not isinstance(value, type):
+        items = [getattr(value, attribute.name, None) for attribute in fields(value)]
+    for item in items if depth else ():
+        yield from tensors_among(item, depth - 1, with_owners=with_owners)
 
 
 _META = torch.device("meta")
@@ -118,7 +142,7 @@ Make = Callable[[Any], Any]
 
 
 def shape_key(args: Any, kwargs: Any) -> ShapeKey | None:
-    """All that a result without data can depend on; None where that is not sure, or nothing lies on the device."""
+    """All that a result without data can depend on; None if that is uncertain, or no argument is on the device."""
     parts: list[Hashable] = [torch.get_default_dtype()]
     if not _add_to_key(parts, args):
         return None
@@ -274,7 +298,7 @@ def _is_plain(value: Any) -> bool:
     return type(value) in PLAIN_TENSORS and value.is_meta and value.is_contiguous() and value.is_floating_point()
 
 
-def _one_to_one(func: Any, args: Any, kwargs: Any) -> Any:
+def _elementwise(func: Any, args: Any, kwargs: Any) -> Any:
     """Every tensor of one shape and type, and so the result; numbers change nothing."""
     first = args[0]
     if not _is_plain(first):
@@ -301,9 +325,9 @@ def _broadcast(func: Any, args: Any, kwargs: Any) -> Any:
         return NotImplemented if number.is_complex() else _with_number(func, (tensor,), {})
     if not (_is_plain(one) and _is_plain(other)) or one.dtype != other.dtype or not one.dim() or not other.dim():
         return NotImplemented
-    if one.shape == other.shape or _stretches(other.shape, one.shape):
+    if one.shape == other.shape or _broadcasts_to(other.shape, one.shape):
         return _new(one.shape, one.dtype)
-    return _new(other.shape, other.dtype) if _stretches(one.shape, other.shape) else NotImplemented
+    return _new(other.shape, other.dtype) if _broadcasts_to(one.shape, other.shape) else NotImplemented
 
 
 def _with_number(func: Any, args: Any, kwargs: Any) -> Any:
@@ -311,10 +335,14 @@ def _with_number(func: Any, args: Any, kwargs: Any) -> Any:
     tensor = args[0]
     if any(isinstance(arg, Tensor | complex) for arg in args[1:]) or not tensor.is_floating_point():
         return NotImplemented
-    return _as_it_is(tensor) if type(tensor) in PLAIN_TENSORS and tensor.is_meta and tensor.dim() else NotImplemented
+    return (
+        _like_one_tensor(tensor)
+        if type(tensor) in PLAIN_TENSORS and tensor.is_meta and tensor.dim()
+        else NotImplemented
+    )
 
 
-def _as_it_is(tensor: Tensor) -> Any:
+def _like_one_tensor(tensor: Tensor) -> Any:
     """Return the result of a tensor and a number.
 
     It takes over where dimensions of size 1 stand among the strides, on which it depends whether it counts as channels
@@ -329,7 +357,7 @@ def _as_it_is(tensor: Tensor) -> Any:
     return torch.empty_strided(shape, result, dtype=tensor.dtype, device=_META)
 
 
-def _stretches(small: Sequence[int], large: Sequence[int]) -> bool:
+def _broadcasts_to(small: Sequence[int], large: Sequence[int]) -> bool:
     """Return whether one shape broadcasts to another."""
     sides = zip(reversed(small), reversed(large), strict=False)
     return len(small) <= len(large) and all(side in (1, wanted) for side, wanted in sides)
@@ -354,7 +382,7 @@ def _addmm(func: Any, args: Any, kwargs: Any) -> Any:
         return NotImplemented
     size = (left.size(0), right.size(1))
     fits = left.size(1) == right.size(0) and left.dtype == right.dtype == bias.dtype
-    return _new(size, left.dtype) if fits and _stretches(bias.shape, size) else NotImplemented
+    return _new(size, left.dtype) if fits and _broadcasts_to(bias.shape, size) else NotImplemented
 
 
 def _product_of_dtype(func: Any, args: Any, kwargs: Any) -> Any:
@@ -469,13 +497,13 @@ _GRADIENTS = (
 
 
 def _product_of_int4(func: Any, args: Any, kwargs: Any) -> Tensor:
-    """Multiply by tiles of 8 rows; torch's own rule asks for a device that its fake tensors alone have."""
+    """Multiply by tiles of 8 rows; torch's own rule needs a device that only its fake tensors have."""
     return args[0].new_empty(args[0].shape[0], 8 * args[1].shape[0])  # type: ignore[no-any-return]
 
 
 _FUSED = [getattr(aten, name) for name in ("_fused_sgd_", "_fused_adagrad_") if hasattr(aten, name)]
 SHAPE_RULES: dict[Any, ShapeRule] = {
-    **dict.fromkeys(_ONE_TO_ONE, _one_to_one),
+    **dict.fromkeys(_ONE_TO_ONE, _elementwise),
     **dict.fromkeys((aten.mul.Scalar, aten.div.Scalar, aten.add.Scalar), _with_number),
     **{getattr(aten, name).Tensor: _broadcast for name in ("add", "sub", "mul", "div")},
     aten.sum.dim_IntList: _reduced,

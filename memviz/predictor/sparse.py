@@ -1,13 +1,14 @@
-"""Sparse COO tensors, such as an embedding's gradients: memory holds their indices and values.
+"""Sparse tensors, such as an embedding's gradients and the edges of a graph: memory holds their indices and values.
 
-torch runs few operators on sparse meta tensors, and in some loses the number of values. Operators of optimizers on
-sparse gradients, and products with dense tensors, are decomposed here into operators on the two parts, as CUDA's
-code does (SparseCUDATensor.cu, SparseCUDATensorMath.cu, SparseTensorMath.cpp); all others raise an error.
+torch runs few operators on sparse meta tensors, and in some loses the number of values. Those below are decomposed
+into operators on the parts, as CUDA's code does (SparseCUDATensor.cu, SparseCUDATensorMath.cu, SparseBlas.cpp,
+SparseTensorMath.cpp, TensorConversions.cpp); all others raise an error.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -19,22 +20,31 @@ from memviz.predictor.cuda.machine import META
 from memviz.predictor.questions import count_question
 from memviz.predictor.recorder import AllocationRecorder
 from memviz.predictor.rules import SPARSE_PRODUCT, rule_of
+from memviz.predictor.shapes import SPARSE, is_sparse, parts_of
 
 aten = torch.ops.aten
 _MAKE = aten._sparse_coo_tensor_with_dims_and_tensors.default
 _BAGS = aten._embedding_bag_backward.default
 _COPY = aten._to_copy.default
+_MAKE_COMPRESSED = aten.sparse_compressed_tensor.comp_plain_value_size
+_TO_ROWS, _TO_COLUMNS = aten._to_sparse_csr.default, aten._to_sparse_csc.default
 _FROM_DENSE = (aten._to_sparse.default, aten._to_sparse.sparse_dim)
-_ALWAYS = {_MAKE, _BAGS, _COPY, *_FROM_DENSE}
+_ALWAYS = {_MAKE, _MAKE_COMPRESSED, _BAGS, _COPY, *_FROM_DENSE, _TO_ROWS, _TO_COLUMNS, aten.cat.default}
 """Operators whose arguments do not show whether the result is sparse."""
 _COMPOSED = torch._C.DispatchKey.CompositeImplicitAutograd
+_OF_VALUES = (
+    *(aten.mul.Tensor, aten.div.Tensor, aten.mul.Scalar, aten.div.Scalar, aten.pow.Tensor_Scalar),
+    *(aten.neg.default, aten.abs.default, aten.sqrt.default, aten.relu.default, aten.sign.default),
+    *(aten.sin.default, aten.tanh.default, aten.log1p.default, aten.expm1.default),
+)
+"""Operators that change each value, with numbers beside them."""
 ALL_DIFFERENT = "indices that are not computed are assumed to be all different, which takes the most memory"
 
 
 class Sparse:
-    """`runs` maps operators to decompositions, which are asked where `may_be_sparse`.
+    """`runs` maps operators to decompositions, which are tried if `may_be_sparse`.
 
-    So the tensor is sparse where there is only one; the others return NotImplemented without one on the device.
+    With a single tensor argument that tensor is sparse; others return NotImplemented without one on the device.
     """
 
     def __init__(self, recorder: AllocationRecorder) -> None:
@@ -47,7 +57,20 @@ class Sparse:
             aten.clone.default: self._cloned,
             aten.add_.Tensor: self._added_to,
             aten.add.Tensor: self._added,
-            aten.neg.default: self._negated,
+            **{operator: partial(self._of_values, operator) for operator in _OF_VALUES},
+            aten.mul_.Tensor: partial(self._values_changed, aten.mul_.Tensor),
+            aten.div_.Tensor: partial(self._values_changed, aten.div_.Tensor),
+            aten.sum.default: lambda tensor, **kwargs: _values(tensor).sum(**kwargs),
+            aten._sparse_sum.default: lambda tensor, **kwargs: _values(tensor).sum(**kwargs),
+            aten._sparse_sum.dim: self._summed,
+            aten._sparse_softmax.default: lambda tensor, *args: self._normalized(tensor),
+            aten._sparse_softmax_backward_data.default: lambda gradient, *args: self._normalized(gradient),
+            aten.t.default: self._turned,
+            aten.transpose.int: self._turned,
+            aten.cat.default: self._joined,
+            _MAKE_COMPRESSED: self._make_compressed,
+            _TO_ROWS: partial(self._compressed, torch.sparse_csr),
+            _TO_COLUMNS: partial(self._compressed, torch.sparse_csc),
             aten.sparse_mask.default: self._masked,
             aten._to_dense.default: self._dense,
             aten.norm.ScalarOpt_dim: self._norm,
@@ -55,6 +78,7 @@ class Sparse:
             aten._sparse_addmm.default: self._product_added,
             aten.addmm.default: self._product_added,
             aten.mm.default: self._product,
+            aten.sparse_sampled_addmm.default: self._sampled,
             aten.mv.default: self._product_with_vector,
         }
 
@@ -68,6 +92,9 @@ class Sparse:
     def _from_dense(self, tensor: Tensor, sparse_dim: int | None = None, *, layout: Any = None, **kwargs: Any) -> Any:
         """Take the elements that are not 0, which are all of them where values are not computed."""
         is_known_on_host = not tensor.is_meta and not self._recorder.host.is_unknown(tensor)
+        if not is_known_on_host and tensor.layout in (torch.sparse_csr, torch.sparse_csc):
+            first, second, values = parts_of(tensor)
+            return _like_coo(tensor, second.new_empty(2, second.size(0)), values)
         is_dense = tensor.layout is torch.strided and tensor.dim() > 0
         if is_known_on_host or not is_dense or layout not in (None, torch.sparse_coo) or any(kwargs.values()):
             return NotImplemented
@@ -91,7 +118,9 @@ class Sparse:
         summed = values.new_empty(left, *values.shape[1:])
         values.contiguous()
         del order, first
-        return _like(tensor, flat if indices.size(0) == 1 else indices.new_empty(indices.size(0), left), summed, True)
+        return _like(
+            tensor, flat if indices.size(0) == 1 else indices.new_empty(indices.size(0), left), summed, coalesced=True
+        )
 
     def _different(self, tensor: Tensor, indices: Tensor) -> int:
         count, most = indices.size(1), prod(tensor.shape[: tensor.sparse_dim()])
@@ -106,22 +135,119 @@ class Sparse:
         return int(answer)
 
     def _cloned(self, tensor: Tensor, **kwargs: Any) -> Any:
+        if not is_sparse(tensor):
+            return NotImplemented
         parts = parts_of(tensor)
         if not _is_handed_over(parts):
-            parts = parts[0].clone(), parts[1].clone()
+            parts = tuple(part.clone() for part in parts)
         return _like(tensor, *parts)
 
     def _copied(self, tensor: Tensor, *, dtype: Any = None, device: Any = None, **kwargs: Any) -> Any:
-        """Copy to the device, or there to another dtype."""
+        """Copy between host and device, or there to another dtype."""
         to = tensor.device if device is None else torch.device(device)
-        if tensor.layout is not torch.sparse_coo or to.type == "cpu":
+        if tensor.layout not in SPARSE or (to.type == "cpu" and not tensor.is_meta):
+            return NotImplemented
+        to = torch.device("cpu") if to.type == "cpu" else META
+        *indices, values = parts_of(tensor)
+        return _like(tensor, *(part.to(to, copy=True) for part in indices), values.to(to, dtype, copy=True))
+
+    def _of_values(self, operator: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Change each value, alone, by a number, or by the dense tensor's element at its place."""
+        if not is_sparse(tensor) or kwargs or any(map(is_sparse, args)):
+            return NotImplemented
+        *indices, values = parts_of(tensor)
+        if args and isinstance(args[0], Tensor) and args[0].dim():
+            if len(indices) > 1 or args[0].shape != tensor.shape:
+                return NotImplemented
+            args = (args[0][tuple(indices[0].unbind(0))],)
+        return _like(tensor, *(part.clone() for part in indices), operator(values, *args))
+
+    def _values_changed(self, operator: Any, tensor: Tensor, other: Any) -> Any:
+        if not is_sparse(tensor) or is_sparse(other) or (isinstance(other, Tensor) and other.dim()):
+            return NotImplemented
+        operator(parts_of(tensor)[-1], other)
+        return tensor
+
+    def _summed(self, tensor: Tensor, dims: Any) -> Any:
+        if not is_sparse(tensor) or tensor.layout is not torch.sparse_coo:
             return NotImplemented
         indices, values = parts_of(tensor)
-        return _like(tensor, indices.to(META, copy=True), values.to(META, dtype, copy=True))
+        gone = sorted({dim % tensor.dim() for dim in dims})
+        dense = [dim - tensor.sparse_dim() + 1 for dim in gone if dim >= tensor.sparse_dim()]
+        values = values.sum(dense) if dense else values.clone()
+        left = [dim for dim in range(tensor.sparse_dim()) if dim not in gone]
+        if not left:
+            return values.sum(0)
+        shape = [size for dim, size in enumerate(tensor.shape) if dim not in gone]
+        options = {"dtype": values.dtype, "layout": torch.sparse_coo, "device": META, "is_coalesced": False}
+        return self._make(len(left), len(shape) - len(left), shape, indices[left].contiguous(), values, **options)
 
-    def _negated(self, tensor: Tensor) -> Any:
-        indices, values = parts_of(tensor)
-        return _like(tensor, indices.clone(), values.neg())
+    def _normalized(self, tensor: Tensor) -> Any:
+        """Take a softmax, or its gradient: values are sorted into pools, one per row."""
+        indices, values = parts_of(tensor if tensor.is_coalesced() else self._coalesced(tensor))
+        out = _like(tensor, indices.clone(), torch.zeros_like(values))
+        places = [torch.empty(indices.size(1), dtype=torch.long, device=META) for _ in range(3)]
+        del places
+        return out
+
+    def _turned(self, tensor: Tensor, *dims: int) -> Any:
+        if not is_sparse(tensor):
+            return NotImplemented
+        if tensor.layout is not torch.sparse_coo:
+            turned = torch.sparse_csc if tensor.layout is torch.sparse_csr else torch.sparse_csr
+            return _of_layout(turned, tensor.shape[::-1], *parts_of(tensor))
+        first, second = sorted(dim % tensor.dim() for dim in dims) if dims else (0, 1)
+        if second >= tensor.sparse_dim():
+            return NotImplemented
+        indices, values = (part.clone() for part in parts_of(tensor))
+        torch.zeros_like(indices[0])
+        shape = list(tensor.shape)
+        shape[first], shape[second] = shape[second], shape[first]
+        options = {"dtype": values.dtype, "layout": torch.sparse_coo, "device": META, "is_coalesced": False}
+        return self._make(tensor.sparse_dim(), tensor.dense_dim(), shape, indices, values, **options)
+
+    def _joined(self, tensors: Any, dim: int = 0) -> Any:
+        """Join tensors along a sparse dimension: indices and values one after the other."""
+        if not all(is_sparse(tensor) and tensor.layout is torch.sparse_coo for tensor in tensors):
+            return NotImplemented
+        first = tensors[0]
+        dim %= first.dim()
+        if dim >= first.sparse_dim():
+            return NotImplemented
+        indices = torch.cat([tensor._indices() for tensor in tensors], 1)
+        values = torch.cat([tensor._values() for tensor in tensors])
+        shape = [*first.shape[:dim], sum(tensor.size(dim) for tensor in tensors), *first.shape[dim + 1 :]]
+        options = {"dtype": values.dtype, "layout": torch.sparse_coo, "device": META, "is_coalesced": False}
+        return self._make(first.sparse_dim(), first.dense_dim(), shape, indices, values, **options)
+
+    def _make_compressed(self, first: Tensor, second: Tensor, values: Tensor, size: Any, **kwargs: Any) -> Any:
+        if not values.is_meta:
+            return NotImplemented
+        return _of_layout(kwargs["layout"], size, first, second, values)
+
+    def _compressed(self, layout: torch.layout, tensor: Tensor, dense_dim: int | None = None) -> Any:
+        """Convert to CSR or CSC, by way of COO where a tensor is dense."""
+        if not tensor.is_meta or dense_dim or tensor.dim() != 2:
+            return NotImplemented
+        if tensor.layout is layout:
+            return tensor
+        if tensor.layout in (torch.sparse_csr, torch.sparse_csc):
+            first, second, values = parts_of(tensor)
+            places = first.new_empty(2, values.size(0))
+            order = places.select(0, 0).mul(tensor.size(0)).add_(places.select(0, 1)).argsort()
+            places = places.index_select(1, order)
+            begins = first.new_empty(tensor.size(int(layout is torch.sparse_csc)) + 1)
+            return _of_layout(layout, tensor.shape, begins, places.select(0, 1), values.index_select(0, order))
+        coo = tensor if is_sparse(tensor) else self._from_dense(tensor)
+        if coo is NotImplemented:
+            return coo
+        indices, values = parts_of(coo if coo.is_coalesced() else self._coalesced(coo))
+        columns_first = layout is torch.sparse_csc
+        if columns_first:
+            order = indices[1].argsort()
+            indices, values = indices.index_select(1, order), values.index_select(0, order)
+        begins = indices.new_empty(tensor.size(int(columns_first)) + 1)
+        return _of_layout(layout, tensor.shape, begins, indices[int(not columns_first)], values)
 
     def _added_to(self, first: Tensor, second: Any, *, alpha: Any = 1) -> Any:
         if not is_sparse(second):
@@ -149,14 +275,20 @@ class Sparse:
         return _like(first, torch.cat([indices, more], 1), torch.cat([values, added]), coalesced=False)
 
     def _masked(self, dense: Tensor, mask: Tensor) -> Any:
-        if not is_sparse(mask) or is_sparse(dense):
+        if not is_sparse(mask):
             return NotImplemented
         indices, values = parts_of(mask)
+        if is_sparse(dense):
+            of_both = [_flat(dense._indices()), _flat(indices)]
+            del of_both
+            return _like(mask, indices.clone(), torch.zeros_like(values))
         ones = values.new_ones(1).expand_as(values)
         gathered = dense[tuple(indices.unbind(0))]
         return _like(mask, indices.clone(), gathered.mul(ones))
 
     def _dense(self, tensor: Tensor, dtype: Any = None, masked_grad: Any = None) -> Any:
+        if tensor.layout is not torch.sparse_coo:
+            tensor = self._from_dense(tensor)
         return self._added_to(torch.zeros(tensor.shape, dtype=dtype or tensor.dtype, device=META), tensor)
 
     def _norm(self, tensor: Tensor, power: Any, dim: Any, keepdim: bool = False) -> Any:
@@ -164,10 +296,21 @@ class Sparse:
             return NotImplemented
         return (tensor if tensor.is_coalesced() else self._coalesced(tensor))._values().norm(power)
 
-    def _product(self, tensor: Tensor, dense: Any) -> Any:
-        if not is_sparse(tensor) or is_sparse(dense):
+    def _product(self, tensor: Any, dense: Any) -> Any:
+        if is_sparse(tensor) == is_sparse(dense):
             return NotImplemented
+        if is_sparse(dense):
+            return self._product(self._turned(dense), tensor.t()).t()
         return self._product_added(dense.new_zeros(tensor.size(0), dense.size(1)), tensor, dense)
+
+    def _sampled(self, tensor: Tensor, first: Tensor, second: Tensor, **factors: Any) -> Any:
+        """Compute the elements of a product that the sparse tensor has."""
+        self._recorder.missing[rule_of(SPARSE_PRODUCT)] = (None, None)
+        out = self._cloned(tensor)
+        for dense in (first, second):
+            if not dense.is_contiguous() and not dense.t().is_contiguous():
+                dense.contiguous()
+        return out
 
     def _product_with_vector(self, tensor: Tensor, vector: Any) -> Any:
         if not is_sparse(tensor):
@@ -175,7 +318,7 @@ class Sparse:
         return self._product(tensor, vector.unsqueeze(1)).squeeze(1)
 
     def _product_added(self, first: Tensor, tensor: Tensor, dense: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
-        """Follow cuSPARSE's layout: CSR row offsets, 32-bit column indices, and column-major results."""
+        """Follow cuSPARSE's layout: CSR row offsets, 32-bit column indices of COO, and column-major results."""
         if not is_sparse(tensor) or is_sparse(dense):
             return NotImplemented
         self._recorder.assumptions.say(
@@ -183,15 +326,20 @@ class Sparse:
         )
         self._recorder.operators.add(SPARSE_PRODUCT)
         self._recorder.missing[rule_of(SPARSE_PRODUCT)] = (None, None)
+        if tensor.layout is torch.sparse_csc:
+            tensor = self._compressed(torch.sparse_csr, tensor)
         out = dense.new_empty(tensor.size(0), dense.size(1))
-        indices = (tensor if tensor.is_coalesced() else self._coalesced(tensor))._indices()
-        begins = indices.new_empty(tensor.size(0) + 1, dtype=torch.int)
-        indices[0].to(torch.int)
-        columns = indices[1].to(torch.int)
-        turned = None if out.t().is_contiguous() else out.t().clone(memory_format=torch.contiguous_format)
+        beside: list[Tensor] = []
+        if tensor.layout is torch.sparse_coo:
+            indices = (tensor if tensor.is_coalesced() else self._coalesced(tensor))._indices()
+            beside = [indices.new_empty(tensor.size(0) + 1, dtype=torch.int)]
+            indices[0].to(torch.int)
+            beside.append(indices[1].to(torch.int))
+            if not out.t().is_contiguous():
+                beside.append(out.t().clone(memory_format=torch.contiguous_format))
         if not dense.t().is_contiguous() and dense.stride(1) != 1:
             dense.contiguous()
-        del begins, columns, turned
+        del beside
         self._recorder.host.forget_values(out)
         return out
 
@@ -215,15 +363,11 @@ def may_be_sparse(func: Any, args: Any) -> bool:
     return func in _ALWAYS or any(map(is_sparse, args[:2]))
 
 
-def is_sparse(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.layout is torch.sparse_coo and value.is_meta
+def _values(tensor: Tensor) -> Any:
+    return parts_of(tensor)[-1] if is_sparse(tensor) else tensor
 
 
-def parts_of(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    return tensor._indices(), tensor._values()
-
-
-def _is_handed_over(parts: tuple[Tensor, Tensor]) -> bool:
+def _is_handed_over(parts: tuple[Tensor, ...]) -> bool:
     """A gradient becomes its parameter's as it is; torch copies it only because the mode here has seen it."""
     if torch.is_grad_enabled() or not all(part.is_contiguous() for part in parts):
         return False
@@ -231,12 +375,26 @@ def _is_handed_over(parts: tuple[Tensor, Tensor]) -> bool:
     return node is not None and node.name().endswith("AccumulateGrad")
 
 
-def _like(tensor: Tensor, indices: Tensor, values: Tensor, coalesced: bool | None = None) -> Any:
+def _like(tensor: Tensor, *parts: Tensor, coalesced: bool | None = None) -> Any:
     """Return a sparse tensor of the same shape with other indices and values."""
-    is_coalesced = tensor.is_coalesced() if coalesced is None else coalesced
-    options = {"dtype": values.dtype, "layout": torch.sparse_coo, "device": META, "is_coalesced": is_coalesced}
+    if tensor.layout is not torch.sparse_coo:
+        return _of_layout(tensor.layout, tensor.shape, *parts)
+    indices, values = parts
+    return _like_coo(tensor, indices, values, tensor.is_coalesced() if coalesced is None else coalesced)
+
+
+def _like_coo(tensor: Tensor, indices: Tensor, values: Tensor, coalesced: bool = True) -> Any:
+    device = META if values.is_meta else values.device
+    options = {"dtype": values.dtype, "layout": torch.sparse_coo, "device": device, "is_coalesced": coalesced}
     with torch._C._DisableTorchDispatch():
-        return _MAKE(tensor.sparse_dim(), tensor.dense_dim(), tensor.shape, indices, values, **options)
+        return _MAKE(indices.size(0), values.dim() - 1, tensor.shape, indices, values, **options)
+
+
+def _of_layout(layout: torch.layout, shape: Any, *parts: Tensor) -> Any:
+    """Return a tensor in a compressed layout of two tensors of indices and one of values."""
+    first, second, values = parts
+    with torch._C._DisableTorchDispatch():
+        return torch.sparse_compressed_tensor(first, second, values, shape, layout=layout, check_invariants=False)
 
 
 def _flat(indices: Tensor) -> Tensor:

@@ -39,7 +39,7 @@ from memviz.predictor.position import frames
 from memviz.predictor.questions import CONDITION, NUMBER, WHOLE_NUMBER, count_question, mask_question
 from memviz.predictor.recorder import AllocationRecorder, swap_data
 from memviz.predictor.rules import Treatment
-from memviz.predictor.shapes import leaves_of, lies_on_device, tensors_among, tensors_of, with_each
+from memviz.predictor.shapes import leaves_of, lies_on_device, map_tensors, tensors_among, tensors_of
 
 aten = torch.ops.aten
 Answer = Callable[[Any, Any], Any]
@@ -408,7 +408,7 @@ def _set_data(args: Any, kwargs: Any) -> Any:
 
 
 def _device_itself(args: Any, kwargs: Any) -> Any:
-    """Return a card for `torch.device(0)`, though torch finds none; create other devices unchanged."""
+    """Return a card for `torch.device(0)`, which torch refuses without cards; create other devices unchanged."""
     first = args[0] if args else kwargs.get("device")
     return torch.device("cuda", first) if type(first) is int else torch.device(*args, **kwargs)
 
@@ -492,7 +492,7 @@ def result_of_unknown_length(func: Any, args: Any, kwargs: Any, assumptions: Ass
 
 @contextmanager
 def answer_lengths(func: Any, args: Any, assumptions: Assumptions) -> Iterator[None]:
-    """Answer a custom operator's rule of shapes that asks for a length which its values decide.
+    """Answer the shape function of a custom operator that needs a data-dependent length.
 
     The answer is the stated one, the most that the rule allows, or the length of the first tensor: detections are all
     kept.
@@ -621,7 +621,7 @@ class ValueReads:
         if func is aten.linalg_lstsq.default:
             return self._without_values(func, treatment, args, kwargs, _least_squares(*args[:2]))
         assumptions, decides = self._recorder.assumptions, torch.Tag.data_dependent_output in func.tags
-        # A question about a length was asked above.
+        # The length was answered above.
         stated = assumptions.stated_answer(CONDITION) if decides else NOT_STATED
         if stated is not NOT_STATED:
             return stated
@@ -636,7 +636,7 @@ class ValueReads:
         if args[0].is_meta:
             self._recorder.after_op(treatment, args, kwargs, shapes)
         else:
-            shapes = with_each(self._host.blank_like, shapes)
+            shapes = map_tensors(self._host.blank_like, shapes)
         self._host.counted(func, args, shapes)
         return shapes
 
@@ -678,7 +678,7 @@ class ValueReads:
         if places.nbytes <= _MOST_PLACES_BYTES:
             self._host.known.put(places, first, _TAKEN_AS_TRUE)
         else:
-            # A loop over rows finds its share of them at each.
+            # A loop over rows gets its share of them in each row.
             self._host.shares.put(places, tensor.size(0))
         return places
 

@@ -151,7 +151,7 @@ class TrainedBlockRepeater(BlockRepeater):
     """Repeats layers with and without gradients; without, all but the first of equal ones.
 
     In training the last of a run begins the gradients that all its layers share, the one before may give them other
-    memory, and the third last is like all others. Whatever does not fit ends the prediction with `NotRepeatable`.
+    memory, and the third last is like all others. Any mismatch ends the prediction with `NotRepeatable`.
     """
 
     def __init__(self, recorder: AllocationRecorder, marks: list[PhaseMark]) -> None:
@@ -173,7 +173,7 @@ class TrainedBlockRepeater(BlockRepeater):
             if isinstance(module, nn.ModuleList | nn.Sequential):
                 for structure, layers in groupby(module, self._blocks.get):
                     run = list(layers)
-                    # Shorter ones have none between those that run.
+                    # Shorter runs have no layer between those that must run.
                     if structure is not None and len(run) >= _SHORTEST_RUN:
                         self._runs += 1
                         for index, layer in enumerate(run):

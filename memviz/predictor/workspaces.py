@@ -82,7 +82,7 @@ def _flash_width(width: int) -> int:
 def flash_backward(call: OperatorCall) -> Sizes:
     """Row sums, the queries' gradient in fp32, and for grouped heads those of keys and values unsummed (measured).
 
-    The output and its gradient are copied unless they lie rows before heads.
+    The output and its gradient are copied unless their memory has rows before heads.
     """
     query, key = call.args[1:3]
     yield from (each.nbytes for each in (call.args[0], call.args[4]) if not each.transpose(1, 2).is_contiguous())
@@ -212,7 +212,7 @@ def uses_lt(args: Any, kwargs: Any) -> bool:
 
 
 def product_copies(call: OperatorCall) -> Sizes:
-    """Matrices whose rows or columns do not lie one after the other are copied first (read)."""
+    """Matrices with neither contiguous rows nor contiguous columns are copied first (read)."""
     matrices = (arg for arg in call.args if isinstance(arg, Tensor) and arg.dim() >= 2)
     return [matrix.nbytes for matrix in matrices if not _suits_cublas(matrix)]
 
@@ -227,17 +227,12 @@ def _suits_cublas(matrix: Tensor) -> bool:
 
 
 def convolution_buffers(call: OperatorCall) -> Sizes:
-    """Copies to the layout of the convolution, then each kernel's workspace (measured on an H100)."""
-    yield from convolution_copies(call)
-    if convolves_on_tensor_cores(call):
-        yield from ((size,) for size in _convolution_workspaces(call) if size)
-
-
-def convolution_copies(call: OperatorCall) -> Sizes:
-    """Tensors are copied to the layout of a convolution, in a backward the gradient too (read)."""
+    """Copies to the layout of the convolution (read), then each kernel's workspace (measured on an H100)."""
     tensors = images_and_weight(call)
     layout = convolution_layout(*tensors[-2:])
-    return [tensor.nbytes for tensor in tensors if not tensor.is_contiguous(memory_format=layout)]
+    yield from (tensor.nbytes for tensor in tensors if not tensor.is_contiguous(memory_format=layout))
+    if convolves_on_tensor_cores(call):
+        yield from ((size,) for size in _convolution_workspaces(call) if size)
 
 
 def images_and_weight(call: OperatorCall) -> list[Tensor]:
@@ -365,7 +360,7 @@ def _radix_scratch_bytes(count: int, bits: int, card: KnownCard, sizes: Sequence
 _SMALL_SORT = 4096
 """Elements of a row that one block of threads sorts in place."""
 _ROWS_AT_ONCE, _LONG_ROW = 128, 1_000_000
-"""Fewer rows are sorted as one, and longer ones each alone."""
+"""Fewer rows are sorted in one pass over all elements, and longer rows one by one."""
 
 
 def sort_buffers(call: OperatorCall) -> Sizes:
@@ -507,7 +502,7 @@ def multinomial_buffers(call: OperatorCall) -> Sizes:
 
 
 def index_copies(call: OperatorCall) -> Sizes:
-    """Indices that lie on the host are copied to the card for as long as the kernel runs."""
+    """Indices in host memory are copied to the card while the kernel runs."""
     return [index.nbytes for index in call.args[1] if index is not None and not index.is_meta]
 
 

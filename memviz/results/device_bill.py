@@ -116,7 +116,7 @@ class DeviceBill(Bill):
 
     @property
     def is_measured(self) -> bool:
-        """The driver was asked what the process has on the card."""
+        """True if the driver reported the memory of the process."""
         return any(line.basis == "measured" and line.name == _OUTSIDE_NAME for line in self.rows)
 
     @property

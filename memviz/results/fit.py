@@ -74,7 +74,7 @@ def _changes(trial: Way) -> int:
 
 
 def error_text(trial: Way) -> str:
-    """Expected error of a way; empty in searches that were kept before it was known."""
+    """Expected error of a configuration; empty in older stored searches."""
     return str((trial.get("expected_error") or {}).get("sentence", ""))
 
 
@@ -151,7 +151,7 @@ def preserved_text(trial: Way) -> str:
 
 
 def _fit_sentence(status: SearchStatus, trial: Way) -> str:
-    """Say first that the model fits unchanged, even if another way is cheaper."""
+    """Say first that the model fits unchanged, even if another configuration is cheaper."""
     plain = _unchanged_trial(status)
     if plain is not None and plain["fits"]:
         return f"It {_verb(plain)} without changes: {bytes_text(plain['peak_reserved_bytes'])} reserved."
@@ -172,14 +172,14 @@ def _cheapest_sentence(status: SearchStatus, trial: Way) -> str:
 
 
 def _unchanged_trial(status: SearchStatus) -> Way | None:
-    """Return the way without changes; the requested optimizer is its only label."""
+    """Return the unchanged configuration; the requested optimizer is its only label."""
     optimizer = status.order.request.optimizer
     name = "baseline" if optimizer == "none" else optimizer
     return next((trial for trial in status.ways if trial["label"] == name and not trial["optimizations"]), None)
 
 
 def _stop_sentence(status: SearchStatus) -> str:
-    """Say why and where the search stopped: a way that was not predicted may be better."""
+    """Say why and where the search stopped: a configuration that was not predicted may be better."""
     by, limit = status.failed, status.time_limit
     if limit is not None and (status.answer or {}).get("stopped") == "time limit":
         by = f"Stopped at the time limit of {_time_text(limit)}."

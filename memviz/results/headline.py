@@ -54,7 +54,7 @@ def device_number(device: DeviceTrace) -> int | str:
     return device.device if device.kind == "gpu" else device.name
 
 
-def of_device(device: DeviceName) -> str:
+def device_suffix(device: DeviceName) -> str:
     """ " of device 1" where there is another it could be of, else nothing."""
     return f" of {device_name(device)}" if device.is_one_of_several else ""
 

@@ -66,7 +66,7 @@ class HistoryPoint(PeakDifference):
     because: tuple[NamedDelta, ...]
     categories: tuple[NamedDelta, ...]
     is_move: bool
-    """The peak changed by more than asked for."""
+    """The peak changed by more than the threshold."""
     is_comparable: bool
     """False where the point before is of another origin."""
 
@@ -149,7 +149,7 @@ def read_history(wanted: HistoryRequest, progress: Callable[[int, int], None] | 
     for path in sorted(wanted.folder.iterdir()):
         if path.is_file() and not path.name.startswith(".") and str(path.absolute()) not in paths:
             skipped.append(FailedFile(path.name, "Not a snapshot or JSON file by its name."))
-    stems = [trace_name(_below(wanted.folder, place.address)) for place in places]
+    stems = [trace_name(_relative_address(wanted.folder, place.address)) for place in places]
     names = dict(zip((place.address for place in places), differing_names(stems), strict=True))
     commits = _commits(wanted.commits) if wanted.commits else {}
     commit_of = {place.address: _commit_of(names[place.address], commits) for place in places}
@@ -171,16 +171,16 @@ def read_history(wanted: HistoryRequest, progress: Callable[[int, int], None] | 
         if isinstance(found, FailedFile):
             skipped.append(found)
             continue
-        file, commit = _below(wanted.folder, place.address), commit_of[place.address].text
+        file, commit = _relative_address(wanted.folder, place.address), commit_of[place.address].text
         points.append(_point(names[place.address], file, commit, before=before, found=found, least=wanted.least_move))
         before = found
-    skipped = [replace(one, place=_below(wanted.folder, one.place)) for one in skipped]
+    skipped = [replace(one, place=_relative_address(wanted.folder, one.place)) for one in skipped]
     if not points:
         raise UsageError(f"No file of {wanted.folder} has figures. {skipped[0].place}: {skipped[0].reason}")
     return History(tuple(points), tuple(sorted(skipped, key=lambda one: natural(one.place))))
 
 
-def _below(folder: Path, address: str) -> str:
+def _relative_address(folder: Path, address: str) -> str:
     return os.path.relpath(address, folder.absolute()) if os.path.isabs(address) else address
 
 
@@ -188,7 +188,7 @@ def _point(
     name: str, file: str, commit: str, *, before: _Figures | None, found: _Figures, least: tuple[float, str]
 ) -> HistoryPoint:
     if before is None and found.compared is not None:
-        # The baseline of the first comparison stands for the point before.
+        # The baseline of the first comparison is the previous point.
         before = _Figures(found.compared[0], None, "")
     delta = 0 if before is None else found.peak_bytes - before.peak_bytes
     comparable = before is None or not before.origin or not found.origin or before.origin == found.origin
@@ -237,7 +237,7 @@ def _differences(before: _Figures, found: _Figures, by: str) -> tuple[NamedDelta
 def _figures_of(places: Sequence[Place]) -> Iterator[tuple[Place, _Figures | FailedFile]]:
     for first in range(0, len(places), _AT_ONCE):
         some = places[first : first + _AT_ONCE]
-        outputs = {place.address: _output(place) for place in some}
+        outputs = {place.address: _read_output(place) for place in some}
         snapshots = [place for place in some if outputs[place.address] is None]
         rows = {row.place: row for row in reduce_here(snapshots)}
         for place in some:
@@ -261,7 +261,7 @@ class _NoFiguresError(ValueError):
     """The JSON has no figures for a history."""
 
 
-def _output(place: Place) -> _Figures | FailedFile | None:
+def _read_output(place: Place) -> _Figures | FailedFile | None:
     """Read the output of a command; None where the file is to be read as a snapshot."""
     if not place.address.lower().endswith(".json") or place.size > _MOST_JSON:
         return None

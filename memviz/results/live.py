@@ -95,7 +95,7 @@ class Live(Result):
     def as_json(self) -> dict[str, Any]:
         """Return the output of `peak --json` or `at --json`.
 
-        The smaller groups come without their stacks where those of the larger ones fill the answer already.
+        Smaller groups have no stacks if those of larger groups fill the answer already.
         """
         trace, device, live = self.trace, self._device, self.found
         stacks = [group.stack for group in self.groups if group.stack is not None]

@@ -8,9 +8,9 @@ from typing import Any
 
 from memviz.allocator.context import OVERHEAD_BYTES
 from memviz.allocator.event_replay import Progress, part_of, rest_of
-from memviz.allocator.replay_result import Figures, Replayed, allocation_count
+from memviz.allocator.replay_result import Figures, allocation_count
 from memviz.allocator.replayer import CardMemory, Replayer, WhatIf
-from memviz.allocator.search import Search, SettingsTrial, search
+from memviz.allocator.search import Search, search
 from memviz.allocator.settings import NEWEST, Release, Settings, environment_text
 from memviz.results.headline import Headline, device_number
 from memviz.results.replay_headline import replay_headline
@@ -91,7 +91,19 @@ class Replay(Result):
             return written
         return {
             **written,
-            "search": [_trial_json(outcome) for outcome in searched.tried],
+            "search": [
+                {
+                    "settings": outcome.text,
+                    "is_recorded": outcome.is_recorded,
+                    "as_recorded": outcome.is_as_recorded,
+                    **named_fields(outcome, "fits", "peak_allocated_bytes", "peak_reserved_bytes"),
+                    "peak_reserved_on_card_bytes": outcome.reserved_on_card_bytes,
+                    "retries": outcome.retries,
+                    "oom": _oom_json(outcome),
+                    "smallest_card_bytes": outcome.smallest_card.total_bytes if outcome.smallest_card else None,
+                }
+                for outcome in searched.tried
+            ],
             "advice": searched.advice,
             "advised_settings": searched.advised.text,
             "environment": environment_text(searched.advised.text),
@@ -169,15 +181,26 @@ _KEYS_OF_REPLAY = (
 
 def _outcome_json(outcome: WhatIf, headline: Headline) -> dict[str, Any]:
     replayed, card = outcome.replayed, outcome.card
+    agreement = outcome.recorded.agreement
+    assert agreement is not None
+    first = agreement.first_mismatch
     return {
         "settings": replayed.settings.to_text(),
-        **_agreement_json(outcome.recorded),
+        "exact": outcome.recorded.exact,
+        "address_mismatches": agreement.address_mismatches,
+        "first_mismatch": None if first is None else asdict(first),
         **_figures_json(replayed),
         "verdict": str(headline),
         "provenance": replayed.trace.about.label,
         "recorded_settings": outcome.recorded.settings.to_text(),
         "addresses": allocation_count(outcome.recorded),
-        **_recording_json(outcome),
+        "as_recorded": outcome.replayed is outcome.base and not outcome.divergence,
+        "why_not_as_recorded": outcome.divergence if outcome.replayed is outcome.base else outcome.why_not_as_recorded,
+        "recorded_peak_reserved_bytes": outcome.recorded_peak_bytes if outcome.knows_recorded_peak else None,
+        "recorded_retries": outcome.recorded.retries,
+        "recorded_settings_replayed": _figures_json(outcome.compared_with),
+        "recorded_settings_as_memory_lay": _figures_json(outcome.base),
+        "change_bytes": None if outcome.replayed.oom or outcome.compared_with.oom else outcome.change_bytes,
         **named_fields(replayed, "peak_requested_bytes", "waiting_at_start_bytes", "unused_at_peak_bytes"),
         "fragmentation": round(replayed.fragmentation, 6),
         "card_bytes": card.total_bytes if card else None,
@@ -190,47 +213,11 @@ def _outcome_json(outcome: WhatIf, headline: Headline) -> dict[str, Any]:
     }
 
 
-def _recording_json(outcome: WhatIf) -> dict[str, Any]:
-    return {
-        "as_recorded": outcome.replayed is outcome.base and not outcome.divergence,
-        "why_not_as_recorded": outcome.divergence if outcome.replayed is outcome.base else outcome.why_not_as_recorded,
-        "recorded_peak_reserved_bytes": outcome.recorded_peak_bytes if outcome.knows_recorded_peak else None,
-        "recorded_retries": outcome.recorded.retries,
-        "recorded_settings_replayed": _figures_json(outcome.compared_with),
-        "recorded_settings_as_memory_lay": _figures_json(outcome.base),
-        "change_bytes": None if outcome.replayed.oom or outcome.compared_with.oom else outcome.change_bytes,
-    }
-
-
 def _figures_json(replayed: Figures) -> dict[str, Any]:
     names = ("peak_allocated_bytes", "peak_reserved_bytes", "reserved_end_bytes", "retries")
     return {**named_fields(replayed, *names), "oom": _oom_json(replayed)}
 
 
-def _agreement_json(recorded: Replayed) -> dict[str, Any]:
-    agreement = recorded.agreement
-    assert agreement is not None
-    first = agreement.first_mismatch
-    return {
-        "exact": recorded.exact,
-        "address_mismatches": agreement.address_mismatches,
-        "first_mismatch": None if first is None else asdict(first),
-    }
-
-
 def _oom_json(replayed: Figures) -> dict[str, int] | None:
     names = ("event", "requested_bytes", "allocated_bytes", "reserved_bytes")
     return None if replayed.oom is None else named_fields(replayed.oom, *names)
-
-
-def _trial_json(tried: SettingsTrial) -> dict[str, Any]:
-    return {
-        "settings": tried.text,
-        "is_recorded": tried.is_recorded,
-        "as_recorded": tried.is_as_recorded,
-        **named_fields(tried, "fits", "peak_allocated_bytes", "peak_reserved_bytes"),
-        "peak_reserved_on_card_bytes": tried.reserved_on_card_bytes,
-        "retries": tried.retries,
-        "oom": _oom_json(tried),
-        "smallest_card_bytes": tried.smallest_card.total_bytes if tried.smallest_card else None,
-    }

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from memviz.analysis.devices import DeviceName, choose_device, name_device
+from memviz.analysis.devices import choose_device, name_device
 from memviz.analysis.segments import SegmentsAt, TileKind, segments_at
 from memviz.analysis.sums import sum_by
 from memviz.analysis.timeline import has_reserved
@@ -65,8 +65,20 @@ class SegmentMapResult(Result):
     @property
     def headline(self) -> Headline:
         device = choose_device(self.trace, self.device)
-        return segments_headline(
-            self.found, name_device(self.trace, device), len(device.events), is_reserved_known=has_reserved(device)
+        which = name_device(self.trace, device)
+        event_count = len(device.events)
+        is_reserved_known = has_reserved(device)
+        reserved, segments = self.found.reserved_bytes, counted(len(self.found.segments), "segment")
+        where = moment_text(which, self.found.event, event_count)
+        if not is_reserved_known:
+            return Headline(f"The file does not say what is reserved{where}.")
+        if not reserved:
+            return Headline(f"Nothing is reserved{where}.")
+        free = int(self.found.tiles.size[self.found.tiles.kind == TileKind.FREE].sum())
+        share = f"{bytes_text(free)} ({percent_text(free, reserved)})"
+        return Headline(
+            f"{bytes_text(reserved)} are reserved in {segments}{where}.",
+            f"Blocks use {bytes_text(reserved - free)}; {share} are free.",
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -127,18 +139,3 @@ def segments_result(trace: Trace, device: DeviceTrace, event: int) -> SegmentMap
         for i in range(count)
     )
     return SegmentMapResult(trace, device.name, moment, uses)
-
-
-def segments_headline(moment: SegmentsAt, which: DeviceName, event_count: int, *, is_reserved_known: bool) -> Headline:
-    reserved, segments = moment.reserved_bytes, counted(len(moment.segments), "segment")
-    where = moment_text(which, moment.event, event_count)
-    if not is_reserved_known:
-        return Headline(f"The file does not say what is reserved{where}.")
-    if not reserved:
-        return Headline(f"Nothing is reserved{where}.")
-    free = int(moment.tiles.size[moment.tiles.kind == TileKind.FREE].sum())
-    share = f"{bytes_text(free)} ({percent_text(free, reserved)})"
-    return Headline(
-        f"{bytes_text(reserved)} are reserved in {segments}{where}.",
-        f"Blocks use {bytes_text(reserved - free)}; {share} are free.",
-    )

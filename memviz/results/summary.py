@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from memviz.analysis.callstacks.sites import Site
 from memviz.analysis.devices import choose_device
 from memviz.analysis.health import health, history
 from memviz.analysis.overview import Overview, overview
@@ -21,7 +20,7 @@ from memviz.results.headline import (
     and_list,
     device_name,
     device_number,
-    of_device,
+    device_suffix,
     purpose_name,
     reserved_text,
     shorten,
@@ -193,7 +192,11 @@ def trace_headline(overview: Overview) -> Headline:
     if overview.ran_out is not None:
         headline = _ran_out(overview, overview.ran_out)
     elif not overview.event_count:
-        headline = _only_the_end(overview)
+        where = f" on {device_name(overview.device)}" if overview.device.is_one_of_several else ""
+        why = "The file has no history, only the final state."
+        if overview.trace_has_events:
+            why = "No events were recorded there; this is the final state."
+        headline = Headline(f"{bytes_text(overview.peak_bytes)} are live{where}.", why)
     else:
         headline = _peak_headline(overview)
     return headline.as_estimate(overview.limit_of_start) if overview.is_estimate else headline
@@ -208,7 +211,7 @@ def _peak_headline(overview: Overview) -> Headline:
     elif overview.largest_site:
         share = percent_text(overview.largest_site_bytes, overview.peak_bytes)
         main_part = f", {share} of it from {shorten(overview.largest_site)}"
-    answer = f"The peak{of_device(overview.device)} is {bytes_text(overview.peak_bytes)}{main_part}."
+    answer = f"The peak{device_suffix(overview.device)} is {bytes_text(overview.peak_bytes)}{main_part}."
     return Headline(answer, f"{_keepers(overview)}{_peak_moment(overview)}")
 
 
@@ -220,18 +223,13 @@ def _keepers(overview: Overview) -> str:
         return ""
     layers = f", in {most.layers}" if most.layers else ""
     share = percent_text(keeps.bytes, overview.peak_bytes)
-    return f"{share} is from {_site_list(keeps.places)}{layers}. "
-
-
-def _site_list(sites: tuple[Site, ...]) -> str:
-    """Return 'model.py:78, :22 and loss.py:5': consecutive lines of one file name it once."""
     labels: list[str] = []
     before = ""
-    for site in sites:
+    for site in keeps.places:
         name, _, line = site.label.removesuffix(f" {site.function}").rpartition(":")
         labels.append(f":{line}" if site.path == before else shorten(f"{name}:{line}"))
         before = site.path
-    return and_list(labels)
+    return f"{share} is from {and_list(labels)}{layers}. "
 
 
 def _ran_out(overview: Overview, failed: FailedRequest) -> Headline:
@@ -244,14 +242,6 @@ def _ran_out(overview: Overview, failed: FailedRequest) -> Headline:
     if failed.reserved_bytes >= failed.live_bytes:
         reason += f", and {bytes_text(failed.reserved_bytes - failed.live_bytes)} reserved but not live"
     return Headline(f"{answer[0].upper()}{answer[1:]}", f"{reason}.")
-
-
-def _only_the_end(overview: Overview) -> Headline:
-    where = f" on {device_name(overview.device)}" if overview.device.is_one_of_several else ""
-    why = "The file has no history, only the final state."
-    if overview.trace_has_events:
-        why = "No events were recorded there; this is the final state."
-    return Headline(f"{bytes_text(overview.peak_bytes)} are live{where}.", why)
 
 
 def _peak_moment(overview: Overview) -> str:

@@ -7,15 +7,14 @@ tensors and arrays are shared.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from memviz.errors import UsageError
+from memviz.predictor.shapes import tensors_among
 
 
 def names_of_cell(notebook: dict[str, Any], codes: list[CodeType]) -> dict[str, Any]:
@@ -70,24 +69,9 @@ def _copies(values: dict[str, Any], notebook: dict[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_other_devices(name: str, value: Any) -> None:
-    for tensor in _tensors_in(value):
+    for tensor in tensors_among(value, with_owners=True):
         if tensor.device.type != "cpu":
             raise UsageError(
                 f"{name} has a tensor on {tensor.device}, but a predicted cell can use CPU tensors only. "
                 "Make it in the cell, or move it with .cpu() first."
             )
-
-
-def _tensors_in(value: Any) -> Iterator[Any]:
-    if isinstance(value, nn.Module):
-        yield from (*value.parameters(), *value.buffers())
-    elif isinstance(value, Optimizer):
-        yield from (weight for group in value.param_groups for weight in group["params"])
-    elif isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors_in(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors_in(item)

@@ -17,7 +17,7 @@ import torch
 
 from memviz.predictor.accuracy import is_like_recorded
 from memviz.predictor.cards import CARD_KINDS
-from memviz.runner.request import described
+from memviz.runner.request import knobs_of
 from memviz.runner.workloads import WORKLOADS
 from memviz.runner.workloads.own import program_rows
 from memviz.runner.workloads.transformers_model import ConfiguredModel
@@ -64,7 +64,7 @@ def _workload_row(kind: Any) -> dict[str, Any]:
 
 
 def _row(kind: Any) -> dict[str, Any]:
-    knobs = [asdict(knob) for knob in described(kind)]
+    knobs = [asdict(knob) for knob in knobs_of(kind)]
     return {"name": kind.name, "title": kind.title, "sentence": kind.sentence, "knobs": knobs}
 
 

@@ -1,6 +1,6 @@
 """A request, read and checked: everything that can be refused is refused here, before anything is built.
 
-A plan can also be told as Python: as the code of these optimizations, or as calls of the libraries that have the same.
+A plan can also be printed as Python: the code of these optimizations, or calls of libraries that have the same.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from memviz.runner.request import (
     Parallel,
     Request,
     as_text,
-    described,
+    knobs_of,
     label_of_value,
     parallel_of,
     with_knobs,
@@ -51,7 +51,7 @@ ACROSS_GPUS: Mapping[str, tuple[str, ...]] = {
     "gradient_accumulation": _NO_STAGES,
     # It wants the head's whole matrix, and a stage computes its loss apart from it.
     "chunked_cross_entropy": ("data", "shard"),
-    # Adapters are sharded with the weights beside them; no plan says how to part their matrices.
+    # Adapters are sharded with their layer's weights; no plan says how to split their matrices.
     "lora": ("data", "shard"),
     # Codes become parameters, which FSDP shards as it does weights.
     "weight_quantization": ("shard",),
@@ -157,10 +157,10 @@ def plan_of(request: Request) -> Plan:
         raise UsageError(
             "An optimization is given twice. Give its knobs together, such as checkpointing:every=2,offload=true."
         )
-    knobs_of = dict(request.optimizations)
+    knobs_by_name = dict(request.optimizations)
     in_order = [chosen[kind.name] for kind in OPTIMIZATIONS if kind.name in chosen]
     passes = passes_of(workload, in_order)
-    ordered = tuple(fitted(optimization, knobs_of[optimization.name], passes) for optimization in in_order)
+    ordered = tuple(fitted(optimization, knobs_by_name[optimization.name], passes) for optimization in in_order)
     for optimization in ordered:
         _check_workload(optimization, workload)
     try:
@@ -264,7 +264,7 @@ def title_of(optimizations: tuple[Optimization, ...]) -> str:
     titles = []
     for change in optimizations:
         changed, texts = as_text(change), as_text(change, everything=True)
-        visible = [knob for knob in described(change) if knob.always or knob.name in changed]
+        visible = [knob for knob in knobs_of(change) if knob.always or knob.name in changed]
         knobs = [label_of_value(knob.name, texts[knob.name], knob.says) for knob in visible]
         titles.append(", ".join([change.title, *knobs]))
     return " + ".join(titles) or "Baseline"

@@ -117,8 +117,8 @@ def predicting(
         gpus: How many such cards the block has, cuda:0 and so on; `gpus` of the result has the estimate of each.
 
     Raises:
-        DataNeeded: The program asks for values that nobody computes, and no natural answer is known.
-        UsageError: A line of `assume` asked for no value.
+        DataNeeded: The program needs values that are not computed, and no natural answer is known.
+        UsageError: A line of `assume` needed no value.
     """
     if world_size is None and rank:
         raise UsageError("rank needs the number of processes: pass world_size.")
@@ -612,7 +612,7 @@ class ScriptPrediction:
     outputs: Path | None = None
     """Folder with these files; None if they were removed."""
     is_status_ours: bool = False
-    """True if the program ended well, and the exit status tells of its answers."""
+    """True if the program ended well, so that the exit status reports its answers."""
 
     @property
     def not_known(self) -> str:
@@ -671,7 +671,7 @@ class ScriptPrediction:
 
     @property
     def _fit_together(self) -> bool:
-        """True if all peaks on a card fit it at once, each beside a context of its own."""
+        """True if all peaks on a card fit it at once, each with a context of its own."""
         card, context = self.estimate.card, self.estimate.context.most_bytes
         return all(peaks + count * context <= card.memory_bytes for _, count, peaks in self.shared_cards())
 

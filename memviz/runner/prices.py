@@ -258,7 +258,7 @@ def preset_entry(row: Mapping[str, Any], listing: Mapping[str, Any], predict: Pr
     """Predict what `prices.json` holds for one preset."""
     settings = {knob["name"]: knob_text(knob["default"]) for knob in row["knobs"]}
     optimizer: Optimizer = PRESET_OPTIMIZER if _trains(settings) else "none"
-    # The time of a step depends on the dtype, which a run names only where it was asked for.
+    # The time of a step depends on the dtype, which a run names only if it was requested.
     asked = {name: settings[name] for name in ("dtype",) if name in settings}
     base = Request(row["name"], asked, optimizer=optimizer, numerics=False)
     base_run = predict(base)

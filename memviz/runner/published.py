@@ -113,11 +113,11 @@ SPLIT_TOKENS = 32
 _LAYERS = 5
 _GATED = ("geglu", "swiglu")
 Chains = dict[str, Tensor]
-"""Output of each way of computing after some layers."""
+"""Output of each method after some layers."""
 
 
 def split_differences(activations: tuple[str, ...], splits: int) -> dict[str, dict[str, tuple[float, float]]]:
-    """Return absmax and absmean after all layers, by activation and by way: 'split' or 'as first published'."""
+    """Return absmax and absmean after all layers, by activation and by method: 'split' or 'as first published'."""
     gaps: dict[str, dict[str, tuple[float, float]]] = {values: {} for values in activations}
     chains: dict[str, Chains] = {}
     with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -184,7 +184,7 @@ def _through(layer: nn.Module, ways: Chains, splits: int, *, gated: bool) -> Non
 
 
 def _wrong_split(layer: nn.Module, x: Tensor, splits: int) -> Tensor:
-    """Value and gate lie in one matrix, and it was cut as if it held one thing: values then met values."""
+    """Split a gated feed-forward as first published: their common matrix was cut as if it held one of them."""
     first, _, last = _feed_forward(layer).net[:3]
     act = first.gelu if hasattr(first, "gelu") else first.activation
     pieces = (first.proj.weight.chunk(splits), first.proj.bias.chunk(splits), last.weight.chunk(splits, dim=1))

@@ -108,7 +108,12 @@ def hold_together(model: nn.Module, mesh: DeviceMesh, parallel: Parallel, card: 
     """Over the axes data and shard."""
     if parallel.shard > 1:
         axes = ("data", "shard") if parallel.data > 1 else ("shard",)
-        _shard_codes(model)
+        # FSDP leaves buffers whole on every rank, so codes and scales of quantized weights become parameters.
+        for module in model.modules():
+            if isinstance(module, Quantized):
+                for name, buffer in list(module.named_buffers(recurse=False)):
+                    delattr(module, name)
+                    module.register_parameter(name, nn.Parameter(buffer, requires_grad=False))
         # Stages gather their weights once for all microbatches.
         again = parallel.pipeline == 1
         policy = CPUOffloadPolicy() if parallel.offload else OffloadPolicy()
@@ -120,15 +125,6 @@ def hold_together(model: nn.Module, mesh: DeviceMesh, parallel: Parallel, card: 
         group = mesh["data"].get_group()
         return DistributedDataParallel(model, device_ids=[card], process_group=group, gradient_as_bucket_view=True)
     return model
-
-
-def _shard_codes(model: nn.Module) -> None:
-    """Make codes and scales of quantized weights parameters, since FSDP leaves buffers whole on every rank."""
-    for module in model.modules():
-        if isinstance(module, Quantized):
-            for name, buffer in list(module.named_buffers(recurse=False)):
-                delattr(module, name)
-                module.register_parameter(name, nn.Parameter(buffer, requires_grad=False))
 
 
 class ModelStage(nn.Module):

@@ -79,17 +79,17 @@ def knob(
     return field(default=default, metadata=metadata)
 
 
-def least_of(of: Any, name: str, otherwise: int) -> int:
+def least_value_of_knob(of: Any, name: str) -> int:
     """The smallest value of a knob that makes sense."""
     (least,) = (knob.metadata.get("least") for knob in fields(of) if knob.name == name)
-    return otherwise if least is None else int(least)
+    return 1 if least is None else int(least)
 
 
-def described(of: Any) -> tuple[Knob, ...]:
+def knobs_of(of: Any) -> tuple[Knob, ...]:
     """The knobs of a class, or of an instance with its values as the defaults."""
     kind = of if isinstance(of, type) else type(of)
     knobs = []
-    for knob_field in _turnable(kind):
+    for knob_field in _knob_fields(kind):
         name, accepted, about = knob_field.name, _Accepted.of(kind, knob_field), knob_field.metadata
         value = _default(knob_field) if isinstance(of, type) else getattr(of, name)
         texts = (about.get("unit", ""), about.get("says", ""), about.get("always", False))
@@ -101,11 +101,11 @@ def described(of: Any) -> tuple[Knob, ...]:
 def with_knobs(kind: type[T], pairs: Mapping[str, str]) -> T:
     """Return an instance with these knobs; `resolution=512x768` sets two at once where the class joins them."""
     name = str(getattr(kind, "name", kind.__name__))
-    turnable = {knob_field.name: knob_field for knob_field in _turnable(kind)}
+    turnable = {knob_field.name: knob_field for knob_field in _knob_fields(kind)}
     values = {}
-    for key, text in _single_knobs(kind, name, pairs).items():
+    for key, text in _split_joined_knobs(kind, name, pairs).items():
         if key not in turnable:
-            raise UsageError(f"{name} has no knob {key}.{nearest(key, [*turnable, *_joined(kind)])}")
+            raise UsageError(f"{name} has no knob {key}.{nearest(key, [*turnable, *_joined_knobs(kind)])}")
         try:
             values[key] = _Accepted.of(kind, turnable[key]).read(text)
         except ValueError as error:
@@ -118,7 +118,7 @@ def with_knobs(kind: type[T], pairs: Mapping[str, str]) -> T:
 
 def as_text(of: Any, *, everything: bool = False) -> dict[str, str]:
     """Return the texts that `with_knobs` reads back: of knobs that differ from their default, or of all."""
-    values = {knob_field: getattr(of, knob_field.name) for knob_field in _turnable(type(of))}
+    values = {knob_field: getattr(of, knob_field.name) for knob_field in _knob_fields(type(of))}
     return {
         knob_field.name: knob_text(value)
         for knob_field, value in values.items()
@@ -172,7 +172,7 @@ def parse_name_and_knobs(text: str) -> tuple[str, dict[str, str]]:
 def check_knobs(of: Any) -> None:
     """Refuse a value that is not among the choices, or below the least; for `__post_init__`."""
     kind = type(of)
-    for knob_field in _turnable(kind):
+    for knob_field in _knob_fields(kind):
         value, least = getattr(of, knob_field.name), knob_field.metadata.get("least")
         choices = _Accepted.of(kind, knob_field).choices
         if choices and value not in choices and value is not None:
@@ -239,18 +239,18 @@ def read_value(kind: type, text: str) -> Any:
     return text
 
 
-def _single_knobs(kind: type, name: str, pairs: Mapping[str, str]) -> dict[str, str]:
+def _split_joined_knobs(kind: type, name: str, pairs: Mapping[str, str]) -> dict[str, str]:
     """Replace joined knobs, such as `resolution`, by their single knobs."""
     knobs: dict[str, str] = {}
-    choices = {one.name: one.metadata.get("choices", ()) for one in _turnable(kind)}
+    choices = {one.name: one.metadata.get("choices", ()) for one in _knob_fields(kind)}
     for key, text in pairs.items():
         # `by` is the older name where it chooses between this project's torch code and a library's.
         if key == "implementation" and "torch" in choices.get("by", ()):
             key, text = "by", dict(zip(("memviz", "library"), choices["by"], strict=False)).get(text.strip(), text)
-        singles = _joined(kind).get(key, (key,))
-        values = _BETWEEN_SIDES.split(text.strip()) if key in _joined(kind) else [text]
+        singles = _joined_knobs(kind).get(key, (key,))
+        values = _BETWEEN_SIDES.split(text.strip()) if key in _joined_knobs(kind) else [text]
         if len(values) != len(singles):
-            defaults = {knob_field.name: knob_text(_default(knob_field)) for knob_field in _turnable(kind)}
+            defaults = {knob_field.name: knob_text(_default(knob_field)) for knob_field in _knob_fields(kind)}
             example = "x".join(defaults[single] for single in singles)
             raise UsageError(f"{name}: {key} is {' x '.join(singles)}, as in {example}; not {text!r}.")
         for single, value in zip(singles, values, strict=True):
@@ -260,13 +260,13 @@ def _single_knobs(kind: type, name: str, pairs: Mapping[str, str]) -> dict[str, 
     return knobs
 
 
-def _joined(kind: type) -> Mapping[str, tuple[str, ...]]:
+def _joined_knobs(kind: type) -> Mapping[str, tuple[str, ...]]:
     """Return the joined knobs of a class, as `resolution` for height and width."""
     joined: Mapping[str, tuple[str, ...]] = getattr(kind, "together", {})
     return joined
 
 
-def _turnable(kind: type) -> list[Field[Any]]:
+def _knob_fields(kind: type) -> list[Field[Any]]:
     turnable = [one for one in fields(kind) if one.init and not one.metadata.get("python_only")]
     return sorted(turnable, key=lambda one: bool(one.metadata.get("last")))
 

@@ -31,7 +31,7 @@ from memviz.runner.request import Optimizer, Run, command_of, library_versions
 from memviz.runner.workloads import Workload
 from memviz.trace.model import Action, Category, Trace
 from optimizations import apply_all
-from optimizations.attention_backend import AttentionBackend, let_go_of_kernels
+from optimizations.attention_backend import AttentionBackend, restore_kernels
 from optimizations.gradient_accumulation import GradientAccumulation
 from optimizations.weight_offload import host_bytes
 from optimizations.weight_quantization import Quantized
@@ -47,7 +47,7 @@ def attention_kernels_restored(plan: Plan) -> Iterator[None]:
         yield
     finally:
         if any(isinstance(change, AttentionBackend) for change in plan.optimizations):
-            let_go_of_kernels()
+            restore_kernels()
 
 
 def convert_on_host(plan: Plan, model: nn.Module) -> None:
@@ -127,7 +127,7 @@ class RunStep:
     optimizer: torch.optim.Optimizer | None
     pieces: GradientAccumulation | None = None
     passes: Callable[[], Any] | None = None
-    """Run all passes of a step in another way than one micro-batch after the other."""
+    """Runs the passes of a step other than by one micro-batch after the other."""
 
     run_pass: RunPass = run_always
     """Run a pass, or repeat an equal one."""

@@ -28,7 +28,7 @@ _SCALARS = (str, int, float, bool, type(None))
 _PLACES = {"action", "addr", "size", "stream", "time_us", "pool_id", "device_free"}
 _KNOWN_KEYS = _PLACES | {"frames", "forward_frames", "compile_context", "user_metadata", "category"}
 _CATEGORY_NAMES = {category.name.lower(): category for category in Category} | {"autograd_detail": Category.ACTIVATION}
-"""Written by torch's own conversion of a profile into a snapshot, and by nobody else."""
+"""Written only by torch's own conversion of a profile into a snapshot."""
 
 
 class EventCollector:

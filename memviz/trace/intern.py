@@ -23,9 +23,9 @@ _TAIL = 1024
 _FEW = 1 << 12
 """Codes up to here are counted, which reads a column once and moves nothing."""
 _TABLE = 1 << 20
-"""Bytes of a table that says of every code whether it is wanted."""
+"""Bytes of a table with one flag per code."""
 _EACH = 8
-"""So few are looked for one after the other."""
+"""Up to so many values are searched one by one."""
 
 
 def valid_unicode(text: str) -> str:
@@ -38,7 +38,7 @@ def valid_unicode(text: str) -> str:
 
 
 def bounded(text: str, most: int = MOST_TEXT) -> str:
-    """Its begin and its end, where it is too long. Different texts stay different, and equal ones equal."""
+    """Shorten a long text to its begin and end. Different texts stay different, and equal texts equal."""
     if len(text) <= most:
         return text
     # Few files have such a text, and OpenSSL takes its time to load.
@@ -173,7 +173,7 @@ class Interner:
         return known
 
     def shortened(self, frames: Sequence[Any]) -> Sequence[Any]:
-        """Both ends of a stack that is deeper than anybody reads, and between them a frame that says so."""
+        """Both ends of a stack that is too deep, and between them a frame that says so."""
         if len(frames) <= MOST_FRAMES:
             return frames
         self.has_cut_stacks = True
@@ -210,7 +210,7 @@ NOT_A_SNAPSHOT = "This does not look like what torch.cuda.memory._dump_snapshot 
 
 
 def _line(value: Any) -> int:
-    """0 for none. torch writes -1 there, also as an unsigned number, and whatever a symbolizer made of no answer."""
+    """Return 0 for none: torch writes -1 there, also unsigned, or what a symbolizer returned without an answer."""
     number = _integer(value, "line")
     return number if 0 <= number <= _INT4_MAX else 0
 

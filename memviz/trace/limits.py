@@ -101,7 +101,7 @@ class Budget:
     """Limits and consumption of one reading, bound to the thread that created it."""
 
     def __init__(self, limits: Limits, size: int | None = None, is_wanted: IsWanted | None = None) -> None:
-        """`size`: of the file as it lies on disk; what a file may take grows with it."""
+        """`size`: of the file on disk; the limits grow with it."""
         self.asked = limits
         self.limits = limits if size is None else limits.for_size(size)
         self.spent = 0

@@ -37,7 +37,7 @@ ZIP = b"PK\x03\x04"
 _BLANK = b"\xef\xbb\xbf \t\r\n"
 _CHECKED_EVERY = 4096
 _LONG_JSON = 128 * MiB
-"""Characters. In shorter ones long numbers may stand: looking at each takes a third more time."""
+"""Characters. Shorter texts may have long numbers: checking each number takes a third more time."""
 _MOST_DIGITS = 150
 """Maximum digits of a number, as in pickles."""
 _PACKED = {
@@ -67,7 +67,7 @@ def load_trace(
         path: The file.
         limits: What it may take of this machine; by default `Limits.from_environment()`.
         progress: Called now and then with the bytes read so far and the file's size.
-        is_wanted: Asked now and then; where it says no, reading ends with `Unwanted`.
+        is_wanted: Called now and then; if it returns False, reading ends with `Unwanted`.
 
     Raises:
         TraceError: The file is not a snapshot, is damaged, or goes beyond the limits.
@@ -104,7 +104,7 @@ def read_trace(
         limits: What it may take of this machine.
         progress: Called now and then with the bytes read so far and the size.
         watch: Shown events as they are decoded, long before the trace is whole.
-        is_wanted: Asked now and then; where it says no, reading ends with `Unwanted`.
+        is_wanted: Called now and then; if it returns False, reading ends with `Unwanted`.
     """
     limits = limits or Limits.from_environment()
     with _refusals(name):
@@ -141,7 +141,7 @@ def load_zip_member(path: Path, member: str) -> Trace:
 
 @contextmanager
 def _refusals(name: str) -> Iterator[None]:
-    """Whatever goes wrong names the file."""
+    """Add the file's name to errors."""
     try:
         yield
     except TraceError as error:
@@ -158,7 +158,11 @@ def _read(file: BinaryIO, budget: Budget, progress: Progress | None, watch: Watc
     file.seek(0)
     head, stream, packed = file.read(64), file, ""
     if head.startswith(ZIP):
-        stream, packed = cast(BinaryIO, _zip_member(file, budget)), ", zip"
+        archive, found = zip_snapshots(file, file.seek(0, io.SEEK_END), budget)
+        if len(found) > 1:
+            reason = f"The zip archive has {len(found):,} snapshots."
+            raise TraceError(reason, remedy="Read them with `memviz ranks`, or unpack it and open the files together.")
+        stream, packed = cast(BinaryIO, ZipMember(archive.open(found[0]))), ", zip"
     elif head.lstrip(_BLANK)[:1] == b"<":
         stream, packed = cast(BinaryIO, Base64File(file, _base64_start(file))), ", HTML page"
     stream.seek(0)
@@ -228,7 +232,7 @@ def _json(stream: BinaryIO, budget: Budget) -> Any:
 
 
 def _json_text(stream: BinaryIO, budget: Budget) -> str:
-    """The whole file, decoded while it is read: its bytes are never there beside its text."""
+    """Read the whole file, decoded while it is read: bytes and text are never in memory together."""
     most = budget.limits.json_bytes
     texts: list[str] = []
     decoder: codecs.IncrementalDecoder | None = None
@@ -260,7 +264,7 @@ def _json_text(stream: BinaryIO, budget: Budget) -> str:
 
 
 def _each_frame_once(budget: Budget) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """JSON writes a frame out wherever it stands; here each is kept once, as pickles keep it."""
+    """JSON repeats a frame in every stack; keep each once, as pickles do."""
     seen: dict[tuple[str, str, int], dict[str, Any]] = {}
     numbers = count(1)
 
@@ -409,11 +413,3 @@ class ZipMember:
             return self._member.read(size)
         except (BadZipFile, EOFError, zlib.error):
             raise TraceError(_BAD_ZIP, remedy=AGAIN) from None
-
-
-def _zip_member(file: BinaryIO, budget: Budget) -> ZipMember:
-    archive, found = zip_snapshots(file, file.seek(0, io.SEEK_END), budget)
-    if len(found) > 1:
-        reason = f"The zip archive has {len(found):,} snapshots."
-        raise TraceError(reason, remedy="Read them with `memviz ranks`, or unpack it and open the files together.")
-    return ZipMember(archive.open(found[0]))

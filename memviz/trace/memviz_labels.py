@@ -55,13 +55,13 @@ from memviz.trace.model import (
 )
 
 
-def text_of(column: npt.NDArray[Any]) -> str:
+def encode_column(column: npt.NDArray[Any]) -> str:
     return base64.b64encode(column.tobytes()).decode("ascii")
 
 
-def column_of(value: Any, dtype: Any, count: int, values: int) -> Any:
+def decode_column(value: Any, dtype: Any, count: int, values: int) -> Any:
     """Return the column of `count` numbers, each checked to be at least 0 and less than `values`."""
-    raw = _raw(value)
+    raw = _decode_base64(value)
     if len(raw) != count * np.dtype(dtype).itemsize:
         raise TraceError("Its labels (under the key 'memviz') do not match its events.")
     column = np.frombuffer(raw, dtype=dtype).astype(np.dtype(dtype).newbyteorder("="))
@@ -70,7 +70,7 @@ def column_of(value: Any, dtype: Any, count: int, values: int) -> Any:
     return column
 
 
-def _raw(value: Any) -> bytes:
+def _decode_base64(value: Any) -> bytes:
     try:
         return base64.b64decode(value, validate=True)
     except (TypeError, ValueError, binascii.Error):
@@ -90,19 +90,13 @@ _SPANS = {"phase": _PHASE, "step": ("<i4", np.iinfo(np.int32).max), "first": ("<
 
 
 def dump_columns(columns: Columns, types: Mapping[str, tuple[Any, int]]) -> dict[str, str]:
-    return {name: text_of(column.astype(types[name][0])) for name, column in columns.columns()}
+    return {name: encode_column(column.astype(types[name][0])) for name, column in columns.columns()}
 
 
 def _read_columns(value: dict[str, Any], types: Mapping[str, tuple[Any, int]], count: int, events: int = 0) -> Any:
-    return [column_of(value.get(name), np.dtype(kind), count, most or events) for name, (kind, most) in types.items()]
-
-
-def dump_taken_over(known: TakenOver) -> dict[str, Any]:
-    return {
-        "events": dump_columns(known.events, _PURPOSES),
-        "blocks": dump_columns(known.blocks, _PURPOSES),
-        "spans": dump_columns(known.spans, _SPANS),
-    }
+    return [
+        decode_column(value.get(name), np.dtype(kind), count, most or events) for name, (kind, most) in types.items()
+    ]
 
 
 def read_taken_over(value: Any, events: int, blocks: int) -> TakenOver | None:
@@ -120,7 +114,7 @@ def _purposes(value: dict[str, Any], count: int) -> Purposes:
 
 
 def _spans(value: dict[str, Any], events: int) -> Spans:
-    spans = Spans(*_read_columns(value, _SPANS, len(_raw(value.get("phase"))), events))
+    spans = Spans(*_read_columns(value, _SPANS, len(_decode_base64(value.get("phase"))), events))
     is_in_order = (spans.first[1:] >= spans.first[:-1]).all()
     if len(spans) > _MOST_SPANS * events or (spans.phase == Phase.UNKNOWN).any() or not is_in_order:
         raise TraceError("Its phases (under the key 'memviz') do not follow one another.")
@@ -136,17 +130,17 @@ def _dump_holders(holders: Holders, used: Ints4) -> dict[str, str]:
     texts = {name: np.searchsorted(used, getattr(holders, name)).astype("<i4") for name in _HOLDER_TEXTS}
     whole = {name: getattr(holders, name).astype("<i8") for name in ("event", "address")}
     columns = {**whole, "kind": holders.kind, **texts}
-    return {name: text_of(column) for name, column in columns.items()}
+    return {name: encode_column(column) for name, column in columns.items()}
 
 
 def _read_holders(value: Any, events: int, texts: Ints4) -> Holders | None:
     """None where a file has none."""
     if type(value) is not dict or not len(texts):
         return None
-    count = len(_raw(value.get("kind")))
-    event = column_of(value.get("event"), np.dtype("<i8"), count, events + 1)
+    count = len(_decode_base64(value.get("kind")))
+    event = decode_column(value.get("event"), np.dtype("<i8"), count, events + 1)
     kind, *codes = _read_columns(value, _HOLDERS, count, len(texts))
-    address = np.frombuffer(_raw(value.get("address")), dtype="<i8").astype(np.int64)
+    address = np.frombuffer(_decode_base64(value.get("address")), dtype="<i8").astype(np.int64)
     if len(address) != count or (event[1:] < event[:-1]).any():
         raise TraceError("Its holders (under the key 'memviz') do not match its events.")
     return Holders(event, address, kind, *(texts[column] for column in codes))
@@ -160,7 +154,7 @@ def _read_host(value: Any, events: int) -> HostBytes | None:
     """None where a file has none."""
     if type(value) is not dict:
         return None
-    count = len(_raw(value.get("event"))) // np.dtype("<i8").itemsize
+    count = len(_decode_base64(value.get("event"))) // np.dtype("<i8").itemsize
     host = HostBytes(*_read_columns(value, _HOST, count, events + 1))
     if (host.event[1:] < host.event[:-1]).any():
         raise TraceError("Its host memory (under the key 'memviz') does not match its events.")
@@ -258,9 +252,13 @@ def _dump_device(device: DeviceTrace, used: Ints4, texts: Ints4) -> dict[str, An
     for key, labels in (("events", device.event_labels), ("blocks", device.block_labels)):
         if labels is not None:
             used_here = replace(labels, module=np.searchsorted(used, labels.module).astype(np.int32))
-            row[key] = dump_columns(used_here, _labels_of(len(used)))
+            row[key] = dump_columns(used_here, _label_types(len(used)))
     if device.taken_over is not None:
-        row["taken_over"] = dump_taken_over(device.taken_over)
+        row["taken_over"] = {
+            "events": dump_columns(device.taken_over.events, _PURPOSES),
+            "blocks": dump_columns(device.taken_over.blocks, _PURPOSES),
+            "spans": dump_columns(device.taken_over.spans, _SPANS),
+        }
     if device.holders:
         row["holders"] = _dump_holders(device.holders, texts)
     if device.host:
@@ -286,11 +284,11 @@ def _labelled(device: DeviceTrace, given: Any, modules: Any, texts: Ints4) -> De
 def _labels(value: Any, count: int, modules: Any) -> Labels | None:
     if type(value) is not dict:
         return None
-    category, module, phase = _read_columns(value, _labels_of(len(modules)), count)
+    category, module, phase = _read_columns(value, _label_types(len(modules)), count)
     return Labels(category, modules[module], phase)
 
 
-def _labels_of(modules: int) -> dict[str, tuple[Any, int]]:
+def _label_types(modules: int) -> dict[str, tuple[Any, int]]:
     return {"category": _CATEGORY, "module": ("<i4", modules), "phase": _PHASE}
 
 

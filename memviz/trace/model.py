@@ -27,7 +27,7 @@ Ints8 = npt.NDArray[np.int64]
 
 NO_STACK = -1
 FREE_UNKNOWN = -1
-"""Stands for an OOM event without the driver's free memory."""
+"""Value for an OOM event without the driver's free memory."""
 EMPTY_TEXT = 0
 DEFAULT_POOL = (0, 0)
 
@@ -421,7 +421,7 @@ class About:
     """The file's own name, never its folder."""
     format: str = ""
     facts: Mapping[str, str] = field(default_factory=dict)
-    """Whatever else our own runs wrote: model, command, versions."""
+    """Other facts written by memviz's own runs: model, command, versions."""
 
     @property
     def label(self) -> str:

@@ -39,7 +39,7 @@ class _Call:
 
 
 class RunningCalls:
-    """Asked for moments of a thread in the order of time."""
+    """Takes moments of a thread in the order of time."""
 
     def __init__(self, rows: list[dict[str, Any]], interner: Interner, threads: set[tuple[Any, Any]]) -> None:
         self._interner = interner
@@ -136,7 +136,7 @@ def is_profile(root: Any) -> bool:
 
 
 def is_profiled(trace: Trace) -> bool:
-    """Its segments are placeholders, and lie nowhere."""
+    """Its segments are placeholders without addresses."""
     return _FACTS.items() <= trace.about.facts.items()
 
 
@@ -214,22 +214,18 @@ def _moment(row: dict[str, Any]) -> _Moment:
         value = told.get(what)
         return None if value is None else max(_whole(value, what), 0)
 
+    pid, tid = row.get("pid"), row.get("tid")
     return _Moment(
         at=_time(row.get("ts")),
         order=order if type(order) is int else 0,
         device=max(device, 0),
-        thread=thread_of(row),
+        thread=(pid if type(pid) in (int, str) else None, tid if type(tid) in (int, str) else None),
         address=_whole(told.get("Addr", 0), "Addr"),
         bytes=_whole(told.get("Bytes"), "Bytes"),
         allocated=total("Total Allocated"),
         reserved=total("Total Reserved"),
         ran_out=row["name"] == _OUT_OF_MEMORY,
     )
-
-
-def thread_of(row: dict[str, Any]) -> tuple[Any, Any]:
-    pid, tid = row.get("pid"), row.get("tid")
-    return (pid if type(pid) in (int, str) else None, tid if type(tid) in (int, str) else None)
 
 
 def _time(value: Any) -> float:

@@ -56,7 +56,7 @@ _LARGE_SEGMENT_MB = re.compile(r"\blarge_segment_size_mb\s*:\s*([0-9]{1,6})\b")
 
 
 def round_sizes(requested: Ints8, divisions: Divisions = NO_DIVISIONS) -> Ints8:
-    """Block sizes before any decision not to split. Zero asks for no block in PyTorch; here it gives MIN_BLOCK."""
+    """Block sizes before any decision not to split. For zero bytes, where PyTorch allocates nothing, MIN_BLOCK."""
     sizes = np.asarray(requested, dtype=np.int64)
     refused = sizes >= LARGEST_REQUEST
     served = np.where(refused, 0, sizes)

@@ -44,7 +44,7 @@ from memviz.trace.unpickle.rows import translated
 from memviz.units import kind_text
 
 
-def whole_of(mapping: Any, key: str, default: int | None = None) -> int:
+def integer_of(mapping: Any, key: str, default: int | None = None) -> int:
     value = mapping.get(key, default) if type(mapping) is dict else None
     if type(value) is not int:
         raise TraceError(f"{key!r} is missing or not a whole number.")
@@ -125,7 +125,7 @@ def annotations_of(rows: Iterable[Any], interner: Interner) -> Annotations:
     return Annotations(name=name[order], stage=stage[order].astype(np.uint8), time_us=time_us[order])
 
 
-def of_devices(rows: AnnotationRows) -> list[tuple[int, AnnotationRows]]:
+def split_by_device(rows: AnnotationRows) -> list[tuple[int, AnnotationRows]]:
     """Each device's own."""
     if len(rows) and (rows.device == rows.device[0]).all():
         return [(int(rows.device[0]), rows)]
@@ -134,7 +134,7 @@ def of_devices(rows: AnnotationRows) -> list[tuple[int, AnnotationRows]]:
 
 def _from_dicts(rows: list[Any], interner: Interner) -> tuple[Ints4, Ints8, Ints8]:
     """Sort by time before numbering the names, so that a name keeps its number when written and read again."""
-    unordered = integers([whole_of(row, "time_us", 0) for row in rows], "time_us")
+    unordered = integers([integer_of(row, "time_us", 0) for row in rows], "time_us")
     order = np.argsort(unordered, kind="stable")
     by_time = [rows[index] for index in order.tolist()]
     return (
@@ -165,13 +165,13 @@ class BlockCollector:
         self._categories: list[Category] = []
 
     def add(self, number: int, segment: dict[str, Any]) -> None:
-        start = end = whole_of(segment, "address")
+        start = end = integer_of(segment, "address")
         blocks = list_of(segment, "blocks")
         for kind, group in groupby(blocks, key=type):
             for block in group:
                 end = self._add_rows(block, number) if kind is BlockRows else self._add_dict(block, number, end)
         if blocks:
-            self.untiled_bytes += abs(start + whole_of(segment, "total_size") - end)
+            self.untiled_bytes += abs(start + integer_of(segment, "total_size") - end)
 
     def finish(self) -> tuple[Blocks, list[Category]]:
         """All blocks, and their categories if the file names any."""
@@ -203,17 +203,17 @@ class BlockCollector:
     def _add_dict(self, block: Any, segment: int, expected_address: int) -> int:
         if type(block) is not dict:
             raise TraceError(f"A block is {kind_text(block)}, not a dict.")
-        size = whole_of(block, "size")
+        size = integer_of(block, "size")
         state = self._state(block.get("state"))
         history = block.get("history") or [{}]
         newest = history[0] if type(history) is list and type(history[0]) is dict else {}
-        # What stands there for an inactive block is stale, and may be anything.
+        # The values of an inactive block are stale, and may be anything.
         requested = block.get("requested_size", newest.get("real_size", size)) if state else 0
         if type(requested) is not int or size < 0 or requested < 0:
             raise TraceError(_NO_SIZE)
         frames = block.get("frames", newest.get("frames"))
         stack = self.interner.stack(frames) if state else NO_STACK
-        address = whole_of(block, "address", expected_address)
+        address = integer_of(block, "address", expected_address)
         self._rows.append((segment, address, size, requested, state, stack))
         self._categories.append(category_of(block.get("category")))
         return address + size
@@ -303,7 +303,7 @@ class _DeviceReader:
     def device(
         self, number: int, kind: Any, segments: list[Any], events: list[Any], annotations: list[Any]
     ) -> DeviceTrace:
-        segments = sorted(segments, key=lambda entry: whole_of(entry, "address") & _UNSIGNED)
+        segments = sorted(segments, key=lambda entry: integer_of(entry, "address") & _UNSIGNED)
         collector = EventCollector(self.interner)
         collector.add(events)
         columns, categories = collector.finish()
@@ -322,8 +322,8 @@ class _DeviceReader:
 
     def _segments(self, segments: list[Any]) -> Segments:
         columns = Segments(
-            address=integers([whole_of(segment, "address") for segment in segments], "address"),
-            size=integers([whole_of(segment, "total_size") for segment in segments], "total_size"),
+            address=integers([integer_of(segment, "address") for segment in segments], "address"),
+            size=integers([integer_of(segment, "total_size") for segment in segments], "total_size"),
             stream=np.array([self.interner.stream(segment.get("stream", 0)) for segment in segments], dtype=np.int32),
             pool=np.array(
                 [self.interner.pool(segment.get("segment_pool_id", (0, 0))) for segment in segments], np.int32
@@ -403,12 +403,12 @@ def _by_device(rows: list[Any]) -> dict[int, list[Any]]:
     devices: dict[int, list[Any]] = {}
     for row in rows:
         if type(row) is AnnotationRows:
-            for number, own in of_devices(row):
+            for number, own in split_by_device(row):
                 devices.setdefault(number, []).append(own)
             continue
         if type(row) is not dict:
             raise TraceError(f"A segment or annotation is {kind_text(row)}, not a dict.")
-        devices.setdefault(whole_of(row, "device", 0), []).append(row)
+        devices.setdefault(integer_of(row, "device", 0), []).append(row)
     if len(devices) > _MOST_DEVICES:
         raise TraceError(f"It names more than {_MOST_DEVICES} devices.")
     return devices

@@ -1,9 +1,9 @@
-"""A Trace that can be shared: the same numbers, without the folders of whoever recorded it.
+"""A Trace that can be shared: the same numbers, without the folders of the machine that recorded it.
 
 What goes: everything in a file name before the part that says what the file is. That part begins at
 `site-packages`, `lib/python3.X` and the like, so that libraries stay libraries to everyone who reads the
 stacks. Any other file keeps its own name, and as many of its folders as tell it from its namesakes; never a home
-folder, nor a folder with the name of somebody whose home folder appears in any path. The same holds for
+folder, nor a folder named as a user whose home folder appears in any path. The same holds for
 paths that torch writes into `forward_frames`. Texts that nothing refers to any more are not in the result.
 
 What stays, because only its author knows what it says: names of functions, `user_metadata`, names of

@@ -86,6 +86,12 @@ def expect_little(page: Any) -> None:
     assert len(seen["controls"]) <= MOST_CONTROLS, seen["controls"]
 
 
+def test_nothing_open_has_little(page: Any, server: str) -> None:
+    page.set_viewport_size({"width": 1440, "height": 900})
+    at_home(page, server)
+    expect_little(page)
+
+
 def test_explore_has_little_above_its_picture_and_little_below_it(opened: Any) -> None:
     opened.get_by_role("tab", name="Explore").click()
     opened.locator("#findings [data-act=estimate]").first.wait_for(state="attached")
@@ -114,6 +120,13 @@ def test_and_what_if_says_the_rest_beside_what_is_pointed_at(opened: Any) -> Non
     playwright.expect(overhead).to_be_visible()
 
 
+def expect_beside(page: Any) -> None:
+    plot, beside = page.locator("#timeline .mvt").bounding_box(), page.locator("#inspector").bounding_box()
+    assert beside["x"] >= plot["x"] + plot["width"]
+    assert plot["y"] <= beside["y"] < plot["y"] + 30
+    assert beside["height"] <= plot["height"] + 30, "what is long scrolls inside"
+
+
 def test_nor_more_after_a_run_that_ran_out_of_memory(same_page: Any, server: str) -> None:
     page = same_page
     at_home(page, server)
@@ -139,6 +152,11 @@ def test_the_picture_begins_in_the_upper_third_and_stays_there(
     page.locator("#findings [data-act=estimate]").first.wait_for(state="attached")
     page.locator("#timeline .mvt[data-drawn] .mvt-pilltext").wait_for()
     page.locator("#live-set table").wait_for()
+    page.locator("#timeline .mvt-plot").focus()
+    for key in ("ArrowUp", "Enter"):
+        page.keyboard.press(key)
+    page.locator("#inspector .mv-pinned").wait_for()
+    expect_beside(page)
     (tops,) = page.evaluate("[...window.tops]")
     overview, _ = map(int, tops.split())
     assert 0 < overview <= height / 3
@@ -163,10 +181,8 @@ def test_a_finding_opens_whole_and_a_pinned_allocation_beside_the_picture(opened
     for key in ("ArrowUp", "Enter"):
         page.keyboard.press(key)
     page.get_by_role("heading", name="Pinned allocation").wait_for()
-    plot, beside = page.locator("#timeline .mvt").bounding_box(), page.locator("#inspector").bounding_box()
-    assert beside["x"] >= plot["x"] + plot["width"]
-    assert plot["y"] <= beside["y"] < plot["y"] + 30
-    assert beside["height"] <= plot["height"] + 30, "what is long scrolls inside"
+    expect_little(page)
+    expect_beside(page)
     alike = page.locator("#inspector .mv-alike button")
     alike.click()
     playwright.expect(page.locator(".mvt-chip")).to_contain_text("like this one")

@@ -11,6 +11,7 @@ import pytest
 from memviz.ranks.gather import Gathering, gather_ranks
 from tests.browser.conftest import at_home, reload, watch
 from tests.browser.test_axe import expect_nothing_serious
+from tests.browser.test_first_screen import expect_little
 from tests.ranks.files import write_ranks
 from tests.server import started
 from tests.traces import MiB
@@ -59,6 +60,18 @@ def test_given_ranks_are_what_is_seen_first(drawn: Any) -> None:
     assert said.startswith("Highest peak of 6 ranks: 136 MiB, on rank 4. 5 need the same, 1 differs.")
     heading(drawn, 4).wait_for()
     drawn.get_by_role("heading", name="Outliers").wait_for()
+
+
+def test_sixteen_ranks_have_few_words_and_a_list_that_opens(page: Any, server: str, tmp_path: Path) -> None:
+    page.set_viewport_size({"width": 1440, "height": 900})
+    at_home(page, server)
+    page.set_input_files("#first-files input[type=file]", sorted(write_ranks(tmp_path, 16, rank4=16 * MiB).iterdir()))
+    heading(page, 4).wait_for()
+    page.locator("#traces summary", has_text="10 more").wait_for()
+    expect_little(page)
+    page.locator("#traces summary").click()
+    page.locator(".mv-trace", has_text="rank15").click()
+    page.locator("#traces details[open] .mv-chosen", has_text="rank15").wait_for()
 
 
 def test_a_click_and_the_keys_choose_a_rank(drawn: Any) -> None:

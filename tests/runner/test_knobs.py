@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memviz.errors import UsageError
-from memviz.runner.request import Knob, as_text, check_knobs, described, knob, parse_name_and_knobs, with_knobs
+from memviz.runner.request import Knob, as_text, check_knobs, knob, knobs_of, parse_name_and_knobs, with_knobs
 from memviz.text import nearest
 
 
@@ -34,11 +34,11 @@ class Tuned:
 
 
 def test_what_there_is_to_turn():
-    assert described(Tuned)[:2] == (
+    assert knobs_of(Tuned)[:2] == (
         Knob("height", "int", False, 512, "how high", (), "pixels"),
         Knob("width", "int", False, 768, "how wide", (), "pixels"),
     )
-    kinds = {each.name: (each.type, each.optional, each.default, each.choices) for each in described(Tuned)[2:]}
+    kinds = {each.name: (each.type, each.optional, each.default, each.choices) for each in knobs_of(Tuned)[2:]}
     assert kinds == {
         "rate": ("float", False, 0.5, ()),
         "quick": ("bool", False, False, ()),
@@ -50,7 +50,7 @@ def test_what_there_is_to_turn():
 
 
 def test_an_instance_shows_its_own_values():
-    assert described(Tuned(height=3))[0].default == 3
+    assert knobs_of(Tuned(height=3))[0].default == 3
 
 
 def test_texts_become_values():

@@ -219,7 +219,7 @@ def retained_rows(facts: Facts) -> Ints8:
     """Made in one step, live beyond the middle of the next one's first forward, and freed before that step ends."""
     rows = facts.rows
     begins = np.array([span.first for span in facts.forwards], dtype=np.int64)
-    # Counted in allocs, so that what is freed at once lies on one side of it.
+    # Counted in allocs, so that short-lived allocations are on one side of it.
     allocs = np.flatnonzero(facts.device.events.action == Action.ALLOC)
     bounds = np.array([(span.first, span.last) for span in facts.forwards], dtype=np.int64).reshape(-1, 2)
     middles = allocs[(np.searchsorted(allocs, bounds[:, 0]) + np.searchsorted(allocs, bounds[:, 1], "right") - 1) // 2]

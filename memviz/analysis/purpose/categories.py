@@ -144,10 +144,10 @@ def _assign_retained(inference: Inference, evidence: Evidence, rows: Ints8, coun
     size = evidence.size
     sizes, code = np.unique(size[rows], return_inverse=True)
     gradients = np.flatnonzero(inference.category == Category.GRADIENT)
-    at_once = _at_once(sizes, size[gradients], evidence.start[gradients], evidence.end[gradients], count)
+    at_once = _most_live_at_once(sizes, size[gradients], evidence.start[gradients], evidence.end[gradients], count)
     there = np.bincount(code, minlength=len(sizes))
     # Blocks built first tend to have lower addresses.
-    rank = _rank(code, evidence.address[rows])
+    rank = _rank_within_code(code, evidence.address[rows])
     total = int(size[rows].sum())
     if int((sizes * np.minimum(at_once, there)).sum()) > _SOME * total:
         like = at_once[code] > 0
@@ -156,12 +156,12 @@ def _assign_retained(inference: Inference, evidence: Evidence, rows: Ints8, coun
         inference.assign(rows[~like], Category.PARAMETER, Reason.BEFORE_ONLY_WEIGHTS)
         inference.assign(rows[~weight], Category.OPTIMIZER_STATE, Reason.BEFORE_MORE_OF_IT)
         return
-    second = (rank >= (there[code] + 1) // 2) & _added_to(inference, evidence, sizes, rows, code)
+    second = (rank >= (there[code] + 1) // 2) & _added_to_gradients(inference, evidence, sizes, rows, code)
     inference.assign(rows, Category.PARAMETER, Reason.BEFORE_ONLY_WEIGHTS)
     inference.assign(rows[second], Category.GRADIENT, Reason.BEFORE_MORE_OF_IT)
 
 
-def _added_to(inference: Inference, evidence: Evidence, sizes: Ints8, rows: Ints8, code: Ints8) -> Bools:
+def _added_to_gradients(inference: Inference, evidence: Evidence, sizes: Ints8, rows: Ints8, code: Ints8) -> Bools:
     """Rows whose size backward allocates as a temporary, which it adds to an existing gradient.
 
     None unless that holds for most bytes.
@@ -173,7 +173,7 @@ def _added_to(inference: Inference, evidence: Evidence, sizes: Ints8, rows: Ints
     return np.asarray(returns & bool(size[returns].sum() > _MOST * size.sum()))
 
 
-def _at_once(sizes: Ints8, size: Ints8, start: Ints8, end: Ints8, count: int) -> Ints8:
+def _most_live_at_once(sizes: Ints8, size: Ints8, start: Ints8, end: Ints8, count: int) -> Ints8:
     """Number of live blocks of each size at their joint peak."""
     change = sum_by(np.maximum(start, 0), size, count + 2) - sum_by(end, size, count + 2)
     moment = int(np.argmax(np.cumsum(change)))
@@ -182,7 +182,7 @@ def _at_once(sizes: Ints8, size: Ints8, start: Ints8, end: Ints8, count: int) ->
     return np.searchsorted(live, sizes, side="right") - np.searchsorted(live, sizes)
 
 
-def _rank(code: Ints8, order_by: Ints8) -> Ints8:
+def _rank_within_code(code: Ints8, order_by: Ints8) -> Ints8:
     """Number the rows of each code from 0."""
     order = np.lexsort((order_by, code))
     rank = np.empty(len(code), dtype=np.int64)
@@ -271,7 +271,7 @@ def assign_by_order(inference: Inference, evidence: Evidence, device: DeviceTrac
         _assign_weights_again(
             inference, rows[gradients], rows[like_weight & is_retained & (start >= climb)], evidence, weights
         )
-    _assign_passing(inference, evidence, seen, freed, is_training)
+    _assign_by_hills(inference, evidence, seen, freed, is_training)
 
 
 def _assign_weights_again(
@@ -285,11 +285,11 @@ def _assign_weights_again(
         return
     sizes, code = np.unique(evidence.size[retained], return_inverse=True)
     there = np.bincount(np.searchsorted(sizes, weights[is_among(weights, sizes)]), minlength=len(sizes))
-    rank = _rank(code, np.arange(len(retained)))
+    rank = _rank_within_code(code, np.arange(len(retained)))
     inference.assign(retained[rank < there[code]], Category.GRADIENT, Reason.ORDER_GRADIENT)
 
 
-def _assign_passing(inference: Inference, evidence: Evidence, seen: Hills, rows: Ints8, is_training: bool) -> None:
+def _assign_by_hills(inference: Inference, evidence: Evidence, seen: Hills, rows: Ints8, is_training: bool) -> None:
     rows = rows[inference.open[rows]]
     start, end = evidence.start[rows], evidence.end[rows]
     over_top = seen.top_after(start) <= end

@@ -146,7 +146,7 @@ class Passes(Columns):
     """Event of the first alloc after it, or the number of events and one."""
 
     def around(self, events: Ints8) -> Ints8:
-        """The pass within which each event lies, or -1."""
+        """The pass that contains each event, or -1."""
         place = np.searchsorted(self.first, events, side="right") - 1
         inside = (place >= 0) & (np.append(self.last, -1)[place] >= events)
         return np.where(inside, place, -1)
@@ -234,7 +234,7 @@ class PhaseSpans:
         return f"{span.kind} {span.step}" if len(self.spans) > 1 else span.kind
 
     def around(self, event: int) -> int:
-        """Which one an event lies in, or -1."""
+        """Return the index of the span that contains an event, or -1."""
         place = int(np.searchsorted([span.first for span in self.spans], event, side="right")) - 1
         return place if place >= 0 and event <= self.spans[place].last else -1
 
@@ -337,7 +337,7 @@ def noted_step(trace: Trace, device: DeviceTrace, event: int) -> str:
 
 @cached
 def _annotated_steps(trace: Trace, device: DeviceTrace) -> tuple[list[int], list[int], list[str]]:
-    """First and last event and the name of each, in order; none lies within another one."""
+    """First and last event and the name of each span, in order and disjoint."""
     intervals = annotated(device).intervals
     names = [trace.strings[code][:_LONGEST] for code in intervals.name.tolist()]
     places = [place for place, name in enumerate(names) if name.startswith(_PROFILED)]

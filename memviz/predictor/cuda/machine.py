@@ -490,7 +490,7 @@ def follow_types(patches: Patches, named: NamedDevices) -> None:
             if card_types and not kwargs:
                 return _tensor_on_card(torch.get_default_dtype(), args)
             return torch._C.TensorBase.__new__(cls, *args, **kwargs)
-        # Within a mode torch makes a plain tensor first, and finds that it cannot be of the subclass.
+        # Within a mode torch makes a plain tensor first, which it cannot convert to the subclass.
         with without_modes():
             return torch._C.TensorBase.__new__(cls, *args, **kwargs)
 

@@ -45,7 +45,7 @@ from memviz.predictor.shapes import tensors_of
 from memviz.trace.model import Category
 
 _META_METHOD = "_propagate_tensor_meta_non_cached"
-"""torch finds them with tensors that pretend to be of the card."""
+"""torch looks them up for tensors of the pretended card."""
 _DTENSOR = "torch.distributed.tensor"
 
 
@@ -100,7 +100,7 @@ class PendingCollectives:
     """Collectives in progress; those of one group end in order.
 
     NCCL starts a collective when the calling stream has reached it and the group's previous one is over, whichever
-    stream called that. So waiting for a collective also waits for the work before earlier ones.
+    stream called that, so waiting for a collective also waits for the work before earlier ones.
     """
 
     def __init__(self, order: StreamOrder) -> None:

@@ -16,13 +16,9 @@ class CardSpeed:
     """fp32 without tensor cores, PyTorch's default."""
     memory_gb_per_second: float
     host_gb_per_second: float
-    """One way, of the bus that the card's form has."""
+    """GB/s in one direction, of the bus of the card's form factor."""
     link: float | None = None
-    """NVLink or its like, one way; None where cards talk over the bus."""
-
-    @property
-    def link_gb_per_second(self) -> float:
-        return self.host_gb_per_second if self.link is None else self.link
+    """GB/s in one direction of NVLink or similar; None if cards communicate over the bus."""
 
 
 _PCIE3, _PCIE4, _PCIE5 = 16.0, 32.0, 64.0
@@ -108,7 +104,7 @@ def cost_of(work: Work, speed: CardSpeed | None, dtype: str = "") -> Cost:
     both = speed.half_tflops, speed.single_tflops
     tflops = {"fp32": both[1:], **dict.fromkeys(_HALVES, both[:1])}.get(dtype, both)
     memory, host = work.bytes_moved / speed.memory_gb_per_second, work.host_bytes / speed.host_gb_per_second
-    link = speed.link_gb_per_second
+    link = speed.host_gb_per_second if speed.link is None else speed.link
     slow_link = min(link, _NETWORK_GB_PER_SECOND) if work.leaves_machine else link
     low = max(work.flops / max(tflops) / 1e12, memory / 1e9, host / 1e9, work.link_bytes / link / 1e9)
     parts = (memory / _USUAL_MEMORY + host / _USUAL_HOST + work.link_bytes / slow_link / _USUAL_HOST) / 1e9

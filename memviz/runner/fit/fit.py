@@ -1,4 +1,4 @@
-"""The cheapest way to make a workload fit on a card, and how large a batch or sequence may get that way.
+"""The cheapest configuration with which a workload fits on a card, and its largest batch or sequence.
 
 `python -m memviz.runner.fit.fit` is a search as a process of its own, for `jobs/service.py`. One line of JSON comes in:
 what is searched for. Lines of JSON go out, one for each thing that happens; before each prediction one that asks for a
@@ -25,7 +25,7 @@ from memviz.runner.fit.predictions import Predictor
 from memviz.runner.fit.search import OnTrial, Searched, Stop, Trial, cheapest_that_fits, pareto_front, search
 from memviz.runner.fit.space import KEEPS, Keep, space_of
 from memviz.runner.plan import label_of, plan_of, title_of
-from memviz.runner.request import MOST_NAMED, Request, command_of, described, parallel_of
+from memviz.runner.request import MOST_NAMED, Request, command_of, knobs_of, parallel_of
 from memviz.text import nearest
 from optimizations import Optimization
 
@@ -122,7 +122,7 @@ def find_fit(
 ) -> FitAnswer:
     """Search for the cheapest configuration that fits; `stop` ends it early with the results so far."""
     plan, stop = plan_of(request), stop or Stop()
-    types = {knob.name: knob.type for knob in described(plan.workload)}
+    types = {knob.name: knob.type for knob in knobs_of(plan.workload)}
     for name in [*filter(None, [largest]), *(LARGEST if grid else ())]:
         if types.get(name) != "int":
             there = [knob for knob in LARGEST if knob in types]
@@ -187,7 +187,7 @@ class Asking:
 
 
 def knob_value(request: Request, name: str) -> int:
-    return int({knob.name: knob.default for knob in described(plan_of(request).workload)}[name])
+    return int({knob.name: knob.default for knob in knobs_of(plan_of(request).workload)}[name])
 
 
 # -- for programs
@@ -268,7 +268,7 @@ def changes_of(trial: Trial) -> Iterator[str]:
         yield f"optimizer {request.optimizer} instead of {original.optimizer}"
     if trial.candidate.layout:
         yield f"{trial.candidate.layout} instead of {plan_of(original).parallel.parts}"
-    before = {knob.name: str(knob.default) for knob in described(plan_of(original).workload)}
+    before = {knob.name: str(knob.default) for knob in knobs_of(plan_of(original).workload)}
     yield from (f"{name} {text} instead of {before[name]}" for name, text in _other_settings(trial).items())
 
 

@@ -202,7 +202,7 @@ class Trial:
 
 
 def pareto_front(ways: Iterable[Trial]) -> tuple[Trial, ...]:
-    """Cheapest first; each next one is dearer and takes less. Of equal ones, that with the fewest changes."""
+    """Pareto front, cheapest first: each next trial costs more and needs less memory. Ties: the fewest changes."""
     front: list[Trial] = []
     for trial in sorted(ways, key=lambda trial: (trial.cost.rank, trial.peak_reserved_bytes, _count_changes(trial))):
         if not front or trial.peak_reserved_bytes < front[-1].peak_reserved_bytes:
@@ -237,7 +237,7 @@ _INTERRUPTED = 130
 """Exit status after Ctrl-C."""
 
 OnTrial = Callable[[Trial | None, int, int], None]
-"""After each: the way, or None where it was refused; how many are done, and of how many."""
+"""Called after each trial with the trial, or None if refused, the number done and the total."""
 
 
 def trials_of(size: int) -> int:
@@ -425,7 +425,7 @@ _SETTLED: Point = ()
 
 
 class _KeptOrder:
-    """Order in which a large space is tried, cached so that the same search goes the same way again."""
+    """Order in which a large space is tried, cached so that a repeated search uses the same order."""
 
     def __init__(self, space: Space, predictions: KeptPredictions) -> None:
         is_cached = len(space.candidates) > MOST_ALL and is_cacheable(space.request)

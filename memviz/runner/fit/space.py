@@ -13,7 +13,7 @@ from typing import Literal, get_args
 from memviz.errors import UsageError
 from memviz.predictor.group.ranks import CARDS_OF_A_MACHINE
 from memviz.runner.plan import Plan, plan_of
-from memviz.runner.request import ALLOCATOR_SETTINGS, AXES, GPUS, Optimizer, Parallel, Request, described, parallel_of
+from memviz.runner.request import ALLOCATOR_SETTINGS, AXES, GPUS, Optimizer, Parallel, Request, knobs_of, parallel_of
 from optimizations import OPTIMIZATIONS
 
 LAYOUT = "parallel"
@@ -26,8 +26,8 @@ def layouts_of(plan: Plan) -> tuple[Mapping[str, str], ...]:
     if count == 1 or set(request.parallel) != {GPUS} or _batch_of(plan) is None:
         return ()
     options = []
-    for parallel in (parallel for parallel in _parted(count) if parallel != plan.parallel):
-        option = _option(plan, parallel)
+    for parallel in (parallel for parallel in _layouts_of_gpus(count) if parallel != plan.parallel):
+        option = _layout_settings(plan, parallel)
         with suppress(UsageError):
             plan_of(with_layout(request, option))
             options.append(option)
@@ -41,7 +41,7 @@ def with_layout(request: Request, option: Mapping[str, str]) -> Request:
     return replace(request, parallel=axes, settings={**request.settings, **settings})
 
 
-def _option(plan: Plan, parallel: Parallel) -> dict[str, str]:
+def _layout_settings(plan: Plan, parallel: Parallel) -> dict[str, str]:
     """Its axes, and the knobs of the workload that change with them: parts of a matrix share a batch, and stages take
     as many one after the other as there are of them."""
     option, workload = dict(parallel.as_texts), plan.workload
@@ -52,7 +52,7 @@ def _option(plan: Plan, parallel: Parallel) -> dict[str, str]:
     return option
 
 
-def _parted(count: int) -> Iterator[Parallel]:
+def _layouts_of_gpus(count: int) -> Iterator[Parallel]:
     for tensor in _divisors(count):
         for pipeline in _divisors(count // tensor):
             for data in _divisors(count // tensor // pipeline):
@@ -72,7 +72,7 @@ def _divisors(count: int) -> list[int]:
 
 
 def _batch_of(plan: Plan) -> int | None:
-    knobs = {knob.name: knob.default for knob in described(plan.workload)}
+    knobs = {knob.name: knob.default for knob in knobs_of(plan.workload)}
     return int(knobs["batch"]) if {"batch", "micro_batches"} <= set(knobs) else None
 
 
@@ -150,9 +150,9 @@ class Space:
 
     @cached_property
     def candidates(self) -> dict[Point, Candidate]:
-        alone, as_it_is = self._keeps_alone, self._keeps(()) or "outputs"
+        alone, as_it_is = self._allowed_changes, self._keeps(()) or "outputs"
         candidates = {}
-        for place in self._places():
+        for place in self._points():
             changes = changes_at(place)
             keeps = max((alone[change] for change in changes), key=KEEPS.index, default=as_it_is)
             request = self._request_of(dict(changes))
@@ -161,34 +161,34 @@ class Space:
             candidates[place] = Candidate(request, keeps, layout, self.request)
         return candidates
 
-    def _places(self) -> list[Point]:
-        places = list(islice(self._going_on(()), MOST_CANDIDATES + 1))
+    def _points(self) -> list[Point]:
+        places = list(islice(self._compatible_points(()), MOST_CANDIDATES + 1))
         if len(places) <= MOST_CANDIDATES:
             return places
         luck = random.Random(0)
         distinct = dict.fromkeys(
             place
             for place in self._tried_first()
-            if all(number in self._going_with(place[:at]) for at, number in enumerate(place))
+            if all(number in self._compatible_options(place[:at]) for at, number in enumerate(place))
         )
         while len(distinct) < MOST_CANDIDATES:
             place: Point = ()
             while len(place) < len(self.options):
-                place = (*place, luck.choice(self._going_with(place)))
+                place = (*place, luck.choice(self._compatible_options(place)))
             distinct[place] = None
         return list(distinct)
 
-    def _going_on(self, begun: Point) -> Iterator[Point]:
+    def _compatible_points(self, begun: Point) -> Iterator[Point]:
         """All that go together and begin so."""
         if len(begun) == len(self.options):
             yield begun
             return
-        for number in self._going_with(begun):
-            yield from self._going_on((*begun, number))
+        for number in self._compatible_options(begun):
+            yield from self._compatible_points((*begun, number))
 
-    def _going_with(self, begun: Point) -> list[int]:
+    def _compatible_options(self, begun: Point) -> list[int]:
         """Return the options of the next dimension that go with `begun`; 0 is no change."""
-        alone, excluded, changes = self._keeps_alone, self._exclusive_pairs, changes_at(begun)
+        alone, excluded, changes = self._allowed_changes, self._exclusive_pairs, changes_at(begun)
         new = [(len(begun), number) for number in range(1, len(self.options[len(begun)]))]
         fitting = (
             added for added in new if added in alone and not any((change, added) in excluded for change in changes)
@@ -196,7 +196,7 @@ class Space:
         return [0, *(number for _, number in fitting)]
 
     @cached_property
-    def _keeps_alone(self) -> dict[_Change, Keep]:
+    def _allowed_changes(self) -> dict[_Change, Keep]:
         """Map each allowed single change to what it keeps."""
         changes = [(place, number) for place, settings in enumerate(self.options) for number in range(1, len(settings))]
         allowed = KEEPS[: KEEPS.index(self.keep) + 1]
@@ -206,7 +206,7 @@ class Space:
     @cached_property
     def _exclusive_pairs(self) -> set[tuple[_Change, _Change]]:
         """Pairs of changes that exclude each other. Optimizations declare conflicts pairwise, so pairs are enough."""
-        pairs = combinations(sorted(self._keeps_alone), 2)
+        pairs = combinations(sorted(self._allowed_changes), 2)
         return {pair for pair in pairs if pair[0][0] != pair[1][0] and self._keeps(pair) is None}
 
     def _keeps(self, changes: Sequence[_Change]) -> Keep | None:
@@ -252,7 +252,7 @@ class Space:
         return [other for other in variants if other != place and other in self.candidates]
 
     def first(self) -> Iterator[Point]:
-        """Tried before all else: as it is, one of everything that goes together, usual ones, and each option alone.
+        """Tried first: unchanged, all compatible options at once, common combinations, and each option alone.
 
         Everything at once comes second, so that a model that fits at all is soon known to fit.
         """
@@ -267,7 +267,7 @@ class Space:
         )
         everything: Point = ()
         while len(everything) < len(self.options):
-            everything = (*everything, max(self._going_with(everything)[:2]))
+            everything = (*everything, max(self._compatible_options(everything)[:2]))
         usual = (tuple(int(name in together) for name in self.names) for together in _USUAL)
         yield from dict.fromkeys((nothing, everything, *usual, *alone))
 

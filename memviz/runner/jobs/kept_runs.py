@@ -3,7 +3,7 @@
     <folder>/<visitor>/<id>.pickle     the trace with the run in it, a snapshot like any other
     <folder>/<visitor>/<id>.json       its name and the run, so that a list need not open the traces
 
-A visitor's folder is named by a hash of a secret that only their browser knows, so nobody finds another's runs by
+A visitor's folder is named by a hash of a secret that only their browser knows, so no visitor opens another's runs by
 listing or by guessing. Both files are written whole or not at all, the trace first: a list never names a run that
 is not there. Several pages may use one folder; what one deletes is gone for the others.
 """
@@ -75,7 +75,10 @@ class KeptRuns:
     def keep(self, trace_file: Path, run: Run, name: str = "") -> KeptRun:
         """Copy the trace in `trace_file`. Raises if it cannot be written; `trace_file` is untouched then."""
         self._make_room(trace_file.stat().st_size)
-        id = _new_id(time.time())
+        # Ids sort by time, within a second too.
+        now = time.time()
+        fraction = int(now % 1 * 0x10000)
+        id = f"{time.strftime('%Y%m%d%H%M%S', time.gmtime(now))}-{fraction:04x}{secrets.token_hex(2)}"
         path = self._folder / f"{id}.pickle"
         saved = KeptRun(id, _named(name or run.label), run, path)
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -156,12 +159,6 @@ class KeptRuns:
         for path in gone:
             path.with_suffix(".json").unlink(missing_ok=True)
             path.unlink(missing_ok=True)
-
-
-def _new_id(now: float) -> str:
-    """An id that sorts by time, within a second too."""
-    fraction = int(now % 1 * 0x10000)
-    return f"{time.strftime('%Y%m%d%H%M%S', time.gmtime(now))}-{fraction:04x}{secrets.token_hex(2)}"
 
 
 def _named(text: object) -> str:

@@ -65,7 +65,7 @@ def new_id() -> str:
 
 
 class Job(Generic[Status]):
-    """Work under way: changed by its own thread, looked at by any."""
+    """A running job: changed by its own thread, read by any."""
 
     def __init__(self, status: Status, owner: str) -> None:
         self.owner = owner
@@ -702,7 +702,7 @@ class Searches(Jobs["SearchJob", SearchStatus]):
         self._most = most
 
     def submit(self, order: SearchOrder, owner: str) -> SearchStatus:
-        """Begin at once, in place of what its owner has under way."""
+        """Begin at once, and cancel what its owner has running."""
         with self._lock:
             self._check_open()
             self._tidy(time.monotonic())

@@ -1,7 +1,7 @@
 """The process in which runs happen: `python -m memviz.runner.jobs.worker`, driven by `worker_process.py`.
 
 One line of JSON comes in: the requests and the folder for their files. Lines of JSON go out, one for each event.
-Whatever a model or a user's file prints goes to standard error, so that it cannot be taken for an answer. A search
+Output of a model or a user's file goes to standard error, so that it cannot be taken for a message. A search
 needs figures alone: no file is written, and runs that differ only in allocator settings are replayed.
 """
 
@@ -155,7 +155,7 @@ def size_of(plan: Plan, workload: FromConfiguration) -> Size:
     """Estimate a run: exact in parameters and objects, about right in bytes."""
     import torch
 
-    from memviz.runner.request import least_of
+    from memviz.runner.request import least_value_of_knob
 
     def count(depths: dict[str, int]) -> tuple[int, int, int]:
         with torch.device("meta"):
@@ -164,7 +164,7 @@ def size_of(plan: Plan, workload: FromConfiguration) -> Size:
         return sum(weight.numel() for weight in weights), len(weights), sum(1 for _ in model.modules())
 
     depths = _depths(workload)
-    lowest = {name: least_of(workload, name, 1) for name in depths}
+    lowest = {name: least_value_of_knob(workload, name) for name in depths}
     first = count(lowest)
     total = list(first)
     for name, depth in depths.items():

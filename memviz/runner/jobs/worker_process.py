@@ -97,7 +97,7 @@ def listing(programs: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def stored_listing() -> dict[str, Any]:
-    """Return what `listing` finds without a GPU and without programs, from the file that `runner/listing.py` writes."""
+    """Return the result of `listing` without GPUs and programs, from the file that `runner/listing.py` writes."""
     rows: dict[str, Any] = json.loads(_LISTING.read_text(encoding="utf-8"))
     return rows
 

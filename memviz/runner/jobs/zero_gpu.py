@@ -7,7 +7,7 @@ What must be set before CUDA starts cannot be set in a process that was used bef
 
 The Space uses a process again where the function returned, and ends it where it raised. After an error that a card
 does not recover from the function has to raise, and then its answer does not arrive; nor does it where the time is up
-and the process is ended. So every message is also written to a file, line by line, beside the traces.
+and the process is ended. So every message is also written to a file, line by line, next to the traces.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def on_gpu(
     """`seconds` may be a function of the same arguments. Arguments and result are pickled: never return a tensor of
     the GPU. The package is part of such a Space and of nothing else, so it is looked for only there.
 
-    This happens while the page starts. Whatever that package ends in, the page is there all the same, and says so to
-    whoever asks for the GPU."""
+    This happens while the page starts. If that package fails, the page starts all the same, and reports it to
+    users who request the GPU."""
     if not is_zero_gpu(environment):
         return function
     try:

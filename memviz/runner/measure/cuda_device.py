@@ -186,7 +186,7 @@ def time_steps(
 
 
 def _lap_seconds(step: Callable[[], object], stopwatch: EventStopwatch, count: int) -> tuple[float, ...]:
-    # The lap that is under way includes waiting for earlier work, so each count begins with a new one.
+    # The current lap includes waiting for earlier work, so each count begins with a new lap.
     stopwatch.lap()
     for _ in range(count):
         step()
@@ -376,7 +376,7 @@ class CudaDevice:
         return replace(trace, devices=(device,), about=about)
 
     def _wait(self) -> None:
-        """Wait for errors of kernels that are still under way. Another try takes what is there in spite of them."""
+        """Synchronize, which raises errors of running kernels; do not synchronize again once that failed."""
         if not self._is_broken:
             self._is_broken = True
             self.accelerator.api.synchronize()

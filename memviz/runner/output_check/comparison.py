@@ -289,7 +289,7 @@ class _Comparison:
         try:
             with self.arithmetic.in_float64(model) as exact:
                 return (step or self.step).run(exact, dtype=torch.float64)
-        except Exception as error:  # not every model can compute in float64, and each fails in its own way
+        except Exception as error:  # not every model can compute in float64, and errors differ
             self.notes.append(f"float64 could not be used for the whole model: {type(error).__name__}: {error}")
             return None
 

@@ -113,7 +113,7 @@ _BITS = {
 EDGES = (0, 1, 2, 4, 8, 16, 64, 256, 1024)
 
 
-# Distance in units in the last place: how many numbers of the type lie between two of them.
+# Distance in units in the last place: how many numbers of the type are between two values.
 @dataclass(frozen=True)
 class Ulps:
     max: int
@@ -127,7 +127,7 @@ def ulps_between(one: Tensor, other: Tensor) -> Tensor | None:
         return None
     first, second = _ordered(one), _ordered(other)
     distance = (first - second).abs()
-    # The largest float64 and its negative lie further apart than an int64 counts.
+    # The distance of the largest float64 to its negative overflows an int64.
     across = (first < 0) != (second < 0)
     beyond = across & (first.abs() + second.abs() < 0)
     return torch.where(beyond, torch.iinfo(torch.int64).max, distance)
@@ -389,9 +389,9 @@ class Rounding:
     fine: float
     """The same in float32: the remainder of code that always computes in float32."""
     floor: float | None
-    """Measured: how far the reference lies from itself in float64. None where that was not needed or not possible."""
+    """Measured difference between the reference and the reference in float64. None if not needed or not possible."""
     exact: float | None
-    """Measured: how far both lie apart in float64, where rounding is nothing and a bug is what it was."""
+    """Measured difference of both in float64, where rounding vanishes and a bug remains."""
 
 
 @dataclass(frozen=True)
@@ -537,7 +537,7 @@ class LayerComparer:
         try:
             with self._arithmetic.in_float64(module) as exact:
                 return self._run(exact, call, torch.float64)[name]
-        except Exception as error:  # not every module can compute in float64, and each fails in its own way
+        except Exception as error:  # not every module can compute in float64, and errors differ
             self.notes.append(f"{call.path} could not be run in float64: {type(error).__name__}: {error}")
             return None
 

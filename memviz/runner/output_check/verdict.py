@@ -195,7 +195,13 @@ class Numerics:
 
     @cached_property
     def verdict(self) -> Verdict:
-        return judge(self)
+        places = list(_places(self))
+        wrong = _broken(self, places)
+        if wrong is not None:
+            return wrong
+        decide = {"bitwise": _bitwise, "rounding": _rounding, "training": _training, "lossy": _lossy}[self.claim]
+        verdict = decide(self, places)
+        return verdict if verdict.finding else _of_before(self, places) or _as_exercised(self, verdict)
 
     def as_json(self) -> dict[str, Any]:
         """Plain values with every digit; infinite floats as the text 'inf'."""
@@ -227,16 +233,6 @@ class _Finding:
     @property
     def gap(self) -> float:
         return self.difference.relative_l2
-
-
-def judge(numerics: Numerics) -> Verdict:
-    places = list(_places(numerics))
-    wrong = _broken(numerics, places)
-    if wrong is not None:
-        return wrong
-    decide = {"bitwise": _bitwise, "rounding": _rounding, "training": _training, "lossy": _lossy}[numerics.claim]
-    verdict = decide(numerics, places)
-    return verdict if verdict.finding else _of_before(numerics, places) or _as_exercised(numerics, verdict)
 
 
 def _as_exercised(numerics: Numerics, verdict: Verdict) -> Verdict:

@@ -60,7 +60,7 @@ def event_indices(events: Events, end: Counts, moments: Sequence[Counts]) -> Int
 def _event_index(hit: Bools, still_to_come: Ints8) -> Ints8:
     """Right behind the last of the hits that had happened by then."""
     behind = np.concatenate([np.zeros(1, np.int64), np.flatnonzero(hit) + 1])
-    # A program that resets its figures lets moments lie after the end.
+    # A program that resets its statistics can have moments after the end.
     return np.asarray(behind[np.clip(len(behind) - 1 - still_to_come, 0, len(behind) - 1)], dtype=np.int64)
 
 

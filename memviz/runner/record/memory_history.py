@@ -1,6 +1,6 @@
 """PyTorch's history of allocations, switched on and always off again, in every release that has one.
 
-Releases differ in how it is asked for, so the arguments are chosen by the names that the function itself takes:
+Releases differ in its arguments, which are chosen by the names that the function itself takes:
 2.0 has booleans, 2.1 the words used here, later ones can clear what an earlier recording left behind.
 
 The history is one for the whole process, and so is its ring buffer: when that is full, the first events are lost.
@@ -185,7 +185,7 @@ class RecordedHistory:
         try:
             self._switch(None)
         except Exception:
-            # A device that has failed refuses this too; then its error is on its way already.
+            # A device that has failed refuses this too; its error is being raised already.
             return
         except BaseException:
             # Ctrl-C during the call must end the history too.
@@ -224,7 +224,7 @@ class RecordedHistory:
 
     @property
     def facts(self) -> dict[str, str]:
-        """Memory outside PyTorch's allocator as facts of the trace, where the driver or the system were asked."""
+        """Memory outside PyTorch's allocator as facts of the trace, if the driver or the system reported it."""
         texts = []
         for device, readings in self._outside.items():
             sizes = [size for size, _ in readings]
@@ -247,7 +247,7 @@ class RecordedHistory:
     def failed(self, error: BaseException) -> None:
         """Handle an error wherever it is caught: libraries that run out of memory notify no observer.
 
-        Only the first time counts, because the error lets go of more and more on its way.
+        Only the first time counts, because the propagating error frees more and more.
         """
         if not self.is_on or error.__dict__.get(_NOTED) or not is_out_of_memory(error):
             return

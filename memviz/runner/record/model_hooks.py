@@ -198,7 +198,7 @@ class ModelHooks:
         def leaves(_module: nn.Module, _arguments: Any, output: Any) -> None:
             if torch.compiler.is_compiling():
                 return
-            # Torch calls such a hook without an output while the module's error is on its way.
+            # Torch calls such a hook without an output while the module's error propagates.
             error = sys.exc_info()[1] if output is None else None
             if error is not None:
                 self.failed(error)

@@ -1,7 +1,7 @@
 """A user's program with the history on: started when the program starts the GPU, written whenever there is reason.
 
-The file belongs to the program's end, however it ends. Moments before have files of their own beside it: `oom` when
-memory ran out and the program went on, `signal1`, `signal2` ... when it was asked. Of a program that runs out of
+The file belongs to the program's end, however it ends. Earlier moments have files of their own next to it: `oom` when
+memory ran out and the program went on, `signal1`, `signal2` ... when it got a signal. Of a program that runs out of
 memory and ends with that, the moment itself is the end.
 """
 

@@ -190,7 +190,7 @@ def note_holders(log: Log, kind: str) -> None:
         try:
             return next(addresses(tensor, kind), None) if device is None else device.address_of(tensor)
         except Exception:
-            # A subclass may have no storage, and say so in its own way.
+            # A subclass may have no storage, and raise any error.
             return None
 
     if log.holder_seconds <= 0:
@@ -229,7 +229,7 @@ def mark(name: str) -> None:
 
 
 def _facts_of_process() -> dict[str, str]:
-    """Return facts on what lies beside the allocator; each process group of NCCL makes a communicator when used."""
+    """Return facts on memory outside the allocator; each process group of NCCL makes a communicator when used."""
     world = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
     groups = getattr(world, "pg_map", {}).items()
     used = [Communicator(group.size()) for group, (backend, *_) in groups if "nccl" in str(backend)]

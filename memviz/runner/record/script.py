@@ -227,7 +227,7 @@ def load_module(name: str, arguments: Sequence[str]) -> Script:
 
 
 def _spec_of(name: str) -> ModuleSpec | None:
-    """None where there is no such module; a package on the way to it may fail for a reason of its own."""
+    """None where there is no such module; importing a parent package may fail for its own reasons."""
     try:
         return importlib.util.find_spec(name)
     except ValueError:

@@ -252,7 +252,7 @@ class _Attention(nn.Module):
 
 
 class _FeedForward(nn.Module):
-    """Gated, with the names that Llama's has, so that what finds a gated feed-forward finds this one."""
+    """Gated, with Llama's names, so that it is recognized as a gated feed-forward."""
 
     def __init__(self, width: int, inner: int) -> None:
         super().__init__()

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from memviz.errors import UsageError
 from memviz.runner.output_check.model_runs import flatten
 from memviz.runner.own_source import function_in, functions_of, read_argument
-from memviz.runner.request import as_text, check_knobs, described, knob, with_knobs
+from memviz.runner.request import as_text, check_knobs, knob, knobs_of, with_knobs
 from memviz.runner.workloads.workload import (
     DTYPES,
     check_micro_batches,
@@ -133,7 +133,7 @@ def own_workload(name: str, settings: Mapping[str, str]) -> OwnModel:
 
 def program_rows(file: str) -> list[dict[str, Any]]:
     """Return the file's functions as rows of the page's form; the file is parsed and not executed."""
-    common = [asdict(knob) for knob in described(OwnModel)]
+    common = [asdict(knob) for knob in knobs_of(OwnModel)]
     names = {knob["name"] for knob in common}
     rows = []
     for function in functions_of(file):

@@ -141,12 +141,6 @@ _FEW_LAYERS, _FEW_EXPERTS, _FEW_TOKENS = 4, 16, 2048
 _DIVISORS = (16, 14, 12, 10, 9, 8, 7, 6, 5, 4, 3, 2)
 
 
-def narrowed(values: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return reduced configurations, from the narrowest to the one that has fewer layers alone."""
-    shallow = _shallow({**config_of(values).to_dict(), **values})
-    return [*(_divided(shallow, by) for by in _DIVISORS if _divides(shallow, by)), shallow]
-
-
 def _shallow(values: Mapping[str, Any]) -> dict[str, Any]:
     depths = {values[name] for name in _LAYERS if isinstance(values.get(name), int)}
     reduced: dict[str, Any] = {}
@@ -162,15 +156,11 @@ def _shallow(values: Mapping[str, Any]) -> dict[str, Any]:
             reduced[name] = value[:_FEW_LAYERS]
         else:
             reduced[name] = value
-    return _fewer_tokens(reduced)
-
-
-def _fewer_tokens(values: dict[str, Any]) -> dict[str, Any]:
-    if not isinstance(values.get("vocab_size"), int) or values["vocab_size"] <= _FEW_TOKENS:
-        return values
-    token_ids = {name: value for name, value in values.items() if name.endswith("token_id") and isinstance(value, int)}
+    if not isinstance(reduced.get("vocab_size"), int) or reduced["vocab_size"] <= _FEW_TOKENS:
+        return reduced
+    token_ids = {name: value for name, value in reduced.items() if name.endswith("token_id") and isinstance(value, int)}
     beyond = {name: value % _FEW_TOKENS for name, value in token_ids.items() if value >= _FEW_TOKENS}
-    return {**values, **beyond, "vocab_size": _FEW_TOKENS}
+    return {**reduced, **beyond, "vocab_size": _FEW_TOKENS}
 
 
 def _divides(values: Mapping[str, Any], by: int) -> bool:
@@ -261,7 +251,7 @@ def _sides(layer: nn.Module) -> tuple[int, int] | None:
     if isinstance(layer, nn.Linear):
         return layer.in_features, layer.out_features
     if type(layer).__name__ == "Conv1D" and isinstance(getattr(layer, "nf", None), int):
-        # GPT-2's, which lies the other way round.
+        # GPT-2's Conv1D, whose weight is transposed.
         weight: Any = layer.weight
         return int(weight.shape[0]), int(weight.shape[1])
     return None
@@ -423,7 +413,8 @@ class ConfiguredModel(FromConfiguration):
         """The narrowest that can be built, without a cache."""
         length, rank = min(self._length, 64), min(self.rank, 4)
         twin = replace(self, batch=min(self.batch, 2), sequence=length, tokens=0, rank=rank, dtype="fp32")
-        for values in narrowed(self._values):
+        shallow = _shallow({**config_of(self._values).to_dict(), **self._values})
+        for values in [*(_divided(shallow, by) for by in _DIVISORS if _divides(shallow, by)), shallow]:
             narrow = replace(twin, config=json.dumps(values, default=str))
             # Not every model goes together with fewer heads or channels.
             with suppress(UsageError), torch.device("meta"):

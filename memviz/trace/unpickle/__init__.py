@@ -1,6 +1,6 @@
 """The unpickler that knows no classes: dicts, lists, tuples, texts, bytes and numbers, and nothing else.
 
-Python's own unpickler can be told to refuse classes, but not to be frugal: a file of a few bytes makes it
+Python's own unpickler can refuse classes, but has no limits: a file of a few bytes makes it
 reserve gigabytes for its memo, hash a tuple nested a million deep (which ends the process), or take an
 object from the registry of extensions. So the operations are read here. Only those exist that a pickler
 writes for plain data; any other is refused by its name. Every object is counted before it is kept.

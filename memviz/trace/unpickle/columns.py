@@ -355,7 +355,7 @@ class Window:
         return end, value
 
     def _leaders(self, start: Ints8, size: Ints8) -> Ints8:
-        """For each of these texts a row with the same bytes, or itself. Long ones stand for themselves."""
+        """For each of these texts a row with the same bytes, or itself. Long texts are their own."""
         leaders = np.arange(len(start))
         shorter = 0
         for width in _WIDTHS:
@@ -473,7 +473,7 @@ Watch = Callable[[Events, int], None]
 
 
 class _ARow:
-    """Stands for a row inside a run, which exists as columns only."""
+    """Placeholder of a row inside a run, which exists as columns only."""
 
 
 class _Form:
@@ -535,7 +535,7 @@ class Runs:
         return self.A_ROW if kind == ROW else None
 
     def after_row(self, row: dict[str, Any], end: int) -> None:
-        """The reader has just finished what may be a row, which ends there; whatever run follows is taken over."""
+        """Called when the reader has finished a possible row; a run that follows it is read as columns."""
         kind = kind_of(row)
         if kind is None:
             return
@@ -577,7 +577,7 @@ class Runs:
 
 
 class _Run:
-    """Candidates first..last of a window, made into columns. Stops early at a reference nobody has put there."""
+    """Candidates first..last of a window, made into columns. Stops early at a reference to nothing."""
 
     def __init__(self, owner: Runs, window: Window, first: int, last: int) -> None:
         self.owner = owner
@@ -705,7 +705,7 @@ class _Run:
         places = places_in(raw)
         if len(places) <= MOST_FRAMES:
             return self._frames_at(places)
-        # Text stands for the frames that are left out.
+        # A text replaces the frames that are left out.
         intern, half = self.owner.interner, MOST_FRAMES // 2
         first, text = self._frames_at(places[:half]), intern.shortened(range(len(places)))[half]
         return np.concatenate([first, np.array([intern.frame(text)]), self._frames_at(places[1 - half :])])

@@ -44,7 +44,7 @@ class RowKind:
         return hash(self.name)
 
     def kind_of_value(self, key: str, value: Any) -> Kind | None:
-        """None where such a row is in no run. Tomorrow's torch may write a key that nobody knows yet."""
+        """None if such a row is in no run. Later releases of torch may write unknown keys."""
         if key in self.kinds or self.apart is None or key in self.apart:
             return self.kinds.get(key)
         kinds: dict[type, Kind] = {int: "number", str: "text"}
@@ -61,7 +61,7 @@ def _code(columns: Decoded, name: str, count: int, default: int = 0) -> Ints4:
 
 def _events(columns: Decoded, count: int, intern: Interner) -> Events:
     actions = translated(columns["action"], lambda text: intern.action(intern.text(text))).astype(np.uint8)
-    # What the driver had free stands under another key: an event that has it is in no run.
+    # The driver's free memory has another key: an event with it is in no run.
     address = np.where(actions == Action.OOM, FREE_UNKNOWN, _number(columns, "addr", count))
     return Events(
         action=actions,
@@ -326,7 +326,7 @@ _LONG_FORMS = [b"j" + number.to_bytes(4, "little") for number in range(256)]
 def places_in(row: bytes) -> Ints8:
     """The places in the memo that a list of references names, with its '(' or without.
 
-    Short references are written as long ones: then the places lie side by side, however many there are.
+    Short references are written as long ones, so that the places are adjacent for any count.
     """
     same = _REFERENCES.findall(row, 1 if row[:1] == b"(" else 0)
     parts = [long + b"".join(map(_LONG_FORMS.__getitem__, short[1::2])) if short else long for long, short in same]

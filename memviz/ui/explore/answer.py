@@ -65,7 +65,7 @@ from memviz.ui.payloads.event_rows import list_value
 from memviz.ui.payloads.segment_view import map_value
 from memviz.units import bytes_text, counted
 
-_HISTORY = {"complete": "complete", "late": "started late", "none": "none, only the final state is known"}
+_HISTORY = {"late": "started late", "none": "none, only the final state is known"}
 _ORDER = {"warning": 0, "info": 1}
 
 
@@ -97,22 +97,23 @@ def facts(trace: Trace, device: DeviceTrace, said: str = "") -> list[tuple[str, 
     line = timeline(device)
     unused = fragmentation_at(trace, device, line.peak_event)
     # Of a state alone nothing is known to be a peak.
-    peak, at_the_peak = ("peak ", " at the peak") if len(device.events) else ("", "")
+    peak, at_the_peak = ("peak ", " at peak") if len(device.events) else ("", "")
     # A profile of the host has allocations, and nothing that is reserved for them.
     reserved = [
         (f"{peak}reserved", bytes_text(line.reserved_peak_bytes)),
         (f"cached{at_the_peak}", bytes_text(unused.cached)),
     ]
     live = bytes_text(line.peak_bytes)
-    is_late = line.start_bytes and len(device.events)
+    known = history(device)
+    # A late start is said once, as what was there before it; a complete history is what is expected.
+    began = [("history", _HISTORY[known])] if known in _HISTORY else []
+    if line.start_bytes and len(device.events):
+        began = [("allocated before recording", bytes_text(line.start_bytes))]
     return [
         ("", trace.about.label),
         *([] if live in said else [(f"{peak}live", live)]),
         *(reserved if has_reserved(device) else [("reserved", "not in the file")]),
-        # Says that the recording started late, once.
-        ("allocated before recording", bytes_text(line.start_bytes))
-        if is_late
-        else ("history", _HISTORY[history(device)]),
+        *began,
         ("", counted(len(device.events), "event")),
     ]
 

@@ -77,21 +77,21 @@ _NO_CONTEXT = ("", "N/A")
 
 def allocation_html(trace: Trace, allocation: Allocation, source: FindSource = no_source) -> Html:
     unpin = link(joined("Unpin ", tag("kbd", "Esc")), data_mv_pin=allocation.row)
-    head = tag("div", tag("h2", "Pinned allocation"), unpin, class_="mv-aside-head")
     # Seen on a narrow screen only, where this is a sheet at the bottom.
     handle = button("", None, "mv-handle", data_mv_sheet=True, aria_label="Taller or smaller")
     where, place = allocation.site, allocation.site.rpartition(" ")[0]
     if allocation.stack != NO_STACK:
         where = f"in {cut(place if ':' in place else allocation.site, 80)}"
+    size = tag("b", bytes_text(allocation.requested_bytes), title=exact(allocation.requested_bytes))
     has_forward = allocation.forward_stack != NO_STACK
     return tag(
         "section",
         handle,
-        head,
-        tag("p", tag("b", bytes_text(allocation.requested_bytes)), f" {where}", class_="mv-figure"),
+        tag("h2", "Pinned allocation", class_="mvt-hidden"),
+        tag("div", tag("p", size, f" {where}", class_="mv-figure"), unpin, class_="mv-aside-head"),
         _alike_html(allocation),
         _facts(_allocation_facts(allocation, is_profiled(trace))),
-        stack_html(trace, allocation.stack, "Stack, our frames first", source),
+        stack_html(trace, allocation.stack, "Stack", source),
         stack_html(trace, allocation.forward_stack, "Where its forward was called", source) if has_forward else "",
         class_="mv-pinned",
     )
@@ -110,16 +110,15 @@ def _alike_html(allocation: Allocation) -> Html:
 def _allocation_facts(allocation: Allocation, of_profile: bool) -> Iterable[tuple[str, object]]:
     """A profile has one size of each, and neither pools nor streams."""
     if not of_profile:
-        yield "Asked", exact(allocation.requested_bytes)
-        text = (
-            ""
-            if allocation.block_bytes % 512 and allocation.block_known is not BlockKnown.ROUNDED
-            else "rounded to 512"
-        )
+        is_rounded = not allocation.block_bytes % 512 or allocation.block_known is BlockKnown.ROUNDED
+        text = "rounded to 512" if is_rounded and allocation.block_bytes != allocation.requested_bytes else ""
         if allocation.block_bytes != allocation.rounded_bytes:
             text = "with a remainder too small to split"
             text += "" if allocation.block_known is BlockKnown.RECORDED else ", as the layout around it shows"
-        yield "Block", joined(exact(allocation.block_bytes), _secondary(text))
+        # Of one size alone the heading speaks.
+        if allocation.requested_bytes != allocation.block_bytes:
+            yield "Requested", exact(allocation.requested_bytes)
+            yield "Allocated", joined(exact(allocation.block_bytes), _secondary(text))
     else:
         yield "Bytes", joined(exact(allocation.requested_bytes), _secondary("as the profiler counts them"))
     category = allocation.category.label
@@ -129,10 +128,10 @@ def _allocation_facts(allocation: Allocation, of_profile: bool) -> Iterable[tupl
         yield "Operator", tag("span", cut(allocation.operator), class_="mv-code")
     yield "Lifetime", _lifetime(allocation.span)
     if not of_profile:
-        pool = [] if allocation.is_large is None else ["large" if allocation.is_large else "small"]
-        if allocation.pool != DEFAULT_POOL:
-            pool.append(f"private pool {allocation.pool[0]}, {allocation.pool[1]}")
-        yield "Pool", " · ".join([*pool, f"stream {allocation.stream}"])
+        # Of a default pool its size tells which one.
+        private = "" if allocation.pool == DEFAULT_POOL else "private {}, {}".format(*allocation.pool)
+        if pool := " · ".join(filter(None, (private, f"stream {allocation.stream}" * bool(allocation.stream)))):
+            yield "Pool", pool
     if allocation.module:
         yield "Module", tag("span", cut(allocation.module), class_="mv-code")
     if (held := allocation.held_by) is not None:

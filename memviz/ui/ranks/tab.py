@@ -49,9 +49,10 @@ class RanksTab:
             """The part of the session that this tab shows. A change redraws the tab if it is visible."""
             verdict = Panel(elem_id="ranks-verdict")
             self.card_menu = card_menu = PlainForm(card_form(), elem_id="ranks-card")
+            # Above what is said of a rank, so that a click moves nothing that is pointed at.
+            picture = RankMap(elem_id="ranks-map")
             self.one = Panel(elem_id="ranks-one")
             """Its buttons open traces, which the page does."""
-            picture = RankMap(elem_id="ranks-map")
             lists, failed = Panel(elem_id="ranks-lists"), Panel(elem_id="ranks-failed")
             chosen, self.job, card, looked_at = gr.State(None), gr.State(0), gr.State(""), gr.State(False)
             job, self.card = self.job, card
@@ -155,7 +156,7 @@ def ranks_page(job: RankSummary) -> str:
         views: dict[tuple[str, ...], Html] = {(rank,): one_rank_html(job, int(rank), can_open=False) for rank in saved}
         lists = joined(outliers_html(job), groups_html(job))
         texts = [ranks_verdict_html(job), missing_html(job, is_open=False), failed_html(job)]
-    parts = ("ranks-one", views[str(numbers[0]),]), ("ranks-map", ""), ("ranks-lists", lists)
+    parts = ("ranks-map", ""), ("ranks-one", views[str(numbers[0]),]), ("ranks-lists", lists)
     places = [tag("div", html, id=name) for name, html in parts]
     body = tag("div", texts[0], *places, *texts[1:], class_="mv-ranks")
     panel = SavedPanel("ranks-one", ("rank",), views)

@@ -142,9 +142,10 @@ _MOST_SPANS = 5
 
 
 def groups_html(job: RankSummary) -> Html:
-    if len(job.groups) < 2:
-        return Html("")
     usual = job.usual_groups
+    # The headline says how many are alike in one group, and outliers have a list of their own.
+    if len(usual) < 2:
+        return Html("")
     rows = [_group_row(job, group) for group in usual[:MOST_ROWS]]
     return _section("Groups of similar ranks", ("", "Ranks", "Peak", ""), rows, len(usual), "groups")
 
@@ -228,13 +229,13 @@ def one_rank_html(job: RankSummary, number: int | None, *, can_open: bool, job_n
     if other is not None:
         label = f"Compare with rank {other.number}"
         buttons.append(button(label, "compare-rank", "mv-button", **data))
-    parts = [tag("header", title, picture, *(buttons if can_open else ())), _facts(rank)]
+    parts = [tag("header", title, picture, *(buttons if can_open else ())), _facts(rank, with_categories=other is None)]
     if other is not None:
         parts.append(_differences(rank, other))
     return tag("section", *parts, class_="mv-onerank", aria_label=f"Rank {rank.number}")
 
 
-def _facts(rank: Rank) -> Html:
+def _facts(rank: Rank, *, with_categories: bool) -> Html:
     row = rank.row
     is_known = is_reserved_known(row.peak_bytes, row.reserved_peak_bytes)
     device = [("device", f"{row.device}, one of {count_text(row.device_count)}")] if row.device_count > 1 else []
@@ -242,9 +243,8 @@ def _facts(rank: Rank) -> Html:
         ("", row.origin),
         *device,
         ("peak", rounded(row.peak_bytes)),
-        ("reserved at most", rounded(row.reserved_peak_bytes) if is_known else "not in the file"),
-        ("events", count_text(row.event_count)),
-        *((part.words, rounded(part.bytes)) for part in row.categories[:4]),
+        *([("peak reserved", rounded(row.reserved_peak_bytes))] if is_known else []),
+        *((part.words, rounded(part.bytes)) for part in row.categories[: 4 if with_categories else 0]),
     ]
     if row.ran_out:
         last = row.ran_out[-1]
@@ -260,7 +260,7 @@ def _differences(rank: Rank, other: Rank) -> Html:
         tag("li", tag("b", delta_text(row.delta_bytes), class_=_look(row.delta_bytes)), " ", tag("code", cut(row.name)))
         for row in by_site(rank.row, other.row, _TOP)
     ]
-    kinds = ", ".join(f"{row.words} {delta_text(row.delta_bytes)}" for row in by_category(rank.row, other.row)[:3])
+    kinds = ", ".join(f"{row.words} {delta_text(row.delta_bytes)}" for row in by_category(rank.row, other.row)[:2])
     text = f"{delta_text(delta)} against rank {other.number}" if delta else f"as high as rank {other.number}"
     caption = tag("h3", text, tag("span", f" {kinds}") if kinds else "")
     return tag("div", caption, tag("ul", *rows, class_="mv-parts"))

@@ -40,7 +40,7 @@ def saved_stacks(trace: Trace, device: DeviceTrace, texts: Texts, most: int) -> 
     heaviest = used[np.argsort(-sums[used], kind="stable")]
     numbers, room = {}, most
     for number in heaviest[:_MOST_STACKS].tolist():
-        html = stack_html(trace, number - 1, "Stack, our frames first")
+        html = stack_html(trace, number - 1, "Stack")
         room -= len(html)
         if room < 0:
             break

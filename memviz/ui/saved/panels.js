@@ -138,7 +138,7 @@ export function pinnedPanel(found, row, stackHtml) {
     el("button", { type: "button", class: "mv-handle", "data-mv-sheet": "", "aria-label": "Taller or smaller" }),
     el("div", { class: "mv-aside-head" }, el("h2", {}, "Pinned allocation"), unpin),
     el("p", { class: "mv-figure" }, el("b", {}, bytesText(found.bytes)), ` in ${found.site}`),
-    el("dl", { class: "mv-dl" }, ...fact("Asked", `${grouped(found.bytes)} B`), ...fact("Category", square, ` ${found.kind}`), ...fact("Lifetime", ...begin, " → ", end)),
+    el("dl", { class: "mv-dl" }, ...fact("Requested", `${grouped(found.bytes)} B`), ...fact("Category", square, ` ${found.kind}`), ...fact("Lifetime", ...begin, " → ", end)),
     stack,
   );
 }

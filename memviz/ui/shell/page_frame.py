@@ -77,7 +77,7 @@ def theme() -> gr.themes.Base:
 
 _LONGEST_NAME, _BESIDE_A_BADGE = 18, 14
 """Characters that fit into the sidebar."""
-_MANY = 3
+_MANY, _MOST_SHOWN = 3, 6
 _MOST_AHEAD = 300_000
 """Events of a trace whose timeline the browser may ask for before it is clicked."""
 Find = Callable[[Opened | None], tuple[Trace, DeviceTrace] | None]
@@ -191,8 +191,7 @@ def kept_link_html(address: str, hours: float) -> Html:
 
 def traces_html(session: Session, find: Find, table: NamedRanks | None = None) -> Html:
     if not session.opened and table is None:
-        text = "No traces open. Only you can see what you open."
-        return tag("section", tag("h2", "Open traces"), tag("p", text, class_="mv-soft"), class_="mv-traces")
+        return tag("section", tag("p", "Only you can see what you open.", class_="mv-soft"), class_="mv-traces")
     pairs = [(opened, find(opened)) for opened in session.opened]
     peaks = [timeline(pair[1]).peak_bytes for _, pair in pairs if pair is not None]
     # Two are compared in their own tab; of many, as of ranks, a glance says which is highest.
@@ -206,8 +205,16 @@ def traces_html(session: Session, find: Find, table: NamedRanks | None = None) -
         label = tag("span", tag("b", cut_middle(table.name, _LONGEST_NAME)), tag("small", ranks))
         choose = button(label, "ranks", None, data_key=session.table, title=table.name)
         rows.insert(0, tag("div", choose, _close_button(session.table, table.name), class_="mv-trace"))
-    close = button("Close all", "close-all", "mv-close-all") if len(rows) > 1 else ""
-    return tag("section", tag("h2", "Open traces ", tag("span", len(rows)), close), *rows, class_="mv-traces")
+    many = len(rows)
+    if many > _MOST_SHOWN:
+        rest = rows[_MOST_SHOWN:]
+        is_chosen = session.chosen in {opened.key for opened in session.opened[_MOST_SHOWN - many :]}
+        summary = tag("summary", f"{len(rest)} more")
+        rows = [*rows[:_MOST_SHOWN], tag("details", summary, *rest, open=is_chosen, class_="mv-more-traces")]
+    close = button("Close all", "close-all", "mv-close-all") if many > 1 else ""
+    return tag(
+        "section", tag("h2", "Open traces ", tag("span", many) if many > 1 else "", close), *rows, class_="mv-traces"
+    )
 
 
 def _close_button(key: str, name: str) -> Html:

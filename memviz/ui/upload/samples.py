@@ -38,28 +38,28 @@ OFFERED_SAMPLES = (
     OfferedSample(
         "training",
         "What is the peak made of?",
-        "Three training steps of a small GPT, recorded from the start.",
+        "Three training steps of a small GPT.",
         ("training.pickle.gz",),
         "explore",
     ),
     OfferedSample(
         "checkpointing",
         "What does checkpointing save?",
-        "The same steps without and with gradient checkpointing, on one scale.",
+        "The same steps with and without, on one scale.",
         ("training.pickle.gz", "training-checkpointed.pickle.gz"),
         "compare",
     ),
     OfferedSample(
         "out-of-memory",
         "Why did it run out of memory?",
-        "144 MiB did not fit, although more than that was reserved and free.",
+        "144 MiB did not fit, although more was free.",
         ("out-of-memory.pickle.gz",),
         "what-if",
     ),
     OfferedSample(
         "late-start",
         "What if recording started late?",
-        "Memory allocated before the first event is still counted.",
+        "Memory from before it is still counted.",
         ("late-start.pickle.gz",),
         "explore",
     ),
@@ -119,13 +119,13 @@ finally:  # also when it runs out of memory
 
 
 def welcome_html() -> Html:
-    lead = "Every allocation over time, what the peak is made of, and what changed between two runs."
+    lead = "Every allocation over time, what the peak holds, what changed between runs."
     return tag("header", tag("h1", "See what fills your GPU."), tag("p", lead, class_="mv-lead"), class_="mv-welcome")
 
 
 def record_html() -> Html:
     copy = button("Copy", None, None, data_mv_copy=RECORD)
-    safe = tag("p", "Reading a file never runs code from it. No GPU needed here.", class_="mv-soft")
+    safe = tag("p", "Reading a file never runs its code. No GPU needed.", class_="mv-soft")
     head = tag("h2", "No snapshot yet? Record one", copy)
     return tag("section", head, tag("pre", RECORD, tabindex="0"), safe, class_="mv-record")
 
@@ -134,7 +134,7 @@ def samples_html(tab: str = "") -> Html:
     """`tab` is where they are offered to be answered; each has a tab of its own otherwise."""
     offered = [sample for sample in OFFERED_SAMPLES if not tab or len(sample.files) == 1]
     cards = [_card_html(sample, tab) for sample in sorted(offered, key=lambda sample: sample.tab != tab)]
-    return tag("section", tag("h2", "Or start with a sample"), tag("div", *cards, class_="mv-samples"))
+    return tag("section", tag("h2", "Or a predicted sample"), tag("div", *cards, class_="mv-samples"))
 
 
 def _card_html(sample: OfferedSample, tab: str) -> Html:
@@ -142,12 +142,11 @@ def _card_html(sample: OfferedSample, tab: str) -> Html:
     pictures = [tag("img", src=data_address(picture), alt="") for picture in card.pictures]
     first, last = card.peaks[0], card.peaks[-1]
     change = f"{delta_text(last - first)}" if len(card.peaks) > 1 else f"{bytes_text(first)} peak"
-    where = "" if tab else f"{sample.tab.replace('-', ' ').capitalize()} · "
     words = joined(
         tag("span", *pictures, class_="mv-pictures"),
         tag("b", sample.title),
         tag("span", sample.text),
-        tag("small", f"{where}{change} · predicted"),
+        tag("small", change),
     )
     return button(words, "sample", "mv-sample", data_sample=sample.name, data_tab=tab or None)
 

@@ -19,7 +19,7 @@ from memviz.runner.output_check import comparison
 from memviz.runner.output_check.comparison import check_outputs, compare_outputs, in_proportion
 from memviz.runner.output_check.model_runs import ComparedStep, forked, random_state, set_random_state
 from memviz.runner.plan import plan_of
-from memviz.runner.request import Request, _loss_text, described
+from memviz.runner.request import Request, _loss_text, knobs_of
 from memviz.runner.workloads import WORKLOADS
 from optimizations import OPTIMIZATIONS, apply_all
 from optimizations.checkpointing import Checkpointing
@@ -354,7 +354,7 @@ def test_no_forward_pass_is_called_equal_in_which_no_effect_shows(kind, monkeypa
     """A third of the optimizations for each model; each of them comes with some. Two blocks show what four would."""
     knobs = {"mode": "inference", "cache": "true", "batch": "2"}
     knobs |= {"layers": "2", "double_layers": "1", "single_layers": "2", "micro_batches": "1"}
-    settings = {name: value for name, value in knobs.items() if name in {each.name for each in described(kind)}}
+    settings = {name: value for name, value in knobs.items() if name in {each.name for each in knobs_of(kind)}}
     compared = []
     for change in OPTIMIZATIONS[MODELS.index(kind) % 3 :: 3]:
         with suppress(UsageError):

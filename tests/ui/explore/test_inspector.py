@@ -72,14 +72,11 @@ def told() -> Allocation:
 
 def test_an_allocation_is_told_in_figures(trace):
     html = allocation_html(trace, allocation(trace, trace.devices[0], 0))
-    assert words(html).startswith("Pinned allocation Unpin Esc 38.1 MiB in model.py:36 Asked")
+    assert words(html).startswith("Pinned allocation 38.1 MiB in model.py:36 Unpin Esc Category")
     assert figures(html) == {
-        "Asked": "40,000,000 B",
-        "Block": "40,000,000 B rounded to 512",
         "Category": "probably output the last allocation of a forward that outlives it",
         "Operator": "add_Tensor",
         "Lifetime": "event 0 → 2 34.7 ms",
-        "Pool": "large · stream 0",
     }
 
 
@@ -108,17 +105,17 @@ def test_a_profile_has_one_size_and_neither_pools_nor_streams():
     profile = read_profile([{**row, "args": told}], About("measured"), Interner())
     said = figures(allocation_html(profile, allocation(profile, profile.devices[0], 0)))
     assert said["Bytes"] == "1,000 B as the profiler counts them"
-    assert not {"Asked", "Block", "Pool"} & said.keys()
+    assert not {"Requested", "Allocated", "Pool"} & said.keys()
 
 
 def test_all_that_is_known_is_told_and_its_events_are_a_click_away(trace, told):
     assert figures(allocation_html(trace, told)) == {
-        "Asked": "40,000,000 B",
-        "Block": "41,943,040 B with a remainder too small to split, as the layout around it shows",
+        "Requested": "40,000,000 B",
+        "Allocated": "41,943,040 B with a remainder too small to split, as the layout around it shows",
         "Category": "optimizer state made in an optimizer step, and alive after it",
         "Operator": "bmm",
         "Lifetime": "event 5 → 90 34.7 ms, free requested at event 20",
-        "Pool": "large · private pool 0, 3 · stream 7",
+        "Pool": "private 0, 3 · stream 7",
         "Module": "layers.0",
         "Phase": "step",
         "Metadata": "mine",

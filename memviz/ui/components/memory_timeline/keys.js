@@ -75,7 +75,12 @@ export class Keys extends Part {
       t: () => !timeline.value?.linked && timeline.setAxis(timeline.viewport.axis === "event" ? "time" : "event"),
       "[": () => this.mark(0),
       "]": () => this.mark(1),
-      Enter: () => this.walked >= 0 && timeline.choosing.togglePin(this.walked),
+      Enter: () => {
+        if (this.walked < 0) return;
+        timeline.choosing.togglePin(this.walked);
+        // The inspector says the same, and more.
+        timeline.interaction.hideTip();
+      },
       Escape: () => timeline.choosing.undo(),
     };
   }
@@ -122,7 +127,7 @@ export class Keys extends Part {
     this.walked = stack[this.place];
     this.sayWalked(data);
     // Sites come once, when somebody first asks: then it is said anew, with its site.
-    if (!data.sites) data.readSites().then(() => timeline.data === data && this.place >= 0 && this.sayWalked(data));
+    if (!data.sites) data.readSites().then(() => timeline.data === data && this.place >= 0 && timeline.pin !== this.walked && this.sayWalked(data));
   }
 
   /** @param {TimelineData} data */

@@ -22,6 +22,8 @@ import { Viewport } from "./viewport.js";
 
 const SETTLE_MS = 120;
 const NARROW = 640;
+/** Up to this width of the window the inspector is a sheet; beside the plot it may not change what is above it. */
+const SHEET = 900;
 const NAME_LETTER = 7;
 const ROOM = { left: 60, right: 110, upper: 12, lower: 30 };
 
@@ -303,7 +305,7 @@ export class MemoryTimeline extends Component {
     const { viewport, value } = this;
     const { clientWidth } = this.root;
     // Without a width it is not shown yet.
-    this.root.classList.toggle("mvt-narrow", clientWidth > 0 && clientWidth < NARROW && !value?.linked);
+    this.root.classList.toggle("mvt-narrow", clientWidth > 0 && clientWidth < NARROW && innerWidth <= SHEET && !value?.linked);
     const [width, height] = [Math.floor(this.plot.clientWidth), Math.floor(this.plot.clientHeight)];
     this.isAway = !width || !height;
     if (this.reading.total) this.schedule();

@@ -56,10 +56,11 @@ class RankMap extends Component {
     this.bars = el("canvas", { class: "mvn-bars" });
     this.plot = el("div", { class: "mvn-plot", tabindex: "0", role: "slider", "aria-orientation": "vertical" }, this.picture, this.mark, this.tip);
     this.beside = el("div", { class: "mvn-beside" }, this.bars);
+    const head = el("span", { class: "mvn-head", "aria-hidden": "true" }, "peak");
     this.most = el("span");
     this.ramp = el("canvas", { class: "mvn-ramp", width: 255, height: 1 });
     const scale = el("div", { class: "mvn-scale", "aria-hidden": "true" }, el("span", {}, "0"), this.ramp, this.most);
-    this.root = el("div", { class: "mvn", hidden: "" }, this.steps, this.names, this.plot, this.beside, scale);
+    this.root = el("div", { class: "mvn", hidden: "" }, this.steps, head, this.names, this.plot, this.beside, scale);
     for (const area of [this.plot, this.beside]) {
       area.addEventListener("pointermove", (event) => this.point(event, area));
       area.addEventListener("pointerleave", () => (this.tip.hidden = true));
@@ -83,7 +84,7 @@ class RankMap extends Component {
     this.plot.setAttribute("aria-label", this.value.label);
     this.plot.setAttribute("aria-valuemin", "1");
     this.plot.setAttribute("aria-valuemax", String(this.value.ranks.length));
-    this.most.textContent = bytesText(this.value.highest);
+    this.most.textContent = `${bytesText(this.value.highest)} live`;
     this.draw();
   }
 
