@@ -97,7 +97,7 @@ def add_parallel(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--parallel", action="append", default=[], metavar="AXIS=N",
-        help="parallelism along data, shard, tensor or pipeline; repeatable",
+        help="parallelism along data, shard, tensor or pipeline; offload=cpu keeps shards on the CPU; repeatable",
     )  # fmt: skip
 
 

@@ -286,6 +286,7 @@ MOST_GPUS = 4_096
 GPUS = "gpus"
 OFFLOAD, TO_CPU = "offload", "cpu"
 AXES = ("pipeline", "data", "shard", "tensor")
+LAYOUT_SETTINGS = (*AXES, OFFLOAD)
 
 
 @dataclass(frozen=True)
@@ -329,9 +330,12 @@ class Parallel:
         return f"{parts}, offloaded to the CPU" if self.offload else parts
 
     @property
+    def as_json(self) -> dict[str, int | str]:
+        return {**self.used, **({OFFLOAD: TO_CPU} if self.offload else {})}
+
+    @property
     def as_texts(self) -> dict[str, str]:
-        sizes = {name: str(size) for name, size in self.used.items()}
-        return {**sizes, OFFLOAD: TO_CPU} if self.offload else sizes
+        return {name: str(value) for name, value in self.as_json.items()}
 
 
 ALONE = Parallel()
@@ -339,14 +343,14 @@ ALONE = Parallel()
 
 def parallel_of(texts: Mapping[str, str]) -> Parallel:
     """Parse the axes. With `gpus` and no `shard`, weights are sharded over the GPUs that other axes leave."""
-    names = (GPUS, *AXES, OFFLOAD)
+    names = (GPUS, *LAYOUT_SETTINGS)
     for name in texts:
         if name not in names:
             raise UsageError(f"Parallel axes are {', '.join(AXES)}; there is no {name}.{nearest(name, names)}")
     texts = dict(texts)
     offload = texts.pop(OFFLOAD, "").strip()
     if offload not in ("", TO_CPU):
-        raise UsageError(f"{OFFLOAD} must be {TO_CPU}, not {offload[:20]}: shards are kept in host memory with it.")
+        raise UsageError(f"{OFFLOAD} must be {TO_CPU}, not {offload[:20]}.")
     sizes = {}
     for name, text in texts.items():
         if text.strip() and (not text.strip().isdecimal() or not 1 <= int(text) <= MOST_GPUS):
@@ -363,7 +367,7 @@ def parallel_of(texts: Mapping[str, str]) -> Parallel:
         remedy = "their product must equal gpus" if "shard" in sizes else f"{others} must divide it"
         raise UsageError(f"gpus is {gpus}, but {value} are {parallel.gpus}: {remedy}.")
     if parallel.offload and parallel.shard == 1:
-        raise UsageError(f"{OFFLOAD}={TO_CPU} keeps shards in host memory: set shard to 2 or more.")
+        raise UsageError(f"{OFFLOAD} to the {TO_CPU.upper()} is for shards: set shard to 2 or more.")
     if parallel.gpus > MOST_GPUS:
         raise UsageError(f"{parallel.gpus:,} GPUs exceed the limit of {MOST_GPUS:,}.")
     return parallel

@@ -229,7 +229,7 @@ def trial_json(trial: Trial) -> dict[str, Any]:
         "optimizations": [{"name": name, **knobs} for name, knobs in request.optimizations],
         "optimizer": request.optimizer,
         "settings": dict(request.settings),
-        "parallel": parallel_of(request.parallel).used,
+        "parallel": parallel_of(request.parallel).as_json,
         "label": trial_label(trial),
         "title": trial_label(trial, title_of),
         "short_title": short_label(trial, title_of),

@@ -13,7 +13,16 @@ from typing import Literal, get_args
 from memviz.errors import UsageError
 from memviz.predictor.group.ranks import CARDS_OF_A_MACHINE
 from memviz.runner.plan import Plan, plan_of
-from memviz.runner.request import ALLOCATOR_SETTINGS, AXES, GPUS, Optimizer, Parallel, Request, knobs_of, parallel_of
+from memviz.runner.request import (
+    ALLOCATOR_SETTINGS,
+    GPUS,
+    LAYOUT_SETTINGS,
+    Optimizer,
+    Parallel,
+    Request,
+    knobs_of,
+    parallel_of,
+)
 from optimizations import OPTIMIZATIONS
 
 LAYOUT = "parallel"
@@ -36,8 +45,8 @@ def layouts_of(plan: Plan) -> tuple[Mapping[str, str], ...]:
 
 def with_layout(request: Request, option: Mapping[str, str]) -> Request:
     """Return the request with one of these layouts."""
-    axes = {name: text for name, text in option.items() if name in AXES}
-    settings = {name: text for name, text in option.items() if name not in AXES}
+    axes = {name: text for name, text in option.items() if name in LAYOUT_SETTINGS}
+    settings = {name: text for name, text in option.items() if name not in LAYOUT_SETTINGS}
     return replace(request, parallel=axes, settings={**request.settings, **settings})
 
 
@@ -59,6 +68,8 @@ def _layouts_of_gpus(count: int) -> Iterator[Parallel]:
                 parallel = Parallel(pipeline, data, count // tensor // pipeline // data, tensor)
                 if tensor <= CARDS_OF_A_MACHINE and pipeline <= _MOST_STAGES and _is_usual(parallel):
                     yield parallel
+                    if parallel.shard > 1 and tensor == pipeline == 1:
+                        yield replace(parallel, offload=True)
 
 
 def _is_usual(parallel: Parallel) -> bool:

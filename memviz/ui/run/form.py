@@ -23,7 +23,7 @@ from memviz.runner.config_source import FILE as CONFIG
 from memviz.runner.config_source import checked_config, fetch_config, hub_is_on, is_hub_id
 from memviz.runner.jobs.service import SearchOrder
 from memviz.runner.prices import reason_by_model
-from memviz.runner.request import AXES, GPUS, Request, label_of_value, load_of, parallel_of
+from memviz.runner.request import GPUS, LAYOUT_SETTINGS, Request, label_of_value, load_of, parallel_of
 
 _MOST_LETTERS = 1 << 20
 """Limit that is reported at the field; the request as a whole is bounded anyway."""
@@ -124,7 +124,7 @@ def parallel_faults(texts: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 def _axis_of_refusal(refusal: str) -> str:
     """The field of the axis whose name a refusal begins with."""
     first = refusal.split(" ", 1)[0]
-    return PREFIX + first if first in (GPUS, *AXES) else ""
+    return PREFIX + first if first in (GPUS, *LAYOUT_SETTINGS) else ""
 
 
 def parallel_label(texts: Mapping[str, str]) -> str:
@@ -196,7 +196,9 @@ def form_fields_of(fields: Mapping[str, Any], listing: Mapping[str, Any]) -> For
         names = [str(row["name"]) for row in listing["workloads"]]
         workload = names[0] if ":" in names[0] or _FIRST_WORKLOAD not in names else _FIRST_WORKLOAD
     card, memory = str(fields.get("card", "")), str(fields.get("memory", FIRST_MEMORY)).strip()
-    parallel = {name: str(fields[PREFIX + name]).strip() for name in (GPUS, *AXES) if PREFIX + name in fields}
+    parallel = {
+        name: str(fields[PREFIX + name]).strip() for name in (GPUS, *LAYOUT_SETTINGS) if PREFIX + name in fields
+    }
     form = FormFields(
         workload=workload,
         config=str(fields.get("config", "")),

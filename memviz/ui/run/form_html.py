@@ -12,7 +12,7 @@ from memviz.predictor.cards import short_name
 from memviz.runner.config_source import FILE as CONFIG
 from memviz.runner.config_source import hub_is_on
 from memviz.runner.prices import Price
-from memviz.runner.request import GPUS, label_of_value
+from memviz.runner.request import GPUS, OFFLOAD, TO_CPU, label_of_value
 from memviz.text import Html, cut, joined, tag
 from memviz.ui.html.elements import button, checkbox, fault_place, labelled, menu, text_input
 from memviz.ui.run.form import (
@@ -115,6 +115,13 @@ _AXES = (
     ),
     _axis("tensor", "Tensor parallel", "slices of each matrix and the sequence; decoders such as Llama and Qwen3"),
     _axis("pipeline", "Pipeline stages", "stages of a decoder's blocks"),
+    _Field(
+        PREFIX + OFFLOAD,
+        "FSDP offload",
+        "",
+        (("", "none"), (TO_CPU, "CPU")),
+        "Keep shards, their gradients and optimizer states in pinned host memory (CPUOffloadPolicy)",
+    ),
 )
 _GPU_COUNTS = (1, 2, 3, 4, 6, 8, 16, 32, 64, 128, 256, 512, 1024)
 _PARALLEL_HELP = (

@@ -167,6 +167,7 @@ def test_every_way_to_part_them_is_tried_and_each_does_the_same_work() -> None:
     assert {plan.parallel.parts for plan in ways} == {
         *("4 data", "2 data x 2 shard", "2 pipeline x 2 data", "2 pipeline x 2 shard", "4 pipeline"),
         *("2 shard x 2 tensor", "2 pipeline x 2 tensor", "4 tensor"),
+        *("4 shard, offloaded to the CPU", "2 data x 2 shard, offloaded to the CPU"),
     }
     assert {sequences_of_all(plan) for plan in (*ways, plan_of(asked(4)))} == {8}
 

@@ -24,6 +24,7 @@ ACCUMULATED = (("gradient_accumulation", {"pieces": "2"}),)
         ({"shard": "4", "tensor": "2"}, Parallel(shard=4, tensor=2)),
         ({"gpus": "6", "shard": "3", "data": "2"}, Parallel(data=2, shard=3)),
         ({"gpus": "8", "shard": " "}, Parallel(shard=8)),
+        ({"gpus": "8", "data": "2", "offload": "cpu"}, Parallel(data=2, shard=4, offload=True)),
     ],
 )
 def test_what_the_others_leave_is_sharded(texts: dict[str, str], made: Parallel) -> None:
@@ -39,6 +40,8 @@ def test_what_the_others_leave_is_sharded(texts: dict[str, str], made: Parallel)
         ({"gpus": "0"}, "gpus must be a whole number from 1 to 4,096, not 0"),
         ({"tensor": "two"}, "tensor must be a whole number"),
         ({"expert": "2"}, "there is no expert"),
+        ({"gpus": "2", "offload": "disk"}, "offload must be cpu, not disk"),
+        ({"gpus": "2", "data": "2", "offload": "cpu"}, "set shard to 2 or more"),
         ({"data": "4096", "shard": "2"}, "8,192 GPUs exceed the limit of 4,096"),
     ],
 )

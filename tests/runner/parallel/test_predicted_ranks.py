@@ -106,6 +106,19 @@ def live(outcome: Outcome, category: Category) -> int:
     return int(blocks.requested[(labels.category == category) & (blocks.requested > 0)].sum())
 
 
+def test_offloaded_shards_stay_in_host_memory_with_gradients_and_states() -> None:
+    """The card has no shard between steps; forward and backward copy each of them to it once."""
+    outcome, on_card = done((("shard", "2"), ("offload", "cpu"))), done((("shard", "2"),)).run
+    run, weights = outcome.run, on_card.weights_bytes
+    assert live(outcome, Category.PARAMETER) == live(outcome, Category.OPTIMIZER_STATE) == 0
+    assert run.weights_bytes == weights
+    assert weights <= (run.pinned_host_bytes or 0) < 2 * weights
+    # Weights, gradients and two states, where the shards on the card leave the host with the weights alone.
+    assert (run.host_peak_bytes or 0) >= 4 * weights > (on_card.host_peak_bytes or 0)
+    assert (run.host_bytes or 0) >= 2 * weights > (on_card.host_bytes or 0)
+    assert on_card.peak_reserved_bytes - run.peak_reserved_bytes > 2 * weights
+
+
 def test_adapters_and_codes_are_sharded_with_the_weights() -> None:
     """Each of two ranks holds half of the codes, scales and adapters, and states of its half of the adapters alone."""
     changes = (("lora", {"rank": "8"}), ("weight_quantization", {"bits": "4", "group": "64"}))
