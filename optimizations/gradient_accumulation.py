@@ -89,7 +89,7 @@ class GradientAccumulation:
             share = sum(targets[start:end]) / (sum(targets) or 1)
             if share:
                 rows = slice(start, end)
-                cut = {key: _part(value, batch, rows, key) for key, value in inputs.items() if key not in shared}
+                cut = {key: _cut_rows(value, batch, rows, key) for key, value in inputs.items() if key not in shared}
                 yield {**inputs, **cut}, 1.0 if inputs.get("num_items_in_batch") is not None else share
 
 
@@ -97,7 +97,7 @@ def batch_of(inputs: Mapping[str, Any], shared: Sequence[str] = SHARED) -> int:
     """Return the number of rows of the first tensor that is not the same for all rows."""
     for key, value in inputs.items():
         for tensor in _tensors(value) if key not in shared else ():
-            axis = _axis(tensor, key)
+            axis = _row_axis(tensor, key)
             if axis is not None:
                 return tensor.shape[axis]
     raise ValueError("No input is a tensor with rows, so there is no batch to split.")
@@ -137,20 +137,20 @@ def _tensors(value: Any) -> Iterator[Tensor]:
         yield from _tensors(inner)
 
 
-def _axis(tensor: Tensor, key: str) -> int | None:
+def _row_axis(tensor: Tensor, key: str) -> int | None:
     """The axis of the rows: the first one, but (axes, rows, tokens) or (tokens,) in positions."""
     axis = tensor.dim() - 2 if key == "position_ids" else 0
     return axis if 0 <= axis < tensor.dim() else None
 
 
-def _part(value: Any, batch: int, rows: slice, key: str) -> Any:
+def _cut_rows(value: Any, batch: int, rows: slice, key: str) -> Any:
     """Cut every tensor that has as many rows as the batch; all else belongs to every piece."""
     if isinstance(value, Tensor):
-        axis = _axis(value, key)
+        axis = _row_axis(value, key)
         return value if axis is None or value.shape[axis] != batch else value[(slice(None),) * axis + (rows,)]
     if isinstance(value, Mapping):
-        return {inner: _part(part, batch, rows, inner) for inner, part in value.items()}
+        return {inner: _cut_rows(part, batch, rows, inner) for inner, part in value.items()}
     if isinstance(value, list | tuple):
-        parts = [_part(inner, batch, rows, key) for inner in value]
+        parts = [_cut_rows(inner, batch, rows, key) for inner in value]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     return value

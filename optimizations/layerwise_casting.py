@@ -186,7 +186,7 @@ class LayerwiseCasting:
         converted = {}
         for name, module in model.named_modules():
             some_or_all = any if _is_leaf(module) else all
-            if (_is_leaf(module) or _reads(module)) and some_or_all(
+            if (_is_leaf(module) or _weights_read_by(module)) and some_or_all(
                 parameter in cast for parameter in module.parameters()
             ):
                 converted[name] = module
@@ -298,7 +298,7 @@ class _Weight:
 
     def look_again(self) -> None:
         """Since the last forward pass the model may have been converted, or have got other weights."""
-        self.weight = self._now()
+        self.weight = self._current_parameter()
         wide = self._wide()
         if self.weight.dtype is not self.storage or wide is not self.own:
             if self.compute is not None and wide is not self.own:
@@ -313,11 +313,11 @@ class _Weight:
 
     def tells(self) -> torch.dtype:
         """Return the dtype that the model reports: the one of its weight while it computes."""
-        weight = self._now().dtype
+        weight = self._current_parameter().dtype
         return weight if self.users == 0 and weight is not self.storage else self.own
 
     def restore(self) -> None:
-        self.weight = self._now()
+        self.weight = self._current_parameter()
         if self.weight.dtype is self.storage:
             _cast(self.weight, self._wide())
         delattr(self.owners[0][1], self.witness)
@@ -328,7 +328,7 @@ class _Weight:
             return self.weight.dtype
         return getattr(self.owners[0][1], self.witness).dtype  # type: ignore[no-any-return]
 
-    def _now(self) -> Parameter:
+    def _current_parameter(self) -> Parameter:
         now = [module._parameters.get(name) for _, module, name in self.owners]
         first = now[0]
         if first is None or any(pointer is None or pointer.data_ptr() != first.data_ptr() for pointer in now):
@@ -463,7 +463,7 @@ def _units(
     blocks = [model] if granularity == "model" else list(_blocks(model)) if granularity == "block" else []
     inside = {module for block in blocks for module in block.modules()}
     leaves = [module for module in model.modules() if _is_leaf(module) and module not in inside]
-    readers = {module: read for module in model.modules() if (read := _reads(module))}
+    readers = {module: read for module in model.modules() if (read := _weights_read_by(module))}
     for module, used in [*((module, _in_order(module)) for module in (*blocks, *leaves)), *readers.items()]:
         if unit := [weights[weight] for weight in used if weight in weights]:
             yield module, _Unit(unit, ahead)
@@ -479,7 +479,7 @@ def _blocks(module: nn.Module) -> Iterator[nn.Module]:
             yield from _blocks(child)
 
 
-def _reads(module: nn.Module) -> list[Parameter]:
+def _weights_read_by(module: nn.Module) -> list[Parameter]:
     """Weights below a module that its own forward takes hold of, if only for their dtype, without calling their owner.
 
     They must be up as long as that forward runs. Where its code does not say whose `.weight` it takes, all below are.
@@ -561,10 +561,12 @@ def _telling_again(first: _Weight, make: Callable[..., nn.Module], args: tuple[A
 def _check_holds(storage: torch.dtype, wide: torch.dtype) -> None:
     small, large = torch.finfo(storage), torch.finfo(wide)
     if large.bits <= small.bits:
-        raise ValueError(f"Weights in {wide} save nothing when stored in {_word(storage)}: choose an fp8 storage.")
+        raise ValueError(
+            f"Weights in {wide} save nothing when stored in {_dtype_name(storage)}: choose an fp8 storage."
+        )
     if large.eps > small.eps or large.max < small.max or large.tiny > small.tiny:
-        raise ValueError(f"{wide} cannot hold what {_word(storage)} can, so that casting would go on losing.")
+        raise ValueError(f"{wide} cannot hold what {_dtype_name(storage)} can, so that casting would go on losing.")
 
 
-def _word(dtype: torch.dtype) -> str:
+def _dtype_name(dtype: torch.dtype) -> str:
     return next(name for name, dtype_ in _DTYPES.items() if dtype_ is dtype)

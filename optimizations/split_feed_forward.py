@@ -66,12 +66,12 @@ class SplitFeedForward:
         chosen = self._chosen(model)
         for name, module in chosen.items():
             replaced = [part for part in _replacing(module, self) if "forward" in vars(part)]
-            if fault := "its forward is already replaced" if replaced else _fault(_parts(module)):
+            if fault := "its forward is already replaced" if replaced else _fault_of_layers(_parts_of(module)):
                 raise ValueError(
                     f"The feed-forward {name} cannot be split: {fault}. Split before weights are quantized, cast, "
                     "offloaded or given adapters, or choose others with `only`."
                 )
-        inner = {name: _parts(module).inner for name, module in chosen.items()}
+        inner = {name: _parts_of(module).inner for name, module in chosen.items()}
         for name, size in inner.items():
             if size % self.splits:
                 works = ", ".join(str(n) for n in range(2, 65) if math.gcd(*inner.values()) % n == 0)
@@ -115,8 +115,8 @@ class _InSlices:
         self.module, self.knobs = module, knobs
 
     def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        parts, splits, as_published = _parts(self.module), self.knobs.splits, self.knobs.as_published
-        _check_still(_fault(parts))
+        parts, splits, as_published = _parts_of(self.module), self.knobs.splits, self.knobs.as_published
+        _check_still(_fault_of_layers(parts))
         # Layerwise casting, too, sees by `.weight` in a forward that a module reads what its layers own.
         columns = torch.split(_matrix(parts.second, parts.second.weight), parts.inner // splits, dim=1)
         slices = list(zip(*_rows(parts, splits), columns, strict=True))
@@ -133,7 +133,7 @@ class _Deferred:
     def __call__(self, x: Tensor) -> Tensor:
         if not self.columns:
             return x
-        parts = _parts(self.block)
+        parts = _parts_of(self.block)
         _check_still(_unreadable(parts.first.weight))
         return _sum(
             x, parts, list(zip(*_rows(parts, len(self.columns)), self.columns, strict=True)), as_published=False
@@ -145,10 +145,10 @@ class _SecondMatrix:
 
     def __init__(self, block: nn.Module, starts: nn.Module, deferred: _Deferred, splits: int) -> None:
         self.block, self.starts, self.deferred, self.splits = block, starts, deferred, splits
-        self.first = _parts(block).first
+        self.first = _parts_of(block).first
 
     def __call__(self, attention_and_x: Tensor) -> Tensor:
-        parts = _parts(self.block)
+        parts = _parts_of(self.block)
         same = parts.first is self.first
         _check_still(_unreadable(parts.second.weight) if same else f"it computes with {type(parts.first).__name__}")
         matrix = _matrix(parts.second, parts.second.weight)
@@ -171,10 +171,10 @@ def _replacing(module: Any, knobs: SplitFeedForward) -> dict[nn.Module, Any]:
         last = _SecondMatrix(module, module.intermediate, deferred, knobs.splits)
         return {module.intermediate: deferred, module.output.dense: last}
     last = _SecondMatrix(module, module.proj_mlp, deferred, knobs.splits)
-    return {module.proj_mlp: deferred, module.act_mlp: _same, module.proj_out: last}
+    return {module.proj_mlp: deferred, module.act_mlp: _identity, module.proj_out: last}
 
 
-def _same(x: Tensor) -> Tensor:
+def _identity(x: Tensor) -> Tensor:
     return x
 
 
@@ -187,8 +187,8 @@ class Parts:
     factor: nn.Linear | None
     """The same module as `first` where one matrix holds both: its upper half of rows is then the factor's."""
     second: nn.Linear
-    dropout: Callable[[Tensor], Tensor] = _same
-    final: Callable[[Tensor], Tensor] = _same
+    dropout: Callable[[Tensor], Tensor] = _identity
+    final: Callable[[Tensor], Tensor] = _identity
 
     @property
     def inner(self) -> int:
@@ -244,7 +244,7 @@ def _split(layer: nn.Linear, size: int) -> list[Rows]:
     return list(zip(weights, biases, strict=True))
 
 
-def _fault(parts: Parts) -> str:
+def _fault_of_layers(parts: Parts) -> str:
     """Why these layers cannot be read in slices; empty where they can."""
     for layer in (parts.first, parts.factor or parts.first, parts.second):
         plain = type(layer).forward is nn.Linear.forward or type(layer).__name__ == "Conv1D"
@@ -272,7 +272,7 @@ def feed_forwards(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield name, module
 
 
-def _parts(module: nn.Module) -> Parts:
+def _parts_of(module: nn.Module) -> Parts:
     parts = _net(module) or _sequential(module) or _named_parts(module) or _fused_parts(module) or _bert_parts(module)
     if parts is None:
         raise ValueError(f"This {type(module).__name__} was rebuilt after it was split. Undo the split first.")
@@ -294,7 +294,7 @@ def _net(module: nn.Module) -> Parts | None:
     net = getattr(module, "net", None)
     if type(module).__name__ != "FeedForward" or not isinstance(net, nn.ModuleList) or len(net) not in (3, 4):
         return None
-    first, dropout, second, final = [*net, _same][:4]
+    first, dropout, second, final = [*net, _identity][:4]
     kind = type(first).__name__
     if kind not in _ACTIVATIONS:
         return None
@@ -305,8 +305,8 @@ def _net(module: nn.Module) -> Parts | None:
 def _sequential(module: nn.Module) -> Parts | None:
     """nn.Sequential of linear, activation, perhaps dropout, linear, perhaps dropout."""
     layers: list[Any] = list(module) if type(module) is nn.Sequential else []
-    final = layers.pop() if layers and isinstance(layers[-1], nn.Dropout) else _same
-    dropout = layers.pop(2) if len(layers) == 4 and isinstance(layers[2], nn.Dropout) else _same
+    final = layers.pop() if layers and isinstance(layers[-1], nn.Dropout) else _identity
+    dropout = layers.pop(2) if len(layers) == 4 and isinstance(layers[2], nn.Dropout) else _identity
     match layers:
         case [nn.Linear() as first, activation, nn.Linear() as second] if isinstance(activation, _ELEMENTWISE):
             return Parts(first, activation, None, second, dropout, final)
@@ -320,7 +320,7 @@ def _named_parts(module: Any) -> Parts | None:
         return None
     first, *factor, second = (getattr(module, name) for name in names)
     activation: Any = next((getattr(module, name) for name in _ACTS if hasattr(module, name)), None)
-    dropout = getattr(module, "dropout", _same)
+    dropout = getattr(module, "dropout", _identity)
     written = _forward_formula(type(module), module, names)
     if factor and written == "second(dropout(act(first(x)) * factor(x)))":
         return Parts(first, activation, factor[0], second, dropout)

@@ -230,7 +230,7 @@ class Quantized(nn.Module):
             codes = torch.stack((codes & 15, codes >> 4), dim=-1).flatten(1)
         weight = codes.to(self.dtype)
         if self.kind is torch.uint8:
-            weight.sub_(_middle(self.bits))
+            weight.sub_(_zero_code(self.bits))
         return weight.unflatten(1, (-1, self.group)).mul_(self.scales[..., None]).flatten(1)  # type: ignore[no-any-return, no-untyped-call]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -256,20 +256,20 @@ class _Product(torch.autograd.Function):
         return (of_output @ ctx.layer.unpacked().to(of_output.dtype)).to(ctx.dtype), None
 
 
-def _middle(bits: int) -> int:
+def _zero_code(bits: int) -> int:
     """The code of zero."""
     return 1 << (bits - 1)
 
 
 def _packed(weight: Tensor, group: int, bits: int, kind: torch.dtype) -> tuple[Tensor, Tensor]:
-    most = torch.finfo(kind).max if kind.is_floating_point else _middle(bits) - 1
+    most = torch.finfo(kind).max if kind.is_floating_point else _zero_code(bits) - 1
     groups = weight.to(torch.float32).unflatten(1, (-1, group))  # type: ignore[no-untyped-call]
     # Rounded first, as it will be when the weights are unpacked.
     scales = (groups.abs().amax(-1) / most).to(weight.dtype)
     steps = scales.to(torch.float32).clamp(min=torch.finfo(torch.float32).tiny)[..., None]
     if kind.is_floating_point:
         return (groups / steps).clamp_(-most, most).to(kind).flatten(1), scales
-    codes = (groups / steps).round_().clamp_(-most, most).add_(_middle(bits)).to(torch.uint8).flatten(1)
+    codes = (groups / steps).round_().clamp_(-most, most).add_(_zero_code(bits)).to(torch.uint8).flatten(1)
     if bits == 4:
         codes = codes[:, ::2] | codes[:, 1::2] << 4
     return codes, scales

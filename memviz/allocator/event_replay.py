@@ -131,8 +131,8 @@ def final_state(
             segments.append((first.address, size, stream(first.stream), pool(first.pool.owner.id), *kind))
             blocks.extend((len(segments) - 1, *_block_row(block)) for block in run)
     no_stacks = [np.full(len(rows), NO_STACK) for rows in (segments, blocks)]
-    *of_blocks, cause = _columns(blocks, 6)
-    return Segments.typed(*_columns(segments, 6), no_stacks[0]), Blocks.typed(*of_blocks, no_stacks[1]), cause
+    *of_blocks, cause = _int64_columns(blocks, 6)
+    return Segments.typed(*_int64_columns(segments, 6), no_stacks[0]), Blocks.typed(*of_blocks, no_stacks[1]), cause
 
 
 def _block_row(block: Block) -> tuple[int, int, int, int, int]:
@@ -142,7 +142,7 @@ def _block_row(block: Block) -> tuple[int, int, int, int, int]:
     return block.address, block.size, block.requested, state, block.cause
 
 
-def _columns(rows: list[tuple[int, ...]], count: int) -> list[Ints8]:
+def _int64_columns(rows: list[tuple[int, ...]], count: int) -> list[Ints8]:
     """Addresses of 2**63 and above come out as the Trace keeps them; numbers below zero stay themselves."""
     return [np.array([row[i] & 0xFFFFFFFFFFFFFFFF for row in rows], np.uint64).view(np.int64) for i in range(count)]
 
@@ -518,7 +518,7 @@ class _QuickReplay:
 
     def run(self, events: Iterator[tuple[Any, ...]]) -> None:
         history, handlers, live, hits = self.replay.history, self.handlers, self.replay.live, self.hits
-        take, waiting, is_recorded = self._take, self.allocator.pending.blocks, self.is_recorded
+        take, waiting, is_recorded = self._take_cached, self.allocator.pending.blocks, self.is_recorded
         grown, after_ladder = self.replay.grown, self.replay.after_ladder
         note_event, note_request = hits.events.append, hits.requests.append
         note_address = hits.addresses.append
@@ -575,7 +575,7 @@ class _QuickReplay:
         statistics.allocated_bytes.current[0], statistics.allocated_bytes.peak[0] = there, there_most
         statistics.requested_bytes.current[0], statistics.requested_bytes.peak[0] = asked, asked_most
 
-    def _take(self, size: int, stream: int, pool_id: PoolId, address: int) -> Block | None:
+    def _take_cached(self, size: int, stream: int, pool_id: PoolId, address: int) -> Block | None:
         """`CachingAllocator.malloc` where the cache has a block; None where it has none, and nothing has changed.
 
         Where the recording disagrees nothing is done either: the replay has more to say about that.

@@ -131,25 +131,25 @@ class RecordedReplay(RequestReplay):
         mark, grown = len(self.history), self.grown.get(event, 0)
         if grown:
             there = self.allocator.segments
-            self.recording.offer(piece for piece in self._recorded(event - grown, event) if piece[1] not in there)
+            self.recording.offer(piece for piece in self._entries_of(event - grown, event) if piece[1] not in there)
         try:
             block = self._cut_off(event, address, size, stream, pool) or self.allocator.malloc(
                 size, stream, pool, search=self.after_ladder.pop(event, True)
             )
         except AllocationFailed:
             self.mismatches += 1
-            return self._note(event, self._recorded(event - grown, event + 1), [], _IMPOSSIBLE)
+            return self._note(event, self._entries_of(event - grown, event + 1), [], _IMPOSSIBLE)
         block.cause = event
         self.live[address] = block
         if grown or block.address != address or len(self.history) != mark + 1:
             self.recording.offer(())
             self.mismatches += block.address != address
-            recorded, ours = self._recorded(event - grown, event + 1), self.history.entries(mark)
+            recorded, ours = self._entries_of(event - grown, event + 1), self.history.entries(mark)
             if recorded == ours:
                 self.history.set_causes(mark, range(event - grown, event))
             else:
                 self._check_hidden_rest(event, block)
-                self._note(event, recorded, ours, _why(recorded, ours) + self.missing_completions)
+                self._note(event, recorded, ours, _mismatch_reason(recorded, ours) + self.missing_completions)
 
     def _cut_off(self, event: int, address: int, size: int, stream: int, pool: PoolId) -> Block | None:
         """Take the segment made for a malloc at which the history begins; it looks like one that was cached before.
@@ -189,7 +189,7 @@ class RecordedReplay(RequestReplay):
         size, stream = int(events.size[malloc]), int(events.stream[malloc])
         return self.allocator.would_serve(size, stream, trace.pools[int(self.source.pools[malloc])])
 
-    def _recorded(self, first: int, last: int) -> list[Entry]:
+    def _entries_of(self, first: int, last: int) -> list[Entry]:
         events = self.source.device.events
         columns = (events.action, unsigned(events.address), events.size)
         return list(zip(*(column[first:last].tolist() for column in columns), strict=True))
@@ -224,7 +224,7 @@ class RecordedReplay(RequestReplay):
             if free_block and not free_block.is_split and free_block.expandable is None:
                 return release_segment(self.allocator, free_block)
         why = "The file releases memory that is in use or missing in earlier events."
-        return self._note(event, self._recorded(event, event + 1), [], why)
+        return self._note(event, self._entries_of(event, event + 1), [], why)
 
     def grow(self, event: int, address: int, size: int, stream: int, pool: PoolId) -> None:
         self._enter_ladder(event)
@@ -235,7 +235,7 @@ class RecordedReplay(RequestReplay):
         blocks = pair.large if large else pair.small
         if not is_map:
             if address in self.allocator.segments:
-                return self._note(event, self._recorded(event, event + 1), [], _ALREADY_THERE)
+                return self._note(event, self._entries_of(event, event + 1), [], _ALREADY_THERE)
             self.device.map(size)
             blocks.add(self.allocator.add_segment(address, size, stream, blocks))
             return
@@ -245,10 +245,10 @@ class RecordedReplay(RequestReplay):
             reserve = self.settings.address_space(self.device.card_bytes)
             space = self.source.spaces.size(address, reserve) // page * page
             if address in self.allocator.segments or space < size:
-                return self._note(event, self._recorded(event, event + 1), [], _ALREADY_THERE)
+                return self._note(event, self._entries_of(event, event + 1), [], _ALREADY_THERE)
             block = add_expandable(self.allocator, ExpandableSegment(address, space, page), stream, blocks)
         if block.mapped or block.address != address or size > block.size:
-            return self._note(event, self._recorded(event, event + 1), [], _ALREADY_THERE)
+            return self._note(event, self._entries_of(event, event + 1), [], _ALREADY_THERE)
         map_block(self.allocator, block, size)
 
     def _containing(self, address: int) -> Block | None:
@@ -272,7 +272,7 @@ class RecordedReplay(RequestReplay):
             self.oom = RanOut(event, size, requested, now.allocated, now.reserved)
 
 
-def _why(recorded: list[Entry], ours: list[Entry]) -> str:
+def _mismatch_reason(recorded: list[Entry], ours: list[Entry]) -> str:
     theirs_new, our_new = recorded[:-1], ours[:-1]
     if theirs_new and not our_new:
         return "The file allocates a new segment here although a free block would have fitted."

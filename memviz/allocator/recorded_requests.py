@@ -103,8 +103,8 @@ def steps_of(trace: Trace, device: DeviceTrace) -> Steps:
     return Steps(
         step=step,
         grown=grown,
-        ladders=_ladders(events, step, within),
-        emptied={int(run[0]): _pools(trace, events, run) for run in _runs(events, ~within)},
+        ladders=_release_ladders(events, step, within),
+        emptied={int(run[0]): _pools(trace, events, run) for run in _release_runs(events, ~within)},
         before_mallocs=tuple(_before_mallocs(trace, events, within)),
         out_of_memory=tuple(np.flatnonzero(action == Action.OOM).tolist()),
         waited=waited,
@@ -156,7 +156,7 @@ def _of_the_allocator(events: Events) -> Ints8:
     return np.flatnonzero((events.action != Action.FREE_COMPLETED) & (events.action <= Action.OOM))
 
 
-def _ladders(events: Events, step: Bytes1, within: Bools) -> dict[int, int]:
+def _release_ladders(events: Events, step: Bytes1, within: Bools) -> dict[int, int]:
     follower = _next_where(events.action == Action.ALLOC)[within]
     starts = {}
     for malloc in np.unique(follower[follower < len(events)]).tolist():
@@ -180,7 +180,7 @@ def _belongs_to_ladder(events: Events, step: Bytes1, within: Bools, event: int) 
     return bool(action == Action.FREE_COMPLETED)
 
 
-def _runs(events: Events, chosen: Bools) -> list[Ints8]:
+def _release_runs(events: Events, chosen: Bools) -> list[Ints8]:
     """Releases that stand together, of those chosen."""
     kept = _of_the_allocator(events)
     wanted = is_among(events.action[kept], (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)) & chosen[kept]
@@ -199,7 +199,7 @@ def _before_mallocs(trace: Trace, events: Events, within: Bools) -> Iterator[Rel
     grows = is_among(events.action, (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP))
     made, seen = dict[int, int](), 0
     frees_have_stacks = bool((events.stack[events.action == Action.FREE_REQUESTED] != NO_STACK).any())
-    for run in _runs(events, within):
+    for run in _release_runs(events, within):
         for at in (seen + np.flatnonzero(grows[seen : run[0]])).tolist():
             made[int(events.address[at])] = int(events.stack[at])
         seen = int(run[0])
@@ -332,7 +332,7 @@ def platform_of(device: DeviceTrace) -> Platform:
     rows = np.flatnonzero((events.action == Action.SEGMENT_ALLOC) | (events.action == Action.SEGMENT_FREE))
     rows = rows[:_MOST_SEGMENTS]
     recorded = list(zip(*(part[rows].tolist() for part in (events.action, events.address, events.size)), strict=True))
-    linux, windows = _agreement(recorded, "linux"), _agreement(recorded, "windows")
+    linux, windows = _count_in_recorded_order(recorded, "linux"), _count_in_recorded_order(recorded, "windows")
     if linux != windows:
         segments = sum(action == Action.SEGMENT_ALLOC for action, _, _ in recorded)
         # On Linux, segments that fill holes below others ascend for a while.
@@ -341,7 +341,7 @@ def platform_of(device: DeviceTrace) -> Platform:
     return "windows" if len(addresses) and 0 <= addresses.min() < _LOWEST_ON_LINUX else "linux"
 
 
-def _agreement(recorded: Iterable[tuple[int, int, int]], platform: Platform) -> int:
+def _count_in_recorded_order(recorded: Iterable[tuple[int, int, int]], platform: Platform) -> int:
     """Return how many new segments are on the recorded side of the previous one of their size."""
     space, agreed = address_space(platform), 0
     live: dict[int, int] = {}

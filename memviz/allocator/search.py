@@ -102,7 +102,7 @@ def try_in_processes(
     count = _helpers_that_pay(replayer, len(wanted)) if helpers is None else helpers
     if count and _ONE_SEARCH.acquire(blocking=False):
         try:
-            with _helped(work, count):
+            with _running_helpers(work, count):
                 work.do_rest(progress)
         finally:
             _ONE_SEARCH.release()
@@ -151,7 +151,7 @@ class _Work:
 
 
 @contextmanager
-def _helped(work: _Work, count: int) -> Iterator[None]:
+def _running_helpers(work: _Work, count: int) -> Iterator[None]:
     """Run helpers: wait for their work, or end them at once where this process gives up."""
     processes = list(start_helpers(count, _HELPER))
     threads: list[threading.Thread] = []
@@ -167,7 +167,7 @@ def _helped(work: _Work, count: int) -> Iterator[None]:
         bare.device, bare.trace = cast(Any, device), cast(Any, SimpleNamespace(pools=work.replayer.trace.pools))
         order = pickle.dumps((bare, work.card, work.overhead_bytes), pickle.HIGHEST_PROTOCOL)
         for process in processes:
-            threads.append(threading.Thread(target=_feed, args=(process, order, work), daemon=True))
+            threads.append(threading.Thread(target=_feed_helper, args=(process, order, work), daemon=True))
             threads[-1].start()
         yield
         for thread in threads:
@@ -199,7 +199,7 @@ def start_helpers(count: int, code: str) -> Iterator[subprocess.Popen[bytes]]:
             )
 
 
-def _feed(process: subprocess.Popen[bytes], order: bytes, work: _Work) -> None:
+def _feed_helper(process: subprocess.Popen[bytes], order: bytes, work: _Work) -> None:
     """Until nothing is left. What a helper that ended did not do is put back."""
     asks, answers = cast(IO[bytes], process.stdin), cast(IO[bytes], process.stdout)
     number: int | None = None
@@ -311,7 +311,7 @@ def search(
     enough = 1.01 * best.peak_reserved_bytes
     as_good = [outcome for outcome in tried if outcome.fits == best.fits and outcome.peak_reserved_bytes <= enough]
     advised = min(as_good, key=lambda outcome: (not outcome.is_recorded, outcome.text.count(":")))
-    advice, is_anew = _advice(tried, advised, card), bool(replayer.layout.segments)
+    advice, is_anew = _advice_sentence(tried, advised, card), bool(replayer.layout.segments)
     return Search(tuple(tried), advised, advice, is_anew)
 
 
@@ -346,7 +346,7 @@ def _largest_segment(replayer: Replayer) -> int:
     return segment_size(round_size(max(requested, there)), settings.large_segment_size)
 
 
-def _advice(ranked: list[SettingsTrial], advised: SettingsTrial, card: CardMemory | None) -> str:
+def _advice_sentence(ranked: list[SettingsTrial], advised: SettingsTrial, card: CardMemory | None) -> str:
     recorded = next(outcome for outcome in ranked if outcome.is_recorded)
     name = advised.text or "PyTorch's default settings"
     if card and advised.peak_requested_bytes > card.usable_bytes:

@@ -85,8 +85,8 @@ class _Reader:
         for place, token in enumerate(self.tokens):
             if token == "large_segment_size_mb" and self._exists(token):
                 self.at = place
-                self._separator(":")
-                size = self._whole()
+                self._expect_separator(":")
+                size = self._read_whole_number()
                 if size <= MIN_LARGE_ALLOC // MiB:
                     raise UsageError("CachingAllocator option large_segment_size_mb must be > 10 MB")
                 self.values["large_segment_size"] = min(size, _MOST_MIB) * MiB
@@ -96,7 +96,7 @@ class _Reader:
         while self.at + 1 < len(self.tokens):
             self._read_pair(self._next())
             if self.at + 1 < len(self.tokens):
-                self._separator(",")
+                self._expect_separator(",")
         if self.others:
             self.values["others"] = tuple(self.others.items())
         return self.values
@@ -106,11 +106,11 @@ class _Reader:
             if self.strict:
                 raise UsageError(f"Unrecognized CachingAllocator option: {key}")
             raise UsageError(f"Unrecognized key '{key}' in CUDA allocator config.")
-        self._separator(":")
+        self._expect_separator(":")
         match key:
             case "large_segment_size_mb":
                 # It was read first.
-                self._whole()
+                self._read_whole_number()
             case "max_split_size_mb":
                 size = self._mib_of_at_least_a_segment(key)
                 self.values["max_split_size"] = None if size >= _MOST_MIB else size * MiB
@@ -124,11 +124,11 @@ class _Reader:
             case "expandable_segments_reserve":
                 self.values[key] = self._next()
             case "roundup_power2_divisions":
-                self.values[key] = self._divisions()
+                self.values[key] = self._read_divisions()
             case _ if key in _FRACTIONS:
-                self.values[key] = self._fraction(*_FRACTIONS[key])
+                self.values[key] = self._read_fraction(*_FRACTIONS[key])
             case _ if key in _FLAGS:
-                self.values[key] = self._flag(key)
+                self.values[key] = self._read_flag(key)
             case _:
                 self._read_other(key)
 
@@ -138,11 +138,11 @@ class _Reader:
     def _read_other(self, key: str) -> None:
         first = self.at + 1
         if key in _OTHER_FLAGS:
-            self._flag(key)
+            self._read_flag(key)
         elif key in _OTHER_SIZES:
-            self._whole()
+            self._read_whole_number()
         elif key == "pinned_num_register_threads":
-            threads = self._whole()
+            threads = self._read_whole_number()
             got = "" if self.strict else f", got {threads}"
             if not _is_power_of_two(threads):
                 raise UsageError(f"Number of register threads has to be power of 2{got}")
@@ -150,7 +150,7 @@ class _Reader:
                 limit = f"less than or equal to {_MOST_REGISTER_THREADS}"
                 raise UsageError(f"Number of register threads should be {limit}{got}")
         elif key == "pinned_reserve_segment_size_mb":
-            if self._whole() == 0:
+            if self._read_whole_number() == 0:
                 raise UsageError("Pinned reserve segment size has to be greater than 0")
         elif self._next() == "[":
             while self._next() != "]":
@@ -159,18 +159,18 @@ class _Reader:
 
     def _mib_of_at_least_a_segment(self, key: str) -> int:
         least = self.values.get("large_segment_size", LARGE_SEGMENT) // MiB
-        size = self._whole()
+        size = self._read_whole_number()
         if size < least:
             raise UsageError(f"CachingAllocator option {key} too small, must be >= {least}")
         return size
 
-    def _divisions(self) -> tuple[int, ...]:
+    def _read_divisions(self) -> tuple[int, ...]:
         if self._next() == "[":
             slots = [0] * SLOTS
             self._read_division_list(slots)
             return tuple(slots)
         self.at -= 1
-        divisions = self._whole()
+        divisions = self._read_whole_number()
         if not _is_power_of_two(divisions):
             raise UsageError("For roundups, the divisions has to be power of 2 ")
         return (divisions,) * SLOTS
@@ -178,8 +178,8 @@ class _Reader:
     def _read_division_list(self, slots: list[int]) -> None:
         last, first = 0, True
         while (key := self._next()) != "]":
-            self._separator(":")
-            divisions = self._whole()
+            self._expect_separator(":")
+            divisions = self._read_whole_number()
             if divisions and not _is_power_of_two(divisions):
                 raise UsageError("For roundups, the divisions has to be power of 2 or 0 to disable roundup ")
             if key == ">":
@@ -194,7 +194,7 @@ class _Reader:
                 slots[0 if first else last : last + 1] = [divisions] * (last + 1 if first else 1)
                 first = False
             if self._peek() != "]":
-                self._separator(",")
+                self._expect_separator(",")
 
     def _peek(self) -> str:
         if self.at + 1 >= len(self.tokens):
@@ -207,14 +207,14 @@ class _Reader:
         self.at += 1
         return token
 
-    def _separator(self, expected: str) -> None:
+    def _expect_separator(self, expected: str) -> None:
         if self.at + 1 >= len(self.tokens) and not self.strict:
             self.at += 1
             return
         if self._next() != expected and self.strict:
             raise UsageError(f"Error parsing CachingAllocator settings, expected {expected}")
 
-    def _flag(self, key: str) -> bool:
+    def _read_flag(self, key: str) -> bool:
         token = self._next()
         if token not in ("True", "False"):
             if self.strict:
@@ -222,7 +222,7 @@ class _Reader:
             raise UsageError(f"Expected 'True' or 'False' at index {self.at} in ConfigTokenizer but got '{token}'")
         return token == "True"
 
-    def _whole(self) -> int:
+    def _read_whole_number(self) -> int:
         return self._as_whole(self._next())
 
     def _as_whole(self, token: str) -> int:
@@ -235,7 +235,7 @@ class _Reader:
             raise UsageError(f"{token!r} is too large a number (PyTorch stops with {function!r}).")
         return int(match[0]) % 2**64
 
-    def _fraction(self, is_valid: Callable[[float], bool], message: str) -> float:
+    def _read_fraction(self, is_valid: Callable[[float], bool], message: str) -> float:
         token = self._next()
         match = _REAL.match(token)
         if not match:
@@ -313,8 +313,8 @@ class Settings:
             ("max_split_size_mb", _mib(self.max_split_size, None)),
             ("max_non_split_rounding_mb", _mib(self.max_non_split_rounding_size, self.large_segment_size)),
             ("roundup_power2_divisions", _divisions_text(self.roundup_power2_divisions)),
-            ("garbage_collection_threshold", _number(self.garbage_collection_threshold, 0.0)),
-            ("per_process_memory_fraction", _number(self.per_process_memory_fraction, 1.0)),
+            ("garbage_collection_threshold", _number_text(self.garbage_collection_threshold, 0.0)),
+            ("per_process_memory_fraction", _number_text(self.per_process_memory_fraction, 1.0)),
             ("throw_on_cudamalloc_oom", "True" if self.throw_on_cudamalloc_oom else ""),
             ("graph_capture_record_stream_reuse", "True" if self.graph_capture_record_stream_reuse else ""),
             ("expandable_segments_reserve", self.expandable_segments_reserve),
@@ -404,7 +404,7 @@ def _mib(size: int | None, default: int | None) -> str:
     return "" if size is None or size == default else str(size // MiB)
 
 
-def _number(value: float, default: float) -> str:
+def _number_text(value: float, default: float) -> str:
     return "" if value == default else repr(value)
 
 
@@ -423,12 +423,12 @@ def settings_of(trace: Trace, device: DeviceTrace) -> tuple[Settings, bool]:
     Releases before 2.3 write no settings at all, and `_set_allocator_settings` can change them while a program runs.
     """
     named = settings_from_snapshot(trace.settings)
-    if named.expandable_segments or not _expands(device):
+    if named.expandable_segments or not _has_expandable_segments(device):
         return named, False
     return replace(named, expandable_segments=True), True
 
 
-def _expands(device: DeviceTrace) -> bool:
+def _has_expandable_segments(device: DeviceTrace) -> bool:
     """Return whether all segments allocated in this history are expandable, or without such, all that are live."""
     action = device.events.action
     mapped, whole = bool((action == Action.SEGMENT_MAP).any()), bool((action == Action.SEGMENT_ALLOC).any())

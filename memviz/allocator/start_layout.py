@@ -80,7 +80,7 @@ def start_layout(
     """`known_sizes`: block sizes by address that a replay has inferred."""
     segments = _segments_before(trace, device, settings.large_segment_size)
     blocks = sorted(_live_before(device, settings), key=lambda block: block.address)
-    placed = _place(segments, blocks)
+    placed = _place_blocks(segments, blocks)
     finder = _GapFinder(device, settings, known_sizes or {})
     whole = tuple(replace(segment, blocks=tuple(finder.sized(segment))) for segment in placed)
     return StartLayout(whole, len(blocks) - sum(len(segment.blocks) for segment in whole))
@@ -163,7 +163,7 @@ def _freed_first(device: DeviceTrace) -> dict[int, tuple[int, int, int]]:
     return {a: (b, c, d) for a, b, c, d in zip(*(column.tolist() for column in columns), strict=True)}
 
 
-def _place(segments: list[StartSegment], blocks: list[StartBlock]) -> list[StartSegment]:
+def _place_blocks(segments: list[StartSegment], blocks: list[StartBlock]) -> list[StartSegment]:
     """Blocks into the segments that hold them; what overlaps the block before it is left out."""
     placed, rest = [], iter([*blocks, None])
     block = next(rest)
@@ -202,9 +202,9 @@ class _GapFinder:
             elif gap <= SMALL_SIZE or (self._most is not None and block.size >= self._most):
                 yield replace(block, size=block.size + gap)
             else:
-                yield replace(block, size=block.size + self._rest(block, end))
+                yield replace(block, size=block.size + self._unused_rest(block, end))
 
-    def _rest(self, block: StartBlock, end: int) -> int:
+    def _unused_rest(self, block: StartBlock, end: int) -> int:
         """Return the bytes between the block and the first allocation in the gap while the block lived."""
         start = block.address + block.size
         low, high = np.searchsorted(self._address, np.array([start, end], dtype=np.uint64))
@@ -376,13 +376,13 @@ def lay_out_as_recorded(allocator: CachingAllocator, layout: StartLayout, spaces
             head = allocator.add_segment(segment.address, segment.size, segment.stream, pool)
             allocator.device.map(segment.size)
             pool.add(head)
-            _fill(head, segment.blocks, live)
+            _cut_out_live_blocks(head, segment.blocks, live)
     for group, ranges in ranges_by_group(layout).items():
-        _lay_out_expandable(allocator, ranges, _space(allocator, spaces, group, ranges), live)
+        _lay_out_expandable(allocator, ranges, _expandable_segment(allocator, spaces, group, ranges), live)
     return _count_live(allocator, layout, live)
 
 
-def _space(
+def _expandable_segment(
     allocator: CachingAllocator, spaces: AddressSpaces, group: Group, ranges: list[StartSegment]
 ) -> ExpandableSegment:
     begin = spaces.at_start[group]
@@ -410,13 +410,13 @@ def _lay_out_expandable(
         allocator.device.map(segment.size)
         allocator.statistics.reserved_bytes.increase(pool.kind, segment.size)
         pool.add(block)
-        _fill(block, segment.blocks, live)
+        _cut_out_live_blocks(block, segment.blocks, live)
         if rest is not None:
             pool.add_unmapped(rest)
             block = rest
 
 
-def _fill(free: Block, blocks: Iterable[StartBlock], live: dict[int, Block]) -> None:
+def _cut_out_live_blocks(free: Block, blocks: Iterable[StartBlock], live: dict[int, Block]) -> None:
     """Cuts live blocks out of a free one; what is left between them stays free."""
     pool = free.pool
     pool.remove(free)

@@ -45,9 +45,9 @@ def _size_of(value: Any, seen: set[int]) -> float:
         return base.nbytes
     own = sys.getsizeof(value)
     if isinstance(value, Mapping):
-        return own + _row(value.keys(), len(value), seen) + _row(value.values(), len(value), seen)
+        return own + _size_of_items(value.keys(), len(value), seen) + _size_of_items(value.values(), len(value), seen)
     if isinstance(value, list | tuple | set | frozenset):
-        return own + _row(value, len(value), seen)
+        return own + _size_of_items(value, len(value), seen)
     fields = getattr(value, "__dict__", None)
     slots = [getattr(value, name, None) for name in getattr(type(value), "__slots__", ())]
     inside = sum(_size_of(slot, seen) for slot in slots) if slots else 0
@@ -55,7 +55,7 @@ def _size_of(value: Any, seen: set[int]) -> float:
     return own + inside + (sum(_size_of(known, seen) for known in fields.values()) if type(fields) is dict else 0)
 
 
-def _row(items: Iterable[Any], count: int, seen: set[int]) -> float:
+def _size_of_items(items: Iterable[Any], count: int, seen: set[int]) -> float:
     if count <= 2 * _ALIKE:
         return sum(_size_of(item, seen) for item in items)
     row = list(items)

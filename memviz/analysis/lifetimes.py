@@ -110,15 +110,15 @@ def matched(device: DeviceTrace) -> Matched:
         requested[~started & (runs.completed < count) & (runs.requested == count)] = BEFORE
     rest_waits = device.blocks.state[rest] != State.ACTIVE_ALLOCATED
     rows = Lifetimes(
-        start=_with(runs.start.astype(np.int64), np.full(len(rest), BEFORE)),
-        free_requested=_with(requested.astype(np.int64), np.where(rest_waits, BEFORE, count)),
-        end=_with(end.astype(np.int64), np.full(len(rest), count)),
-        size=_with(events.size[source], device.blocks.requested[rest]),
-        address=_with(events.address[source], device.blocks.address[rest]),
-        stack=_with(_stacks(device, started, source, block), device.blocks.stack[rest]),
-        stream=_with(events.stream[source], device.segments.stream[device.blocks.segment[rest]]),
-        pool=_with(events.pool[source], device.segments.pool[device.blocks.segment[rest]]),
-        block=_with(block, rest).astype(np.int32),
+        start=_appended(runs.start.astype(np.int64), np.full(len(rest), BEFORE)),
+        free_requested=_appended(requested.astype(np.int64), np.where(rest_waits, BEFORE, count)),
+        end=_appended(end.astype(np.int64), np.full(len(rest), count)),
+        size=_appended(events.size[source], device.blocks.requested[rest]),
+        address=_appended(events.address[source], device.blocks.address[rest]),
+        stack=_appended(_stacks(device, started, source, block), device.blocks.stack[rest]),
+        stream=_appended(events.stream[source], device.segments.stream[device.blocks.segment[rest]]),
+        pool=_appended(events.pool[source], device.segments.pool[device.blocks.segment[rest]]),
+        block=_appended(block, rest).astype(np.int32),
     )
     faults = Faults(
         stray_frees=stray_frees,
@@ -214,7 +214,7 @@ def _stacks(device: DeviceTrace, started: Bools, source: Ints8, block: Ints8) ->
     return stack
 
 
-def _with(first: npt.NDArray[Whole], second: npt.NDArray[Any]) -> npt.NDArray[Whole]:
+def _appended(first: npt.NDArray[Whole], second: npt.NDArray[Any]) -> npt.NDArray[Whole]:
     return np.concatenate([first, second.astype(first.dtype, copy=False)])
 
 

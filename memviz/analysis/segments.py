@@ -264,8 +264,8 @@ class SegmentLives(Columns):
 def segment_lives(device: DeviceTrace) -> SegmentLives:
     history = ranges_of(device)
     pieces = _pieces(history, len(device.events))
-    share, longest, lived = _use(history, pieces, device)
-    first = np.flatnonzero(_begins(history, pieces, len(device.events)))
+    share, longest, lived = _piece_use(history, pieces, device)
+    first = np.flatnonzero(_begins_of_runs(history, pieces, len(device.events)))
     if not len(first):
         nothing = np.zeros(0, dtype=np.int64)
         return SegmentLives(nothing, nothing, nothing, nothing, nothing.astype(np.float64), nothing)
@@ -315,7 +315,7 @@ def _pieces(history: RangeHistory, count: int) -> _Pieces:
     return pieces.select(np.lexsort((pieces.range, pieces.end, pieces.start)))
 
 
-def _begins(history: RangeHistory, pieces: _Pieces, count: int) -> Bools:
+def _begins_of_runs(history: RangeHistory, pieces: _Pieces, count: int) -> Bools:
     """False where a piece continues the one before it: neighbours that were reserved and released together."""
     begins = np.ones(len(pieces), dtype=np.bool_)
     one, next_one = pieces.range[:-1], pieces.range[1:]
@@ -326,7 +326,9 @@ def _begins(history: RangeHistory, pieces: _Pieces, count: int) -> Bools:
     return begins
 
 
-def _use(history: RangeHistory, pieces: _Pieces, device: DeviceTrace) -> tuple[npt.NDArray[np.float64], Ints8, Ints8]:
+def _piece_use(
+    history: RangeHistory, pieces: _Pieces, device: DeviceTrace
+) -> tuple[npt.NDArray[np.float64], Ints8, Ints8]:
     """Return for each piece its share in use, the allocation that was in it longest, and for how many events."""
     rows, count = lifetimes(device), len(device.events)
     share: npt.NDArray[np.float64] = np.zeros(len(pieces))

@@ -77,7 +77,7 @@ class Stopped(UsageError):
     exit_status = 3
 
     def __init__(self, what: str) -> None:
-        super().__init__(f"{_head()}{what}")
+        super().__init__(f"{_line()}{what}")
         self.what = what
         self.where = file_and_line_of_caller()
         """The program's line, as 'train.py:12'."""
@@ -100,7 +100,7 @@ class DataNeeded(Stopped):
     """The program branches on data, or a shape depends on it."""
 
     def __init__(self, asking: str, rest: str, place: str = "") -> None:
-        self._refusal = f"{_head()}{asking}"
+        self._refusal = f"{_line()}{asking}"
         _refused.append(self._refusal)
         self.assume = f"--assume {place}=VALUE" if place else ""
         """The option that states the value; empty where none would be taken."""
@@ -248,19 +248,19 @@ def shapes_not_registered(func: Any) -> UsageError:
 def no_such_device(index: int, card: str, count: int) -> NoSuchDevice:
     cards = f"one {card} (cuda:0)" if count == 1 else f"{count} cards ({card}), cuda:0 to cuda:{count - 1}"
     return NoSuchDevice(
-        f"{_head()}CUDA error: invalid device ordinal. The program uses device {index}, but the predicted machine has "
+        f"{_line()}CUDA error: invalid device ordinal. The program uses device {index}, but the predicted machine has "
         f"{cards}. Use {'that one' if count == 1 else 'one of those'}, or predict more with --gpus {index + 1}."
     )
 
 
 def wrong_device_for_rank(index: int, rank: int, own: int) -> NoSuchDevice:
     return NoSuchDevice(
-        f"{_head()}CUDA error: the program uses device {index}, but the card of the predicted rank {rank} is "
+        f"{_line()}CUDA error: the program uses device {index}, but the card of the predicted rank {rank} is "
         f"cuda:{own}. Use LOCAL_RANK ({own}), or no device number."
     )
 
 
-def _head() -> str:
+def _line() -> str:
     line = quoted_line_of_caller()
     return f"{line}: " if line else ""
 

@@ -212,7 +212,7 @@ def _follow_frames(patches: Patches, compiling: Callable[[], Any], notes: _Frame
 
     def guard(self: Any, *args: Any, **kwargs: Any) -> None:
         # Guards compare dispatch keys, and they are checked where the modes are on.
-        with _entered(modes):
+        with _entered_modes(modes):
             check(self, *args, **kwargs)
 
     def ignore_function_modes(self: Any, _: Any) -> None:
@@ -298,7 +298,7 @@ def _as_on_card(variable: Any, answer: Callable[[Any, Any], Any], tx: Any) -> An
 
 
 @contextmanager
-def _entered(modes: list[Any]) -> Iterator[None]:
+def _entered_modes(modes: list[Any]) -> Iterator[None]:
     functions = [mode for mode in modes if isinstance(mode, TorchFunctionMode)]
     operators = [mode for mode in modes if mode not in functions]
     for mode in functions:

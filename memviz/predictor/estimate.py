@@ -121,7 +121,7 @@ class Estimate:
         A program that ran out of memory may need any amount, so it is never "close".
         """
         if self.gpus:
-            return _worst(one.fit_word(card) for one in self.gpus)
+            return _worst_fit(one.fit_word(card) for one in self.gpus)
         if self.out_of_memory and card is None:
             return "no"
         verdicts: dict[str, FitWord] = {"yes": "yes", "close": "close"}
@@ -130,7 +130,7 @@ class Estimate:
     def common_fits(self) -> dict[str, FitWord]:
         """The verdict on common cards, smallest first; the kernels stay those that were predicted."""
         cards = self.gpus or (self,)
-        return {card.name: _worst(one._fit_word(card) for one in cards) for card in common_cards()}
+        return {card.name: _worst_fit(one._fit_word(card) for one in cards) for card in common_cards()}
 
     @property
     def _own_trace(self) -> Trace:
@@ -221,7 +221,7 @@ class Estimate:
         return dict(bytes_of.most_common())
 
 
-def _worst(words: Iterable[FitWord]) -> FitWord:
+def _worst_fit(words: Iterable[FitWord]) -> FitWord:
     order: tuple[FitWord, ...] = ("yes", "close", "no")
     return max(words, key=order.index)
 

@@ -132,7 +132,7 @@ def find_holders(
             found[key] = walk.holder(index)
         walk.forget()
         if walk.is_complete and not missing.is_over:
-            found.update(_others(missing, storage_of, walk, deadline))
+            found.update(_holders_outside_program(missing, storage_of, walk, deadline))
         found.is_cut = not missing.is_over and (not walk.is_complete or time.monotonic() > deadline)
     return found
 
@@ -250,7 +250,7 @@ class _Walk:
 
     def _add(self, value: Any, parent: int, how: Any) -> bool:
         # Python's collector does not track a frame that runs, or of a generator that waits.
-        if id(value) in self.seen or not (gc.is_tracked(value) or _is(value, types.FrameType)):
+        if id(value) in self.seen or not (gc.is_tracked(value) or _is_instance(value, types.FrameType)):
             return False
         self.seen.add(id(value))
         self.visits.append((value, parent, how))
@@ -269,7 +269,7 @@ class _Walk:
         owner = root.name + (f"{attribute}{GRAPH_SUFFIX}" if kind is HolderKind.AUTOGRAD_GRAPH else attribute)
         inside = ((value, step) for (value, _), (_, step) in pairwise(way) if step.kind is HolderKind.CONTAINER)
         length = next((f", {type(of).__name__} of {len(of)}" for of, _ in inside if type(of) in _GROWS), "")
-        return Holder(kind, owner, f"{_joined(root.name, steps)} ({root.scope}){length}", _place(root, way))
+        return Holder(kind, owner, f"{_joined_steps(root.name, steps)} ({root.scope}){length}", _place(root, way))
 
     def _way(self, index: int) -> tuple[_Root, list[tuple[Any, _Step]]]:
         """Return the root, and each object from there with the step that led to it."""
@@ -299,12 +299,12 @@ class _Walk:
         if is_row:
             return _Step(HolderKind.CONTAINER, f"[{name}]")
         is_attribute = names is not holder or above >= 0 and _dict_of(self.visits[above][0]) is names
-        return _attribute_step(str(name)) if is_attribute else _Step(HolderKind.CONTAINER, f"[{_key(name)}]")
+        return _attribute_step(str(name)) if is_attribute else _Step(HolderKind.CONTAINER, f"[{_key_text(name)}]")
 
     def path_below(self, index: int) -> tuple[Any, str]:
         """Return the root's value, and the path from there."""
         root, way = self._way(index)
-        return root.value, _joined(root.name, [step for _, step in way[1:]])
+        return root.value, _joined_steps(root.name, [step for _, step in way[1:]])
 
     def forget(self) -> None:
         """Drop all references, but remember what was visited."""
@@ -332,7 +332,7 @@ def _is_plain(kind: type) -> bool:
 
 
 def _key_step(key: Any) -> _Step:
-    return _Step(HolderKind.CONTAINER, f" → key {_key(key)}", is_late=True)
+    return _Step(HolderKind.CONTAINER, f" → key {_key_text(key)}", is_late=True)
 
 
 def _attribute_step(name: str) -> _Step:
@@ -349,21 +349,21 @@ _LEAVES = (
 )  # fmt: skip
 
 
-def _is(value: Any, kinds: Any) -> bool:
+def _is_instance(value: Any, kinds: Any) -> bool:
     """Return what isinstance would, without asking the object: a proxy answers with code of its own."""
     return issubclass(type(value), kinds)
 
 
 def _is_own(value: Any) -> bool:
     """Return whether an object is memviz's own, which keeps nothing of the program."""
-    if _is(value, types.FrameType | types.GeneratorType):
-        frame = value if _is(value, types.FrameType) else value.gi_frame
+    if _is_instance(value, types.FrameType | types.GeneratorType):
+        frame = value if _is_instance(value, types.FrameType) else value.gi_frame
         return frame is not None and _is_own_frame(frame)
     return _is_own_class(type(value))
 
 
 def _is_own_class(kind: type) -> bool:
-    return _text(type.__getattribute__(kind, "__module__")).startswith(_OWN)
+    return _text_or_empty(type.__getattribute__(kind, "__module__")).startswith(_OWN)
 
 
 def _is_own_frame(frame: types.FrameType) -> bool:
@@ -380,7 +380,7 @@ def _dict_of(value: Any) -> dict[str, Any]:
     return attributes if type(attributes) is dict else {}
 
 
-def _joined(name: str, steps: list[_Step]) -> str:
+def _joined_steps(name: str, steps: list[_Step]) -> str:
     """Write steps one after the other; of a stretch of autograd nodes, only the last."""
     text, nodes = name, 0
     for step, following in zip_longest(steps, steps[1:]):
@@ -435,27 +435,27 @@ def _of_partial(value: functools.partial[Any]) -> Iterator[tuple[_Step, Any]]:
 
 
 def _of_container(value: Any) -> Iterator[tuple[_Step, Any]]:
-    if _is(value, dict):
+    if _is_instance(value, dict):
         for key, item in islice(list(value.items()), _MOST_ITEMS):
-            yield _Step(HolderKind.CONTAINER, f"[{_key(key)}]"), item
+            yield _Step(HolderKind.CONTAINER, f"[{_key_text(key)}]"), item
             yield _key_step(key), key
-    elif _is(value, list | tuple | deque):
+    elif _is_instance(value, list | tuple | deque):
         for number, item in enumerate(islice(list(value), _MOST_ITEMS)):
             yield _Step(HolderKind.CONTAINER, f"[{number}]"), item
-    elif _is(value, set | frozenset):
+    elif _is_instance(value, set | frozenset):
         for item in islice(list(value), _MOST_ITEMS):
             yield _Step(HolderKind.CONTAINER, " → element"), item
 
 
-def _key(key: Any) -> str:
-    if _is(key, str | int | float | bool | None):
+def _key_text(key: Any) -> str:
+    if _is_instance(key, str | int | float | bool | None):
         text = repr(key)
         return text if len(text) <= _LONGEST_KEY else f"{text[:_LONGEST_KEY]}…"
-    return "parameter" if _is(key, nn.Parameter) else type(key).__name__
+    return "parameter" if _is_instance(key, nn.Parameter) else type(key).__name__
 
 
 def _of_object(value: Any) -> Iterator[tuple[_Step, Any]]:
-    if _is(value, type):
+    if _is_instance(value, type):
         if not is_library_module(type.__getattribute__(value, "__module__")):
             yield from _attributes(vars(value))
         return
@@ -464,10 +464,10 @@ def _of_object(value: Any) -> Iterator[tuple[_Step, Any]]:
     for name in _slots(type(value)):
         with suppress(AttributeError):
             yield _Step(HolderKind.ATTRIBUTE, f".{name}"), object.__getattribute__(value, name)
-    if not _is(value, dict | list | tuple | deque | set | frozenset) and not attributes:
+    if not _is_instance(value, dict | list | tuple | deque | set | frozenset) and not attributes:
         # Objects of C code, such as iterators.
         for item in gc.get_referents(value):
-            if not _is(item, type):
+            if not _is_instance(item, type):
                 yield _Step(HolderKind.ATTRIBUTE, f" → {type(value).__name__}"), item
 
 
@@ -479,14 +479,14 @@ def _attributes(attributes: Mapping[str, Any]) -> Iterator[tuple[_Step, Any]]:
 def _slots(kind: type) -> Iterator[str]:
     for base in kind.__mro__:
         slots = base.__dict__.get("__slots__", ())
-        names = (slots,) if _is(slots, str) else slots
+        names = (slots,) if _is_instance(slots, str) else slots
         yield from (name for name in names if isinstance(base.__dict__.get(name), types.MemberDescriptorType))
 
 
 def _of_module(module: nn.Module) -> Iterator[tuple[_Step, Any]]:
     """Parameters, buffers and children are written as attributes, as they are read."""
     for attribute, item in list(_dict_of(module).items()):
-        if attribute in ("_parameters", "_buffers", "_modules") and _is(item, dict):
+        if attribute in ("_parameters", "_buffers", "_modules") and _is_instance(item, dict):
             yield from _attributes(item)
         else:
             yield from _attributes({attribute: item})
@@ -520,8 +520,8 @@ def _of_node(node: Any) -> Iterator[tuple[_Step, Any]]:
         # A graph that was gone through backward has freed what it saved, and says so by raising.
         with suppress(RuntimeError, AttributeError):
             raw = getattr(node, name)
-            for number, saved in enumerate(raw if _is(raw, tuple | list) else [raw]):
-                several = f"[{number}]" if _is(raw, tuple | list) else ""
+            for number, saved in enumerate(raw if _is_instance(raw, tuple | list) else [raw]):
+                several = f"[{number}]" if _is_instance(raw, tuple | list) else ""
                 # The tensor itself, or what a hook has packed it into; nothing is unpacked.
                 yield _Step(HolderKind.AUTOGRAD_GRAPH, f" saved {name.removeprefix(_SAVED)}{several}"), saved.data
     if (variable := getattr(node, "variable", None)) is not None:
@@ -628,7 +628,7 @@ def _globals_of_modules() -> Iterator[_Root]:
         is_own = name.partition(".")[0] in ("memviz", "builtins")
         if type(module) is types.ModuleType and not is_own and not is_library_module(name):
             values = [(key, value) for key, value in vars(module).items() if key != "__builtins__"]
-            yield from _variables(values, _scope(name), _text(vars(module).get("__file__")))
+            yield from _variables(values, _scope(name), _text_or_empty(vars(module).get("__file__")))
 
 
 def _scope(module: Any) -> str:
@@ -638,11 +638,11 @@ def _scope(module: Any) -> str:
 def _variables(values: Iterable[tuple[str, Any]], scope: str, *place: Any) -> Iterator[_Root]:
     for name, value in values:
         is_shown = name == "Out" or name.startswith("_") and name.strip("_").isdecimal() or name in ("_", "__", "___")
-        kind = HolderKind.EXCEPTION if _is(value, BaseException) else HolderKind.VARIABLE
+        kind = HolderKind.EXCEPTION if _is_instance(value, BaseException) else HolderKind.VARIABLE
         yield _Root(name, scope, HolderKind.NOTEBOOK_OUTPUT if is_shown else kind, value, *place)
 
 
-def _text(value: Any) -> str:
+def _text_or_empty(value: Any) -> str:
     return value if type(value) is str else ""
 
 
@@ -668,9 +668,9 @@ def _place(root: _Root, way: list[tuple[Any, _Step]]) -> str:
 
 def _source_of(value: Any) -> tuple[str, str]:
     """Return the file of the program that stores attributes or variables of an object, and the function if known."""
-    if _is(value, types.FrameType | types.FunctionType):
-        code = value.f_code if _is(value, types.FrameType) else value.__code__
-        file, function = code.co_filename, code.co_name if _is(value, types.FrameType) else ""
+    if _is_instance(value, types.FrameType | types.FunctionType):
+        code = value.f_code if _is_instance(value, types.FrameType) else value.__code__
+        file, function = code.co_filename, code.co_name if _is_instance(value, types.FrameType) else ""
     else:
         file, function = _file_of(type(value)), ""
     return ("", "") if is_installed(file) else (file, function)
@@ -685,14 +685,14 @@ def _storing_line(file: str, function: str, name: str) -> tuple[int, bool]:
 
     The line is 0 if there is none.
     """
-    stores = _stores(file).get(name, []) if file else []
+    stores = _stores_in_file(file).get(name, []) if file else []
     here = [store for store in stores if function in ("", store[0])] or stores
     adding = [store for store in here if store[2]] or here
     return (adding[-1][1], adding[-1][2]) if adding else (0, False)
 
 
 @functools.lru_cache(maxsize=64)
-def _stores(file: str) -> dict[str, list[tuple[str, int, bool]]]:
+def _stores_in_file(file: str) -> dict[str, list[tuple[str, int, bool]]]:
     """Return function, line and whether it adds to a container, of each store in a source file, by name."""
     source = "".join(linecache.getlines(file))
     found: dict[str, list[tuple[str, int, bool]]] = {}
@@ -761,7 +761,7 @@ def is_library_module(name: Any) -> bool:
     return file is None and top != "__main__" or file is not None and is_installed(file)
 
 
-def _others(
+def _holders_outside_program(
     missing: _Wanted, storage_of: Callable[[torch.Tensor], int | None], walk: _Walk, deadline: float
 ) -> Iterator[tuple[int, Holder]]:
     """Name the holders of storages that no variable of the program leads to."""
@@ -769,7 +769,7 @@ def _others(
     objects = gc.get_objects()
     # Nodes of the autograd graph are Python objects while they are looked at: others have the same `id` afterwards.
     walk.seen.intersection_update(map(id, objects))
-    strays = [value for value in objects if _is(value, torch.Tensor) and id(value) not in walk.seen]
+    strays = [value for value in objects if _is_instance(value, torch.Tensor) and id(value) not in walk.seen]
     del objects
     places = {id(stray): place for place, stray in enumerate(strays)}
     found: dict[int, tuple[int, str]] = {}
@@ -840,8 +840,8 @@ def _holder_upwards(tensor: torch.Tensor, own: set[int], deadline: float) -> Hol
 
 
 def _file_of(kind: type) -> str:
-    module = sys.modules.get(_text(type.__getattribute__(kind, "__module__")))
-    return _text(getattr(module, "__file__", ""))
+    module = sys.modules.get(_text_or_empty(type.__getattribute__(kind, "__module__")))
+    return _text_or_empty(getattr(module, "__file__", ""))
 
 
 def _class_line(kind: type) -> str:

@@ -192,19 +192,19 @@ class LoaderWorkers:
 
     def _see(self, loader: Any, batch_bytes: int) -> None:
         before = self._now.get(loader, ChildMemory())
-        own_bytes = _sum([own_memory(worker.pid) for worker in loader._workers])
+        own_bytes = _sum_if_known([own_memory(worker.pid) for worker in loader._workers])
         if own_bytes is not None and before.own_bytes is not None:
             own_bytes = max(own_bytes, before.own_bytes)
         on_the_way = loader._prefetch_factor * loader._num_workers * batch_bytes
         count = len(loader._workers)
         self._now[loader] = ChildMemory(count, own_bytes, max(on_the_way, before.batch_bytes))
         now = list(self._now.values())
-        own_bytes = _sum([one.own_bytes for one in now])
+        own_bytes = _sum_if_known([one.own_bytes for one in now])
         together = ChildMemory(sum(one.count for one in now), own_bytes, sum(one.batch_bytes for one in now))
         self.peak = max(self.peak, together, key=lambda one: (one.bytes or 0, one.count))
 
 
-def _sum(sizes: Sequence[int | None]) -> int | None:
+def _sum_if_known(sizes: Sequence[int | None]) -> int | None:
     return None if None in sizes else sum(size or 0 for size in sizes)
 
 
@@ -571,7 +571,7 @@ class Host:
         strides = _strides_like(tuple(tensor.shape), tensor.stride(), changes.get("memory_format"))
         blank = torch.empty(0, dtype=dtype, device="cpu")
         shape = torch.empty_strided(tensor.shape, strides, dtype=dtype, device="meta")
-        storage = _zeros(shape.untyped_storage().nbytes())
+        storage = _zero_storage(shape.untyped_storage().nbytes())
         blank.set_(storage, 0, tensor.shape, strides)
         self.unknown.add(blank)
         return blank
@@ -656,7 +656,7 @@ def _is_large(tensor: Tensor) -> bool:
     return (tensor.is_floating_point() or tensor.is_complex()) and _bytes(tensor) > _SMALL
 
 
-def _zeros(count: int) -> torch.UntypedStorage:
+def _zero_storage(count: int) -> torch.UntypedStorage:
     if count <= _FILLED:
         return torch.zeros(count, dtype=torch.uint8, device="cpu").untyped_storage()
     if sys.platform == "win32":

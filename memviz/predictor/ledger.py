@@ -167,7 +167,7 @@ class Ledger(CardRecord):
                 self.rounded.append(block.size)
             else:
                 self.rounded.append(0)
-            self._date(stack)
+            self._note_time(stack)
         if failure is not None:
             raise self.out_of_memory(failure)
         return LiveAllocation(number, requested, block, None, self.card)
@@ -183,7 +183,7 @@ class Ledger(CardRecord):
                 self.waiting[allocation.block.address] = allocation.number
                 self.allocator.record = self._record_while_frees_wait
             self.allocator.free(allocation.block)
-            self._date(stack)
+            self._note_time(stack)
         self.freed(allocation)
 
     def let_go(self, storage: torch.UntypedStorage, stack: int) -> None:
@@ -216,14 +216,14 @@ class Ledger(CardRecord):
                 self.history.now = _USERS_CODE
                 self.emptied.append(len(self.history))
                 self.allocator.empty_cache()
-                self._date(self.stack_of_free())
+                self._note_time(self.stack_of_free())
 
     def note(self, action: Action, size: int) -> None:
         """Record an event of card 0 that moves no memory."""
         with self.on(0):
             self.history.now = _USERS_CODE
             self.history.add(action, 0, size, _DEFAULT_STREAM, (0, 0))
-            self._date(NO_STACK)
+            self._note_time(NO_STACK)
 
     def mark(self) -> int:
         """Return a time between two events."""
@@ -250,7 +250,7 @@ class Ledger(CardRecord):
             del self.live[watched.key]  # type: ignore[attr-defined]
             self.free(allocation, self.stack_of_free())
 
-    def _date(self, stack: int) -> None:
+    def _note_time(self, stack: int) -> None:
         new = len(self.history.action) - len(self.times)
         self.times.extend(range(self.now + 1, self.now + 1 + new))
         self.stacks.extend([stack] * new)

@@ -63,8 +63,8 @@ def quoted_line_of_caller() -> str:
     """Return 'train.py, line 12: `if loss < 3:`', with the library in between if any; empty if unknown."""
     own, library = _callers()
     if own is None:
-        return "" if library is None else _line(library)
-    return f"{_line(own)}{'' if library is None else f' (via {_line(library)})'}"
+        return "" if library is None else _quoted_line(library)
+    return f"{_quoted_line(own)}{'' if library is None else f' (via {_quoted_line(library)})'}"
 
 
 def file_and_line_of_caller() -> str:
@@ -128,7 +128,7 @@ def _callers() -> tuple[FrameType | None, FrameType | None]:
     return None, library
 
 
-def _line(frame: FrameType) -> str:
+def _quoted_line(frame: FrameType) -> str:
     name, number = frame.f_code.co_filename, frame.f_lineno
     code = linecache.getline(name, number, frame.f_globals).strip()
     text = code if len(code) <= _LONGEST_LINE else f"{code[:_LONGEST_LINE]}..."

@@ -112,7 +112,7 @@ class GivenAnswer:
         at = next((at for at, frame in enumerate(asking) if self._is_of(frame)), None)
         if at is None:
             return None
-        number = self._numbers.setdefault(_calls(asking[: at + 1]), len(self._numbers) + 1)
+        number = self._numbers.setdefault(_call_path(asking[: at + 1]), len(self._numbers) + 1)
         return at if self._number in (0, number) else None
 
     def _is_of(self, frame: FrameType) -> bool:
@@ -162,7 +162,7 @@ class Questions:
                 asking.append(frame)
                 if frame is innermost:
                     break
-            place, calls = place_in(innermost), _calls(asking)
+            place, calls = place_in(innermost), _call_path(asking)
             on_line = self._by_place.setdefault(place, {})
             if calls not in on_line:
                 numbers = next((asked.numbers_on_line for asked in on_line.values()), [])
@@ -204,7 +204,7 @@ class Questions:
         return f"No line used --assume {places}. {where or 'The program needed no value.'}"
 
 
-def _calls(asking: Sequence[FrameType]) -> Hashable:
+def _call_path(asking: Sequence[FrameType]) -> Hashable:
     return tuple((frame.f_code, frame.f_lasti) for frame in asking)
 
 
@@ -224,12 +224,12 @@ def assigning_line(name: str, code: CodeType, instruction: int) -> int:
     if positions is None or None in positions:
         return 0
     line, end_line, column, end_column = positions
-    within = (span for span in _assigned(code.co_filename).get(name, ()) if span.begin <= (line, column))
+    within = (span for span in _assigned_spans(code.co_filename).get(name, ()) if span.begin <= (line, column))
     return next((span.begin[0] for span in within if (end_line, end_column) <= span.end), 0)
 
 
 @cache
-def _assigned(filename: str) -> dict[str, list[_Span]]:
+def _assigned_spans(filename: str) -> dict[str, list[_Span]]:
     """Return, for each variable of a file, the expressions that are assigned to it."""
     spans: dict[str, list[_Span]] = {}
     try:

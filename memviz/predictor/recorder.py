@@ -507,7 +507,7 @@ class ModelMove:
                         module._buffers[name] = self._convert(buffer)
                     elif buffer is not None and not _is_allocated(recorder, buffer, self._wanted):
                         with without_functions():
-                            module._buffers[name] = _copied(buffer, self._wanted)
+                            module._buffers[name] = _copied_parameter(buffer, self._wanted)
         finally:
             recorder.placed = before
 
@@ -539,9 +539,9 @@ def _converts_itself(parameter: Parameter) -> bool:
 def _moved_parameter(recorder: AllocationRecorder, parameter: Parameter, wanted: MoveTo) -> Parameter:
     if _is_allocated(recorder, parameter, wanted):
         return parameter
-    data, gradient = _copied(parameter, wanted), parameter.grad
+    data, gradient = _copied_parameter(parameter, wanted), parameter.grad
     if gradient is not None and not _is_allocated(recorder, gradient, wanted):
-        gradient = _copied(gradient, wanted)
+        gradient = _copied_parameter(gradient, wanted)
     if parameter.is_meta and not _is_wrapper(parameter):
         parameter.data = data
     elif not swap_data(parameter, data):
@@ -591,12 +591,12 @@ def _move_gradient(gradient: Any, tensor: Any) -> bool:
         return swap_data(gradient, torch.ops.aten._to_copy.default(gradient.detach(), device=tensor.detach().device))
 
 
-def _copied(tensor: Any, wanted: MoveTo) -> Any:
+def _copied_parameter(tensor: Any, wanted: MoveTo) -> Any:
     if not tensor.is_meta or not _is_wrapper(tensor):
         return wanted.copy(tensor)
     # Its parts are on the device already.
     names, context = tensor.__tensor_flatten__()
-    parts = {name: _copied(getattr(tensor, name), wanted) for name in names}
+    parts = {name: _copied_parameter(getattr(tensor, name), wanted) for name in names}
     return type(tensor).__tensor_unflatten__(parts, context, tensor.size(), tensor.stride())
 
 

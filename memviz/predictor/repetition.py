@@ -148,7 +148,7 @@ class Repeater:
             like = torch.empty_strided(gradient.shape, gradient.stride(), dtype=gradient.dtype, device="meta")
         return Gradient(place, allocation.number, like)
 
-    def _kept(self, recording: RecordedStretch) -> set[int] | None:
+    def _kept_allocations(self, recording: RecordedStretch) -> set[int] | None:
         """Return the allocations that were not freed within it, but workspaces; None where a workspace is gone."""
         history, categories = self._ledger.history, self._recorder.categories.values
         kept = set(recording.numbers)
@@ -279,7 +279,7 @@ class PassRepeater(Repeater):
     def _outputs(self, recorded: _RecordedPass) -> list[int] | None:
         """Return what the pass left to its caller, in the order in which it was freed later; None if any lives."""
         history = self._ledger.history
-        kept = self._kept(recorded.recording)
+        kept = self._kept_allocations(recorded.recording)
         if kept is None:
             return None
         later = [
@@ -361,7 +361,7 @@ class BlockRepeater(Repeater):
                 kinds = Counter(map(type, module))
                 for layer in module:
                     if kinds[type(layer)] > 2 and next(layer.children(), None) is not None:
-                        self._blocks[layer] = _structure(layer, seen)
+                        self._blocks[layer] = _structure_key(layer, seen)
 
     def run(self, module: nn.Module, args: Any, kwargs: Any, call: Callable[..., Any]) -> Any:
         """Call a module, or repeat the call of an equal one."""
@@ -372,7 +372,10 @@ class BlockRepeater(Repeater):
             values = (*args, *kwargs.values())
             items = Replaceable(values, module, self._number_of)
             # One that is called again is compared with itself alone.
-            kind, frozen = module if structure is None else structure, {name: _frozen(kwargs[name]) for name in kwargs}
+            kind, frozen = (
+                module if structure is None else structure,
+                {name: _frozen(kwargs[name]) for name in kwargs},
+            )
             key = self._key(kind, map(_frozen, args), frozen, (*items.weights, *module.buffers()))
             del frozen
             keys = (key, items.owners()), (key, items.owners(), self._values_of(values))
@@ -385,7 +388,7 @@ class BlockRepeater(Repeater):
             recorded = self._recorded[keys[by_values]]
             if recorded is None:
                 return call(module, *args, **kwargs)
-            if self._kept(recorded.recording) is not None:
+            if self._kept_allocations(recorded.recording) is not None:
                 self._recorder.value_reads += by_values
                 return self._repeat(recorded, arguments, items)
         is_first = structure is None and self._called is not None and module not in self._called
@@ -416,7 +419,7 @@ class BlockRepeater(Repeater):
         block = self._record_call(recording, list(map(self._number_of, arguments)), out, items)
         made = () if block is None else (*block.outputs, *block.replaced.values())
         new = {one.number for one in made if isinstance(one, OutputTensor) and one.argument < 0}
-        return block if block is not None and self._kept(block.recording) == new else None
+        return block if block is not None and self._kept_allocations(block.recording) == new else None
 
     def _may_repeat_itself(self, module: nn.Module) -> bool:
         """Return True from the second call of a module with others inside, as of a decoder of frames; from the first of
@@ -469,7 +472,7 @@ class BlockRepeater(Repeater):
         """Return the call; None where it cannot be repeated. `arguments` are the allocations of its tensors."""
         changed = items.changed(self._number_of)
         results = out if type(out) is tuple else (out,)
-        if recording is None or changed is None or recording.marks or self._kept(recording) is None:
+        if recording is None or changed is None or recording.marks or self._kept_allocations(recording) is None:
             return None
         places = [place for place, value in changed.items() if isinstance(value, torch.Tensor)]
         outputs = self._outputs(arguments, [*results, *(changed[place] for place in places)])
@@ -654,16 +657,16 @@ _DEPTH = 3
 """How deep attributes, and what hooks hold, are compared."""
 
 
-def _structure(layer: nn.Module, seen: dict[int, Hashable]) -> Hashable:
+def _structure_key(layer: nn.Module, seen: dict[int, Hashable]) -> Hashable:
     """Return what memory depends on in a layer besides its weights: classes, settings and hooks."""
     parts = []
     for name, module in layer.named_modules():
         settings = [(key, held) for key, held in vars(module).items() if key not in _NO_EFFECT]
-        parts.append((name, type(module), tuple((key, _settings(held, _DEPTH, seen)) for key, held in settings)))
+        parts.append((name, type(module), tuple((key, _settings_key(held, _DEPTH, seen)) for key, held in settings)))
     return tuple(parts)
 
 
-def _settings(value: Any, depth: int, seen: dict[int, Hashable]) -> Hashable:
+def _settings_key(value: Any, depth: int, seen: dict[int, Hashable]) -> Hashable:
     """Return plain values and the code of functions, down to a depth; of others the type."""
     if value is None or isinstance(value, bool | int | float | str | type | torch.dtype | CodeType):
         return value
@@ -688,7 +691,7 @@ def _settings(value: Any, depth: int, seen: dict[int, Hashable]) -> Hashable:
     else:
         parts = chain((value.func, value.args) if isinstance(value, partial) else (), getattr(value, "__dict__", ()))
         parts = chain(parts, getattr(value, "__dict__", {}).values())
-    result = seen[id(value)] = type(value), tuple(_settings(part, depth - 1, seen) for part in parts)
+    result = seen[id(value)] = type(value), tuple(_settings_key(part, depth - 1, seen) for part in parts)
     return result
 
 

@@ -652,7 +652,7 @@ def treatment_of(func: Operator, kernels: Mapping[str, Callable[..., Any]], rele
         resizes=_resizes(func),
         uses_cublas=is_torchs and product in USES_CUBLAS,
         # What we spell out looks itself, where it has to.
-        looks=name if _looks(func) and kernel is None else None,
+        looks=name if _reads_values(func) and kernel is None else None,
         is_view=not new and not schema.is_mutable,
         launches=(new or schema.is_mutable)
         and func.overloadpacket.__name__ not in _WITHOUT_KERNEL
@@ -677,14 +677,14 @@ def _resizes(func: Operator) -> bool:
     return func.overloadpacket.__name__ in _RESIZING or any(argument.is_out for argument in func._schema.arguments)
 
 
-def _looks(func: Operator) -> bool:
+def _reads_values(func: Operator) -> bool:
     return torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
 
 
 def _is_decided_by_shapes(func: Operator) -> bool:
     """Return whether the shapes of its arguments, and plain numbers, alone decide the result."""
     changes_shapes = torch.Tag.inplace_view in func.tags or _resizes(func)
-    return func.namespace == "aten" and not changes_shapes and (not _looks(func) or func is aten.index.Tensor)
+    return func.namespace == "aten" and not changes_shapes and (not _reads_values(func) or func is aten.index.Tensor)
 
 
 def _formula_of(packet: Any) -> Formula | None:

@@ -259,7 +259,7 @@ class SavedFiles:
     def saved(self, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
         with without_functions():
             is_unknown = any(map(self.host.is_unknown, tensors_among(obj, _DEEPEST, with_owners=True)))
-            obj = _mapped(self._on_host, obj)
+            obj = _with_tensors_mapped(self._on_host, obj)
         path = path_of(f)
         if is_unknown:
             self._assumptions.state(_NOT_WRITTEN)
@@ -278,7 +278,7 @@ class SavedFiles:
         write, tag = vars(torch.serialization)["_save"], torch.serialization.location_tag
 
         def location(storage: Any) -> str:
-            card = self._of_card.of(_whole(storage))
+            card = self._of_card.of(_bytes_of_storage(storage))
             device = tag(storage) if card is None else f"cuda:{card}"
             return f"{_UNKNOWN_ON}{device}" if self._has_no_values(storage) else device
 
@@ -294,7 +294,7 @@ class SavedFiles:
             self.save(obj, f, *args, **kwargs)
 
     def _has_no_values(self, storage: Any) -> bool:
-        return self.host.is_unknown(_whole(storage))
+        return self.host.is_unknown(_bytes_of_storage(storage))
 
     def _on_host(self, tensor: Tensor) -> Tensor:
         """Return a tensor as it is written to a file."""
@@ -346,7 +346,7 @@ class SavedFiles:
                 if callable(map_location) and (moved := map_location(storage, location)) is not None:
                     return moved
                 if location.startswith("cuda"):
-                    of_card.put(_whole(whole), torch.device(location).index or 0)
+                    of_card.put(_bytes_of_storage(whole), torch.device(location).index or 0)
                 return storage
 
             read = vars(torch.serialization)["_load"]
@@ -375,20 +375,20 @@ class SavedFiles:
                 return tensor.to(self.devices.meta(card if where is None else where))
             return tensor
 
-        return _mapped(placed, obj)
+        return _with_tensors_mapped(placed, obj)
 
 
 _DEEPEST = 64
 """Containers in a file may be nested this deep."""
 
 
-def _whole(storage: Any) -> Tensor:
+def _bytes_of_storage(storage: Any) -> Tensor:
     """Return a tensor of a whole storage, of bytes."""
     with without_functions(), without_modes():
         return torch.empty(0, dtype=torch.uint8).set_(getattr(storage, "_untyped_storage", storage))
 
 
-def _mapped(change: Callable[[Tensor], Tensor], obj: Any) -> Any:
+def _with_tensors_mapped(change: Callable[[Tensor], Tensor], obj: Any) -> Any:
     """Return a copy of an object with other tensors; those that were one tensor stay one."""
     made: dict[Any, Tensor] = {}
 

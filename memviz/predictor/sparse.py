@@ -111,9 +111,9 @@ class Sparse:
         if count < 2:
             return _like(tensor, indices.clone(), values.clone(), coalesced=True)
         self._recorder.operators.add(aten._coalesce.__name__)
-        flat = _flat(indices) if indices.size(0) > 1 else indices.squeeze(0).clone()
+        flat = _flat_indices(indices) if indices.size(0) > 1 else indices.squeeze(0).clone()
         order, first = (torch.empty(count, dtype=torch.long, device=META) for _ in range(2))
-        left = self._different(tensor, indices)
+        left = self._count_distinct(tensor, indices)
         flat.resize_(1, left)
         summed = values.new_empty(left, *values.shape[1:])
         values.contiguous()
@@ -122,7 +122,7 @@ class Sparse:
             tensor, flat if indices.size(0) == 1 else indices.new_empty(indices.size(0), left), summed, coalesced=True
         )
 
-    def _different(self, tensor: Tensor, indices: Tensor) -> int:
+    def _count_distinct(self, tensor: Tensor, indices: Tensor) -> int:
         count, most = indices.size(1), prod(tensor.shape[: tensor.sparse_dim()])
         values = self._recorder.host.known.of(indices)
         if values is not None:
@@ -258,7 +258,7 @@ class Sparse:
         indices, values = parts_of(second)
         if indices.size(1) and not second.is_coalesced():
             rows = prod(first.shape[: second.sparse_dim()])
-            first.view(rows, -1).index_add_(0, _flat(indices), values.reshape(indices.size(1), -1), alpha=alpha)
+            first.view(rows, -1).index_add_(0, _flat_indices(indices), values.reshape(indices.size(1), -1), alpha=alpha)
         # One kernel adds coalesced values, which no operator here does.
         self._recorder.host.forget_values(first)
         return first
@@ -279,7 +279,7 @@ class Sparse:
             return NotImplemented
         indices, values = parts_of(mask)
         if is_sparse(dense):
-            of_both = [_flat(dense._indices()), _flat(indices)]
+            of_both = [_flat_indices(dense._indices()), _flat_indices(indices)]
             del of_both
             return _like(mask, indices.clone(), torch.zeros_like(values))
         ones = values.new_ones(1).expand_as(values)
@@ -397,7 +397,7 @@ def _of_layout(layout: torch.layout, shape: Any, *parts: Tensor) -> Any:
         return torch.sparse_compressed_tensor(first, second, values, shape, layout=layout, check_invariants=False)
 
 
-def _flat(indices: Tensor) -> Tensor:
+def _flat_indices(indices: Tensor) -> Tensor:
     """Return one number per index."""
     if indices.size(0) == 1:
         return indices.squeeze(0)

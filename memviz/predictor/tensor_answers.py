@@ -114,7 +114,7 @@ class TensorAnswers:
             Tensor.get_device: self._if_there(lambda tensor: device_of(tensor).index),
             Tensor.type: self._type,
             Tensor.data_ptr: self._address,
-            Tensor.pin_memory: self._pin,
+            Tensor.pin_memory: self._pin_memory,
             Tensor.is_pinned: lambda args, kwargs: args[0] in self._pinned,
             Tensor.is_shared: self._if_there(lambda tensor: True),
             Tensor.share_memory_: self._if_there(lambda tensor: tensor),
@@ -267,7 +267,7 @@ class TensorAnswers:
             return NotImplemented
         return args[0].type().replace("torch.meta.", "torch.cuda.")
 
-    def _pin(self, args: Any, kwargs: Any) -> Any:
+    def _pin_memory(self, args: Any, kwargs: Any) -> Any:
         """Return a pinned copy in host memory."""
         tensor = args[0]
         if tensor.is_meta:
@@ -299,10 +299,10 @@ class TensorAnswers:
         known: list[Any] = list(parts)
         for at, part in enumerate(parts):
             if type(part) is slice:
-                known[at] = slice(self._bound(part.start), self._bound(part.stop), part.step)
+                known[at] = slice(self._known_bound(part.start), self._known_bound(part.stop), part.step)
         return tuple(known) if type(index) is tuple else known[0]
 
-    def _bound(self, bound: Any) -> Any:
+    def _known_bound(self, bound: Any) -> Any:
         if isinstance(bound, Tensor) and self._host.is_unknown(bound):
             bound = number_for(self._recorder, bound, None, "a slice")
         if isinstance(bound, UnknownNumber) and bound.default is None:

@@ -200,7 +200,7 @@ class TrainedBlockRepeater(BlockRepeater):
                 layer = _RepeatedLayer(self, key, place, self._recorder.position.path)
                 layer.frame = _top_hook() if is_checkpointed else None
                 return self._repeat_forward(layer, forward, module, arguments, sources)
-            started, signs = self._state(), tuple(map(self._sign, arguments))
+            started, signs = self._state(), tuple(map(self._tensor_key, arguments))
             owners = list(map(owners_of, arguments))
         self._is_inside = True
         try:
@@ -219,7 +219,7 @@ class TrainedBlockRepeater(BlockRepeater):
                 # The first layer may copy to the host what all layers share.
                 self._forwards.setdefault(key, forward)
             outputs = list(out) if type(out) is tuple else [out]
-            self._before = None if forward is None else (place, signs, tuple(map(self._sign, outputs)))
+            self._before = None if forward is None else (place, signs, tuple(map(self._tensor_key, outputs)))
             if forward is not None and sources is not None:
                 numbers = tuple(map(self._number_of, arguments))
                 had = tuple(weight.grad is not None for weight in weights)
@@ -238,7 +238,7 @@ class TrainedBlockRepeater(BlockRepeater):
             hooks = hooks[1:]
         return not hooks or (len(hooks) == 1 and hooks[0] in _OFFLOADS)
 
-    def _sign(self, tensor: torch.Tensor) -> Hashable:
+    def _tensor_key(self, tensor: torch.Tensor) -> Hashable:
         return id(tensor), self._number_of(tensor), type(tensor.grad_fn).__name__
 
     def _sources(self, place: _Place, arguments: list[torch.Tensor]) -> tuple[_Source, ...] | None:
@@ -250,7 +250,7 @@ class TrainedBlockRepeater(BlockRepeater):
             return None
         sources: list[_Source] = []
         for number, argument in enumerate(arguments):
-            sign = self._sign(argument)
+            sign = self._tensor_key(argument)
             if not argument.requires_grad:
                 sources.append(None)
             elif sign in outputs:
@@ -307,7 +307,7 @@ class TrainedBlockRepeater(BlockRepeater):
         sources: tuple[_Source, ...],
     ) -> Any:
         recorder = self._recorder
-        signs = tuple(map(self._sign, arguments))
+        signs = tuple(map(self._tensor_key, arguments))
         paths = recorder.position.paths_from(forward.path)
         layer.weights = list(module.parameters())
         recorder.label_used(layer.weights[place] for place in forward.used)  # type: ignore[misc]
@@ -329,7 +329,7 @@ class TrainedBlockRepeater(BlockRepeater):
 
             outputs = _RepeatedNode.apply(layer, *(arguments[place] for place in layer.inputs))  # type: ignore[no-untyped-call]
         recorder.position.skip_earlier_nodes()
-        self._before = (layer.place, signs, tuple(map(self._sign, outputs)))
+        self._before = (layer.place, signs, tuple(map(self._tensor_key, outputs)))
         return outputs if forward.is_tuple else outputs[0]
 
     def repeat_backward(

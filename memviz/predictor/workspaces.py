@@ -649,7 +649,7 @@ def reduction_buffers(
     if not tensor.numel():
         return []
     element = tensor.element_size()
-    iteration = _iteration(tensor, dims, values.output)
+    iteration = _iteration_over(tensor, dims, values.output)
     if iteration.is_small:
         return list(_launch_buffers(iteration, values, element, card))
     buffers: list[int | tuple[int, ...]] = []
@@ -675,7 +675,7 @@ def _launch_buffers(iteration: _Iteration, values: Accumulator, element: int, ca
             width //= vector
         elif width >= 128 and reduced == 1:
             width //= values.at_once
-    block_width, block_height = _block(width, height, _MOST_THREADS // vector)
+    block_width, block_height = _block_shape(width, height, _MOST_THREADS // vector)
     input_step, output_step = (block_width, 1) if along_input else (1, block_width)
     if -(-inputs // input_step) < min(block_height * 16, _MOST_VALUES):
         return ()
@@ -692,7 +692,7 @@ def _launch_buffers(iteration: _Iteration, values: Accumulator, element: int, ca
     return (staged if along_input else staged * block_width * vector), _COUNTER * rows
 
 
-def _block(width: int, height: int, threads: int) -> tuple[int, int]:
+def _block_shape(width: int, height: int, threads: int) -> tuple[int, int]:
     """Powers of two, a warp wide where the height needs the rest."""
     wide, high = (min(1 << (max(size, 1).bit_length() - 1), threads) for size in (width, height))
     block_width = min(wide, _WARP)
@@ -711,7 +711,7 @@ def _output_vector(iteration: _Iteration, element: int) -> int:
     return vector
 
 
-def _iteration(tensor: Tensor, dims: Sequence[int], output: int) -> _Iteration:
+def _iteration_over(tensor: Tensor, dims: Sequence[int], output: int) -> _Iteration:
     """Lay out the input's dimensions with reduced ones first, the fastest of each kind before others, and joined."""
     element, shape = tensor.element_size(), tensor.shape
     gone = {dim % max(len(shape), 1) for dim in dims} if dims else set(range(len(shape)))
@@ -720,15 +720,15 @@ def _iteration(tensor: Tensor, dims: Sequence[int], output: int) -> _Iteration:
     for at in reversed(range(len(shape))):
         rows.append(_Dim(shape[at], 0 if at in gone else step, tensor.stride(at) * element))
         step *= 1 if at in gone else shape[at]
-    return _Iteration(_joined(_sorted(rows)), int(tensor.storage_offset()) * element)
+    return _Iteration(_join_dims(_sort_dims(rows)), int(tensor.storage_offset()) * element)
 
 
-def _sorted(dims: list[_Dim]) -> list[_Dim]:
+def _sort_dims(dims: list[_Dim]) -> list[_Dim]:
     """Sort dimensions as torch does. The order is not total: dimensions that compare equal are skipped."""
     for start in range(1, len(dims)):
         at = start
         for other in reversed(range(start)):
-            order = _order(dims[other], dims[at])
+            order = _compare_dims(dims[other], dims[at])
             if order > 0:
                 dims[other], dims[at] = dims[at], dims[other]
                 at = other
@@ -737,7 +737,7 @@ def _sorted(dims: list[_Dim]) -> list[_Dim]:
     return dims
 
 
-def _order(one: _Dim, other: _Dim) -> int:
+def _compare_dims(one: _Dim, other: _Dim) -> int:
     if (one.output == 0) != (other.output == 0):
         return 1 if other.output == 0 else -1
     for a, b in ((one.output, other.output), (one.input, other.input)):
@@ -748,7 +748,7 @@ def _order(one: _Dim, other: _Dim) -> int:
     return 0
 
 
-def _joined(dims: list[_Dim]) -> list[_Dim]:
+def _join_dims(dims: list[_Dim]) -> list[_Dim]:
     joined: list[_Dim] = []
     for dim in dims:
         last = joined[-1] if joined else None

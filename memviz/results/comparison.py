@@ -116,15 +116,15 @@ class Comparison(Result):
     def table(self, most: int | None = None) -> Table:
         letters = [letter(side) for side in range(len(self.found.moments))]
         largest = max((abs(row.delta(1)) for row in self.rows), default=0)
-        rows = [TableRow(_numbers(row.bytes), row.thing.name, (_change_bar(row, largest),)) for row in self.rows[:most]]
+        rows = [TableRow(_sizes(row.bytes), row.thing.name, (_change_bar(row, largest),)) for row in self.rows[:most]]
         rest = self.found.after(most)
         if any(rest.counts):
-            rows.append(TableRow(_numbers(rest.bytes), "(all others)"))
-        rows.append(TableRow(_numbers(self.peaks), "peak"))
+            rows.append(TableRow(_sizes(rest.bytes), "(all others)"))
+        rows.append(TableRow(_sizes(self.peaks), "peak"))
         return Table((*letters, *(f"{other} - A" for other in letters[1:]), self.found.by), tuple(rows))
 
 
-def _numbers(sizes: tuple[int, ...]) -> tuple[str, ...]:
+def _sizes(sizes: tuple[int, ...]) -> tuple[str, ...]:
     return (*map(bytes_text, sizes), *(delta_text(size - sizes[0]) for size in sizes[1:]))
 
 
@@ -248,15 +248,15 @@ def _plural(by: str) -> str:
 
 
 def _main_parts(summary: ComparisonSummary, change: int) -> list[_Part]:
-    parts = _parts(summary.found, change)
+    parts = _largest_parts(summary.found, change)
     if sum(abs(part.bytes) for part in parts) >= _ENOUGH * abs(change):
         return parts
-    by_kind = _parts(summary.kinds, change)
+    by_kind = _largest_parts(summary.kinds, change)
     says_less = sum(abs(part.bytes) for part in by_kind) < _ENOUGH * abs(change)
     return parts if says_less else by_kind
 
 
-def _parts(comparison: Changes, change: int) -> list[_Part]:
+def _largest_parts(comparison: Changes, change: int) -> list[_Part]:
     """Return the largest rows in the direction of the change, or one operator's rows together."""
     rows = [row for row in comparison.rows if row.delta(1) * change > 0 and row.thing.key not in SAYS_NOTHING]
     together = _by_operator(comparison.by, rows)
@@ -264,7 +264,7 @@ def _parts(comparison: Changes, change: int) -> list[_Part]:
         return [together]
     rows.sort(key=lambda row: -abs(row.delta(1)))
     also = [row for row in rows[1:2] if abs(row.delta(1)) >= _ALSO_SHARE * abs(change)]
-    return [_part(row, comparison.by) for row in (*rows[:1], *also)]
+    return [_part_of_row(row, comparison.by) for row in (*rows[:1], *also)]
 
 
 def _by_operator(by: str, rows: Sequence[Change]) -> _Part | None:
@@ -280,7 +280,7 @@ def _by_operator(by: str, rows: Sequence[Change]) -> _Part | None:
     return _Part(f"{shorten(largest)} at {count_word(len(deltas))} {_plural(by)}", sum(deltas))
 
 
-def _part(row: Change, by: str) -> _Part:
+def _part_of_row(row: Change, by: str) -> _Part:
     if row.thing.label == NO_SITE.label:
         return _Part("allocations without a stack", row.delta(1), is_own_word=True, is_plural=True)
     if by != "category":

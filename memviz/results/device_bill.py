@@ -148,14 +148,16 @@ def estimated_bill(
     reserved_bytes: int, basis: Basis, card: str, communicators: Counter[Communicator] | None = None
 ) -> DeviceBill:
     """Return the bill of a process that no driver measured."""
-    return DeviceBill((_reserved(reserved_bytes, basis), *_beside(card, {}, communicators or Counter())), card)
+    return DeviceBill(
+        (_reserved_line(reserved_bytes, basis), *_outside_lines(card, {}, communicators or Counter())), card
+    )
 
 
-def _reserved(size: int | None, basis: Basis) -> BillLine:
+def _reserved_line(size: int | None, basis: Basis) -> BillLine:
     return BillLine("reserved by PyTorch", size, size, "unknown" if size is None else basis)
 
 
-def _beside(
+def _outside_lines(
     card: str, facts: Mapping[str, str], communicators: Counter[Communicator], *, exchanges: bool = False
 ) -> tuple[BillLine, ...]:
     """`exchanges` says that the program calls NCCL, of whose communicators nothing may be known."""
@@ -219,7 +221,7 @@ def device_bill(trace: Trace, device: DeviceTrace, reserved: int | None = None) 
     communicators, exchanges = _communicators(trace)
     outside = next((row for row in _OUTSIDE.finditer(about.facts.get(OUTSIDE_FACT, "")) if _is_of(row, device)), None)
     if outside is None:
-        beside = _beside(card, about.facts, communicators, exchanges=exchanges)
+        beside = _outside_lines(card, about.facts, communicators, exchanges=exchanges)
     else:
         source = f"what the driver counts, less what PyTorch reserves then; {outside[4]}"
         known = [_nccl_line(card, communicators).text] if communicators else []
@@ -229,7 +231,7 @@ def device_bill(trace: Trace, device: DeviceTrace, reserved: int | None = None) 
         if known:
             source += f"; in it {and_list(known)}"
         beside = (BillLine(_OUTSIDE_NAME, int(outside[2]), int(outside[3]), "measured", source),)
-    return DeviceBill((_reserved(reserved, basis), *beside), card)
+    return DeviceBill((_reserved_line(reserved, basis), *beside), card)
 
 
 def card_of(trace: Trace) -> str:

@@ -43,7 +43,13 @@ def cheapest_fitting(trials: Sequence[Way]) -> int | None:
 
     def order(number: int) -> tuple[float, bool, int, int, int]:
         trial = trials[number]
-        return cost_rank(trial), trial.get("fit") == "close", _changes(trial), trial["peak_reserved_bytes"], number
+        return (
+            cost_rank(trial),
+            trial.get("fit") == "close",
+            _changes(trial),
+            trial["peak_reserved_bytes"],
+            number,
+        )
 
     for keeps in _KEEPS:
         fitting = [number for number, trial in enumerate(trials) if trial["fits"] and trial["keeps"] == keeps]
@@ -154,12 +160,12 @@ def _fit_sentence(status: SearchStatus, trial: Way) -> str:
     """Say first that the model fits unchanged, even if another configuration is cheaper."""
     plain = _unchanged_trial(status)
     if plain is not None and plain["fits"]:
-        return f"It {_verb(plain)} without changes: {bytes_text(plain['peak_reserved_bytes'])} reserved."
+        return f"It {_fits_verb(plain)} without changes: {bytes_text(plain['peak_reserved_bytes'])} reserved."
     so_far, reserved = "" if status.is_over else " so far", bytes_text(trial["peak_reserved_bytes"])
-    return f"It {_verb(trial)} with {trial['short_title']}{so_far}: {reserved} reserved."
+    return f"It {_fits_verb(trial)} with {trial['short_title']}{so_far}: {reserved} reserved."
 
 
-def _verb(trial: Way) -> str:
+def _fits_verb(trial: Way) -> str:
     return "is close" if fit_cell(trial) == "close" else "fits"
 
 

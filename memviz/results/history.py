@@ -151,7 +151,7 @@ def read_history(wanted: HistoryRequest, progress: Callable[[int, int], None] | 
             skipped.append(FailedFile(path.name, "Not a snapshot or JSON file by its name."))
     stems = [trace_name(_relative_address(wanted.folder, place.address)) for place in places]
     names = dict(zip((place.address for place in places), differing_names(stems), strict=True))
-    commits = _commits(wanted.commits) if wanted.commits else {}
+    commits = _read_commits(wanted.commits) if wanted.commits else {}
     commit_of = {place.address: _commit_of(names[place.address], commits) for place in places}
     if commits:
         unlisted = [place for place in places if commit_of[place.address] is _NO_COMMIT]
@@ -276,7 +276,7 @@ def _read_output(place: Place) -> _Figures | FailedFile | None:
             isinstance(value, dict) and {"segments", "device_traces", "traceEvents"} & set(value)
         ):
             return None
-        return _figures(value)
+        return _figures_of_json(value)
     except _NoFiguresError as error:
         reason = str(error)
     except RecursionError:
@@ -299,12 +299,12 @@ def _parsed(text: str) -> Any:
         return json.loads(lines[-1])
 
 
-def _figures(value: Any) -> _Figures:
+def _figures_of_json(value: Any) -> _Figures:
     if "peak_requested_bytes" in value:
-        return _predicted(value)
+        return _figures_of_prediction(value)
     if "a" in value and "b" in value:
         a, b = value["a"], value["b"]
-        rows = {_name(row, value): int(row["delta_bytes"]) for row in value["rows"]}
+        rows = {_delta_name(row, value): int(row["delta_bytes"]) for row in value["rows"]}
         known = b["reserved_is_known"] is True
         compared = _size(a["peak_bytes"]), str(value["by"]), rows
         reserved = _size(b["reserved_peak_bytes"]) if known else None
@@ -312,14 +312,14 @@ def _figures(value: Any) -> _Figures:
     if "peak_bytes" in value and "rows" in value:
         parts: dict[str, int] = {}
         for row in value["rows"]:
-            parts[_name(row, value)] = parts.get(_name(row, value), 0) + _size(row["bytes"])
+            parts[_delta_name(row, value)] = parts.get(_delta_name(row, value), 0) + _size(row["bytes"])
         by = value["by"]
         sites, categories = parts if by == "site" else None, parts if by == "category" else None
         return _Figures(_size(value["peak_bytes"]), None, "", sites=sites, categories=categories)
     raise _NoFiguresError("It is JSON, but neither a snapshot nor the output of predict, peak or diff --json.")
 
 
-def _predicted(value: Any) -> _Figures:
+def _figures_of_prediction(value: Any) -> _Figures:
     if value["not_known"] is not None or value["stopped"] is not None:
         raise _NoFiguresError("The prediction stopped early, so its peak is not known.")
     parts = {str(name).replace("_", " ")[:_LONGEST]: _size(size) for name, size in value["by_category"].items()}
@@ -329,7 +329,7 @@ def _predicted(value: Any) -> _Figures:
     return _Figures(peak, reserved, origin, value["out_of_memory"] > 0, categories=parts)
 
 
-def _name(row: Any, value: Any) -> str:
+def _delta_name(row: Any, value: Any) -> str:
     return str(row["site" if value["by"] == "site" else "key"])[:_LONGEST]
 
 
@@ -351,7 +351,7 @@ _SHORT = 7
 """Characters by which hashes are matched, as git shortens them."""
 
 
-def _commits(path: Path) -> dict[str, _Commit]:
+def _read_commits(path: Path) -> dict[str, _Commit]:
     """Return commits by their short hashes; `git log` writes the newest first."""
     try:
         with path.open("rb") as file:

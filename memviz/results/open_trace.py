@@ -82,7 +82,7 @@ def download(address: str, limits: Limits) -> Iterator[tuple[BinaryIO, int]]:
     name = file_name(address)
     with TemporaryFile() as file:
         try:
-            size = _fetch(address, file, limits)
+            size = _fetch_file(address, file, limits)
         except TraceError as error:
             raise error.named(name) from None
         except HTTPError as error:
@@ -105,7 +105,7 @@ def _check(address: str) -> None:
         raise UsageError("Only addresses that begin with http:// or https:// are opened; download the file first.")
 
 
-def _fetch(address: str, file: IO[bytes], limits: Limits) -> int:
+def _fetch_file(address: str, file: IO[bytes], limits: Limits) -> int:
     until, size = time.monotonic() + limits.seconds, 0
     # It follows redirects and knows no protocol but http and https.
     opener = OpenerDirector()
@@ -214,10 +214,10 @@ class OpenTrace(Result):
         """
         if not isinstance(settings, str | None):
             raise UsageError(f'settings must be a string, such as "expandable_segments:True", not {settings!r}.')
-        overhead_bytes = OVERHEAD_BYTES if overhead is None else _size("overhead", overhead)
+        overhead_bytes = OVERHEAD_BYTES if overhead is None else _parse_size("overhead", overhead)
         question = ReplayQuestion(
             settings=None if settings is None else parse_settings(settings),
-            card=None if memory is None else CardMemory(_size("memory", memory), overhead_bytes),
+            card=None if memory is None else CardMemory(_parse_size("memory", memory), overhead_bytes),
             search=search,
             overhead=overhead_bytes,
         )
@@ -298,7 +298,7 @@ def _event_of(device: DeviceTrace, event: Any, time: Any) -> int:
         raise UsageError(f"event must be an integer, such as 1000, not {event!r}.") from None
 
 
-def _size(name: str, value: int | str) -> int:
+def _parse_size(name: str, value: int | str) -> int:
     try:
         size = parse_bytes(value) if isinstance(value, str) else int(value)
     except ValueError as error:

@@ -117,7 +117,7 @@ class Replay(Result):
         largest = max(row.peak_reserved_bytes for row in self.rows)
         rows = [
             TableRow(
-                (bytes_text(row.peak_reserved_bytes), count_text(row.retries), _end(row)),
+                (bytes_text(row.peak_reserved_bytes), count_text(row.retries), _end_text(row)),
                 f"{row.name}: {row.settings or 'the default'}",
                 (Bar(0, share(row.peak_reserved_bytes, largest)),),
             )
@@ -126,7 +126,7 @@ class Replay(Result):
         return Table(("peak reserved", "retries", "end", "settings"), tuple(rows))
 
 
-def _end(row: ReplayRow) -> str:
+def _end_text(row: ReplayRow) -> str:
     if row.oom_event is None:
         return "runs"
     return f"out of memory at event {count_text(row.oom_event)}" if row.oom_event >= 0 else "cannot start"

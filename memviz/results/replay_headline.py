@@ -74,7 +74,7 @@ def _live_at_once(outcome: WhatIf, searched: Search | None) -> int:
     return max(seen, searched.recorded.peak_requested_bytes) if searched else seen
 
 
-def _spare(bytes_reserved: int, outcome: WhatIf) -> str:
+def _spare_memory(bytes_reserved: int, outcome: WhatIf) -> str:
     assert outcome.card is not None
     return bytes_text(outcome.card.usable_bytes - bytes_reserved)
 
@@ -85,7 +85,7 @@ def _reason_of_oom(outcome: WhatIf, searched: Search | None) -> str:
     if replayed is not outcome.base:
         if replayed.oom is not None:
             return f"With {settings_name(replayed.settings)} it runs out of memory {event_text(replayed.oom)}."
-        spare = _spare(replayed.peak_reserved_bytes, outcome)
+        spare = _spare_memory(replayed.peak_reserved_bytes, outcome)
         through = f"{_settings_title(replayed.settings)} would fit, with {spare} to spare"
         return f"{through}{_recorded_fits_note(outcome)}."
     if searched is None:
@@ -95,7 +95,7 @@ def _reason_of_oom(outcome: WhatIf, searched: Search | None) -> str:
     best = searched.advised
     if not best.fits:
         return "None of the allocator settings tried avoids the OOM."
-    spare = _spare(best.reserved_on_card_bytes, outcome)
+    spare = _spare_memory(best.reserved_on_card_bytes, outcome)
     if best.is_recorded:
         return f"With the memory from before the first event placed anew it would fit, with {spare} to spare."
     return f"{_settings_title(best.settings)} would fit, with {spare} to spare."
@@ -111,7 +111,7 @@ def _recorded_fits_note(outcome: WhatIf) -> str:
 def _fitting_headline(outcome: WhatIf, searched: Search | None) -> Headline:
     assert outcome.card is not None
     base, replayed = outcome.base, outcome.replayed
-    spare = _spare(base.peak_reserved_bytes, outcome)
+    spare = _spare_memory(base.peak_reserved_bytes, outcome)
     answer = f"In {bytes_text(outcome.card.usable_bytes)} this run fits, with {spare} to spare."
     if base.retries and not outcome.divergence:
         times = "once" if base.retries == 1 else f"{count_text(base.retries)} times"
@@ -142,12 +142,16 @@ def _unlimited_headline(outcome: WhatIf, searched: Search | None) -> Headline:
     if recorded.oom is not None:
         answer = f"This run ran out of memory at event {count_text(recorded.oom.event)}."
         if is_own:
-            return Headline(answer, _join(f"Without a limit it would reserve {peak}.", _advice(outcome, searched)))
+            return Headline(
+                answer,
+                _join(f"Without a limit it would reserve {peak}.", _advice(outcome, searched)),
+            )
         return Headline(answer, f"Without a limit {settings_name(replayed.settings)} would {_reserves(outcome)}.")
     if not is_own:
         floor = f"{bytes_text(recorded.peak_requested_bytes)} are live at once; no setting can reserve less."
         return Headline(
-            f"{_settings_title(replayed.settings)} would {_reserves(outcome)}.", recording_note(outcome) or floor
+            f"{_settings_title(replayed.settings)} would {_reserves(outcome)}.",
+            recording_note(outcome) or floor,
         )
     if outcome.divergence:
         return Headline(f"Without a limit this run would reserve {peak} at the peak.", recording_note(outcome))

@@ -105,16 +105,16 @@ class SegmentMapResult(Result):
         largest = sorted(self.segments, key=lambda segment: -segment.bytes)
         rows = []
         for segment in largest[:most]:
-            numbers = tuple(map(bytes_text, (segment.bytes, *_parts(segment))))
-            bars = stacked_bars(_parts(segment), largest[0].bytes, _OPACITIES)
+            numbers = tuple(map(bytes_text, (segment.bytes, *_bytes_of_states(segment))))
+            bars = stacked_bars(_bytes_of_states(segment), largest[0].bytes, _OPACITIES)
             rows.append(TableRow(numbers, address_text(segment.address), bars))
         if rest := largest[len(rows) :]:
-            parts = [sum(part) for part in zip(*map(_parts, rest), strict=True)]
+            parts = [sum(part) for part in zip(*map(_bytes_of_states, rest), strict=True)]
             rows.append(TableRow(tuple(map(bytes_text, (sum(parts), *parts))), f"(all {len(rest):,} others)"))
         return Table(("bytes", "live", "waiting", "free", "segment"), tuple(rows))
 
 
-def _parts(segment: SegmentUse) -> tuple[int, int, int]:
+def _bytes_of_states(segment: SegmentUse) -> tuple[int, int, int]:
     return segment.live_bytes, segment.waiting_bytes, segment.free_bytes
 
 

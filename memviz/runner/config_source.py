@@ -111,7 +111,7 @@ def checked_config(content: bytes | str, where: str = FILE) -> str:
         _check_size(values)
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from None
-    return json.dumps(_needed(values), separators=(",", ":"))
+    return json.dumps(_keys_that_shape(values), separators=(",", ":"))
 
 
 # -- as JSON
@@ -190,7 +190,7 @@ def _settings(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def _check_numbers(values: dict[str, Any]) -> None:
     for key, value in _settings(values):
         bound = next(bound for bound in _BOUNDS if bound.names.search(key))
-        for number in _numbers(value):
+        for number in _integers(value):
             if abs(number) > bound.most:
                 what = f" {bound.what}" if bound.what else ""
                 digits = len(str(abs(number)))
@@ -198,13 +198,13 @@ def _check_numbers(values: dict[str, Any]) -> None:
                 raise UsageError(f"{key} is {text}; the limit is {bound.most:,}{what}.")
 
 
-def _numbers(value: Any) -> Iterator[int]:
+def _integers(value: Any) -> Iterator[int]:
     """Yield integers, also those in lists. The numbers in a dict have keys of their own."""
     if isinstance(value, int) and not isinstance(value, bool):
         yield value
     elif isinstance(value, list):
         for item in value:
-            yield from _numbers(item)
+            yield from _integers(item)
 
 
 def _check_size(values: dict[str, Any]) -> None:
@@ -216,7 +216,7 @@ def _check_size(values: dict[str, Any]) -> None:
             f"it would have about {parameters / 10**12:,.0f} T parameters; the limit is {_MOST_PARAMETERS // 10**12} T."
         )
     for part in parts:
-        layers, experts = _largest(part, r"layer|depth"), _largest(part, r"expert")
+        layers, experts = _largest_number(part, r"layer|depth"), _largest_number(part, r"expert")
         if layers * experts > _MOST_EXPERT_LAYERS:
             raise UsageError(
                 f"{layers:,} layers of {experts:,} experts exceed the limit of {_MOST_EXPERT_LAYERS:,} in total."
@@ -224,28 +224,28 @@ def _check_size(values: dict[str, Any]) -> None:
 
 
 def _estimate_parameters(part: Mapping[str, Any]) -> int:
-    width = _largest(part, r"^hidden_size|d_model|n_embd|embed_dim|^dim$|hidden_sizes")
-    inner = _largest(part, r"intermediate|ffn|d_ff|inner|hidden_dim")
-    layers = max(1, _largest(part, r"layer|depth"))
-    experts = max(1, _largest(part, r"^num_.*experts$|^n_routed_experts$|^num_experts"))
-    return layers * (4 * width * width + 3 * width * inner * experts) + 2 * width * _largest(part, r"vocab")
+    width = _largest_number(part, r"^hidden_size|d_model|n_embd|embed_dim|^dim$|hidden_sizes")
+    inner = _largest_number(part, r"intermediate|ffn|d_ff|inner|hidden_dim")
+    layers = max(1, _largest_number(part, r"layer|depth"))
+    experts = max(1, _largest_number(part, r"^num_.*experts$|^n_routed_experts$|^num_experts"))
+    return layers * (4 * width * width + 3 * width * inner * experts) + 2 * width * _largest_number(part, r"vocab")
 
 
-def _largest(part: Mapping[str, Any], names: str) -> int:
+def _largest_number(part: Mapping[str, Any], names: str) -> int:
     matching = (value for key, value in part.items() if re.search(names, key))
-    return max((number for value in matching for number in _numbers(value)), default=0)
+    return max((number for value in matching for number in _integers(value)), default=0)
 
 
 # -- what is kept of it
 
 
-def _needed(values: Mapping[str, Any]) -> dict[str, Any]:
+def _keys_that_shape(values: Mapping[str, Any]) -> dict[str, Any]:
     """Drop keys that do not shape the model. Of labels the number is enough."""
     needed: dict[str, Any] = {}
     for key, value in values.items():
         if key.startswith("_") or key in (*_IGNORED, *_CODE, "id2label", "label2id"):
             continue
-        needed[key] = _needed(value) if isinstance(value, dict) else value
+        needed[key] = _keys_that_shape(value) if isinstance(value, dict) else value
     if isinstance(values.get("id2label"), dict):
         needed["num_labels"] = len(values["id2label"])
     kind = values.get("torch_dtype") or values.get("dtype")

@@ -294,7 +294,7 @@ def code_of(
     """
     imports, first, then, loop = list[tuple[str, str]](), list[str](), list[str](), list[str]()
     brings_it = any(getattr(optimization, "onload_device", "") for optimization in optimizations)
-    scripts = list(map(_script, optimizations))
+    scripts = list(map(_apply_code, optimizations))
     has_several = sum("undo = " in script for script in scripts) > 1
     for optimization, script in zip(optimizations, scripts, strict=True):
         body = script.replace("undo = ", f"undo_{optimization.name} = ") if has_several else script
@@ -320,7 +320,7 @@ def _code_texts() -> Mapping[str, Any]:
     return tomllib.loads(files(Optimization.__module__).joinpath("code.toml").read_text(encoding="utf-8"))
 
 
-def _script(change: Any) -> str:
+def _apply_code(change: Any) -> str:
     """Return the lines that apply it, with the knobs that differ from their defaults."""
     values = {knob: getattr(change, knob.name) for knob in fields(change) if knob.repr}
     texts = (

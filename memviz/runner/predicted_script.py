@@ -303,7 +303,7 @@ class ModelChanges:
                 return move(model, *args, **kwargs)
             self._within = True
             try:
-                done = self._load(model, move, *_target(name, args, kwargs))
+                done = self._load(model, move, *_move_target(name, args, kwargs))
                 if not done:
                     move(model, *args, **kwargs)
             finally:
@@ -363,7 +363,7 @@ class ModelChanges:
         return True
 
 
-def _target(name: str, args: Any, kwargs: Any) -> tuple[bool, Any]:
+def _move_target(name: str, args: Any, kwargs: Any) -> tuple[bool, Any]:
     """Return whether a method of a module moves it to the card, and to which dtype."""
     if name != "to":
         return name == "cuda", None
@@ -704,7 +704,7 @@ def predict_script(
         OptimizerSteps(order.steps, lambda count: tell(f"{count} steps" if count > 1 else "1 step")) as steps,
     ):
         cards, ends = device.recorder.ledger.cards, list[list[int]]()
-        status, stopped = _run(script, at_exit, lambda: ends.append([len(card.history) for card in cards]))
+        status, stopped = _run_script(script, at_exit, lambda: ends.append([len(card.history) for card in cards]))
         if os.getpid() != process:
             # A fork of the program, at its end.
             sys.stdout.flush()
@@ -761,7 +761,7 @@ def predict_child(mark: Path) -> None:
     atexit.register(finish)
 
 
-def _run(script: Script, at_exit: ExitFunctions, ended: Callable[[], None]) -> tuple[int, Stopped | None]:
+def _run_script(script: Script, at_exit: ExitFunctions, ended: Callable[[], None]) -> tuple[int, Stopped | None]:
     try:
         script.run_to_its_end(ended)
         status = 0

@@ -105,7 +105,7 @@ def price_requests(base: Request, listing: Mapping[str, Any]) -> list[PriceReque
     own: Mapping[str, Any] = {"name": "own", "knobs": (), "holds": None}
     workload = next((row for row in listing["workloads"] if row["name"] == wanted), own)
     knobs = {**{knob["name"]: knob_text(knob["default"]) for knob in workload["knobs"]}, **base.settings}
-    order = {name: place for place, name in enumerate(_TRAINING if _trains(knobs) else _INFERENCE)}
+    order = {name: place for place, name in enumerate(_TRAINING if _is_training(knobs) else _INFERENCE)}
     rows = sorted(listing["optimizations"], key=lambda row: order.get(row["name"], len(order)))
     return [_price_request(row, rows, workload, knobs, plain) for row in rows]
 
@@ -139,7 +139,7 @@ def _conflict(row: Mapping[str, Any], rows: list[Mapping[str, Any]], base: Reque
 def _reason_by_mode(
     row: Mapping[str, Any], workload: Mapping[str, Any], knobs: Mapping[str, str], base: Request
 ) -> str:
-    name, trains = row["name"], _trains(knobs)
+    name, trains = row["name"], _is_training(knobs)
     if reason := reason_by_model(row, workload, ["training" if trains else "inference"]):
         return reason
     if row["needs_optimizer"] and base.optimizer == "none":
@@ -164,7 +164,7 @@ def reason_by_model(row: Mapping[str, Any], workload: Mapping[str, Any] | None, 
     return ""
 
 
-def _trains(knobs: Mapping[str, str]) -> bool:
+def _is_training(knobs: Mapping[str, str]) -> bool:
     # A preset without this knob has one mode, which is training.
     return knobs.get("mode", "training") != "inference"
 
@@ -177,12 +177,12 @@ def price_of(name: str, base_run: Run, run: Run) -> Price:
         reserved_bytes=run.peak_reserved_bytes - base_run.peak_reserved_bytes,
         allocated_bytes=run.peak_allocated_bytes - base_run.peak_allocated_bytes,
         flops=(run.flops or 0) - (base_run.flops or 0),
-        seconds_low=_difference(after.seconds_low, before.seconds_low),
-        seconds_high=_difference(after.seconds_high, before.seconds_high),
+        seconds_low=_relative_difference(after.seconds_low, before.seconds_low),
+        seconds_high=_relative_difference(after.seconds_high, before.seconds_high),
     )
 
 
-def _difference(after: float | None, before: float | None) -> float | None:
+def _relative_difference(after: float | None, before: float | None) -> float | None:
     # Rounded, since machines differ in the last digits.
     return None if after is None or before is None else round(after - before, 9)
 
@@ -257,7 +257,7 @@ Predict = Callable[[Request], "Run | str"]
 def preset_entry(row: Mapping[str, Any], listing: Mapping[str, Any], predict: Predict) -> dict[str, Any]:
     """Predict what `prices.json` holds for one preset."""
     settings = {knob["name"]: knob_text(knob["default"]) for knob in row["knobs"]}
-    optimizer: Optimizer = PRESET_OPTIMIZER if _trains(settings) else "none"
+    optimizer: Optimizer = PRESET_OPTIMIZER if _is_training(settings) else "none"
     # The time of a step depends on the dtype, which a run names only if it was requested.
     asked = {name: settings[name] for name in ("dtype",) if name in settings}
     base = Request(row["name"], asked, optimizer=optimizer, numerics=False)

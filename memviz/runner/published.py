@@ -124,9 +124,9 @@ def split_differences(activations: tuple[str, ...], splits: int) -> dict[str, di
         torch.manual_seed(0)
         x = torch.randn(1, SPLIT_TOKENS, FeedForwardStack().dim)
         for _ in range(_LAYERS):
-            for activation, layer in _layers(activations):
+            for activation, layer in _layers_by_activation(activations):
                 ways = chains.setdefault(activation, {"whole": x, "split": x, "as first published": x})
-                _through(layer, ways, splits, gated=activation in _GATED)
+                _run_layer(layer, ways, splits, gated=activation in _GATED)
     for activation, ways in chains.items():
         gaps[activation] |= {
             name: _largest_gap(ways["whole"], outputs) for name, outputs in ways.items() if name != "whole"
@@ -138,7 +138,7 @@ def one_layer_difference(splits: int) -> tuple[float, float]:
     """absmax and absmean of one gelu layer, split and whole, both summed one product after the other."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
-        ((_, layer),) = _layers(("gelu",))
+        ((_, layer),) = _layers_by_activation(("gelu",))
         net = _feed_forward(layer).net
         first, last = net[0].proj, net[2]
         x = torch.randn(SPLIT_TOKENS, first.in_features)
@@ -159,7 +159,7 @@ def _in_turn(x: Tensor, weight: Tensor) -> Tensor:
     return total
 
 
-def _layers(activations: tuple[str, ...]) -> Iterator[tuple[str, nn.Module]]:
+def _layers_by_activation(activations: tuple[str, ...]) -> Iterator[tuple[str, nn.Module]]:
     """One layer of each, of as few drawn weights as possible: those that are gated share theirs, the others too."""
     for gated in (False, True):
         same_gating = [values for values in activations if (values in _GATED) == gated]
@@ -173,7 +173,7 @@ def _layers(activations: tuple[str, ...]) -> Iterator[tuple[str, nn.Module]]:
             yield activation, layer
 
 
-def _through(layer: nn.Module, ways: Chains, splits: int, *, gated: bool) -> None:
+def _run_layer(layer: nn.Module, ways: Chains, splits: int, *, gated: bool) -> None:
     ways["whole"] = layer(ways["whole"])
     ways["as first published"] = _wrong_split(layer, ways["as first published"], splits) if gated else ways["split"]
     undo = SplitFeedForward(splits=splits, as_published=True).apply(layer)

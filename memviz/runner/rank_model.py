@@ -136,7 +136,7 @@ class ModelStage(nn.Module):
         self.is_first, self.is_last = number == 0, number == count - 1
         self.tensor_mesh: DeviceMesh | None = None
         """Set where the sequence is sharded between blocks; stages pass on their own shards."""
-        _cut(model, number, count)
+        _keep_stage(model, number, count)
 
     def forward(self, inputs: Tensor) -> Tensor:
         inner, model = decoder_of(self.whole), self.whole
@@ -169,7 +169,7 @@ def check_pipeline(plan: Plan, model: nn.Module) -> None:
         raise UsageError(f"pipeline has {count} stages, but this model has {len(inner.layers)} blocks.")
 
 
-def _cut(model: Any, number: int, count: int) -> None:
+def _keep_stage(model: Any, number: int, count: int) -> None:
     """Keep the blocks of one stage: equally many in each, the remainder in the first stages."""
     inner = decoder_of(model)
     blocks = list(inner.layers)
@@ -197,7 +197,7 @@ class PipelineStep:
         group = mesh["pipeline"].get_group()
         pipeline_stage = PipelineStage(
             model, mesh["pipeline"].get_local_rank(), count, device.torch_device,
-            input_args=(_given(plan, stage),), output_args=(_made(plan, stage),), group=group,
+            input_args=(_stage_input(plan, stage),), output_args=(_made(plan, stage),), group=group,
         )  # fmt: skip
         self._schedule = Schedule1F1B(pipeline_stage, pieces, loss_fn=stage.loss)
         self._inputs: dict[str, Any] = {}
@@ -215,7 +215,7 @@ class PipelineStep:
             )
 
 
-def _given(plan: Plan, stage: ModelStage) -> Tensor:
+def _stage_input(plan: Plan, stage: ModelStage) -> Tensor:
     workload: Any = plan.workload
     if stage.is_first:
         return torch.empty(workload.batch, workload.sequence, dtype=torch.long, device="meta")
@@ -263,12 +263,12 @@ def prepare_rank(
     if parallel.tensor > 1:
         part_matrices(model, mesh["tensor"])
     with device.phase("load"):
-        placed = _placed(plan, device, model if stage is None else stage, mesh)
+        placed = _placed_model(plan, device, model if stage is None else stage, mesh)
     passes = None if stage is None else partial(PipelineStep, plan, device, stage=stage, mesh=mesh)
     return placed, passes
 
 
-def _placed(plan: Plan, device: PredictedDevice, model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+def _placed_model(plan: Plan, device: PredictedDevice, model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """Copies are made of a whole model; of one that is parted only the parts come to the card."""
     assert device.rank is not None
     parallel = plan.parallel

@@ -102,12 +102,12 @@ def integers(values: list[Any], what: str) -> Ints8:
     try:
         return np.array(array("q", values), dtype=np.int64)
     except OverflowError:
-        return _wrapped(values, what)
+        return _as_int64(values, what)
     except TypeError:
         raise _no_whole_number(what) from None
 
 
-def _wrapped(values: list[Any], what: str) -> Ints8:
+def _as_int64(values: list[Any], what: str) -> Ints8:
     if any(not isinstance(value, int) for value in values):
         raise _no_whole_number(what)
     wrapped = [(value & (2**64 - 1)) - ((value & 2**63) << 1) for value in values if -(2**63) <= value < 2**64]

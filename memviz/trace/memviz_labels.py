@@ -55,11 +55,11 @@ from memviz.trace.model import (
 )
 
 
-def encode_column(column: npt.NDArray[Any]) -> str:
+def to_text(column: npt.NDArray[Any]) -> str:
     return base64.b64encode(column.tobytes()).decode("ascii")
 
 
-def decode_column(value: Any, dtype: Any, count: int, values: int) -> Any:
+def from_text(value: Any, dtype: Any, count: int, values: int) -> Any:
     """Return the column of `count` numbers, each checked to be at least 0 and less than `values`."""
     raw = _decode_base64(value)
     if len(raw) != count * np.dtype(dtype).itemsize:
@@ -90,13 +90,11 @@ _SPANS = {"phase": _PHASE, "step": ("<i4", np.iinfo(np.int32).max), "first": ("<
 
 
 def dump_columns(columns: Columns, types: Mapping[str, tuple[Any, int]]) -> dict[str, str]:
-    return {name: encode_column(column.astype(types[name][0])) for name, column in columns.columns()}
+    return {name: to_text(column.astype(types[name][0])) for name, column in columns.columns()}
 
 
 def _read_columns(value: dict[str, Any], types: Mapping[str, tuple[Any, int]], count: int, events: int = 0) -> Any:
-    return [
-        decode_column(value.get(name), np.dtype(kind), count, most or events) for name, (kind, most) in types.items()
-    ]
+    return [from_text(value.get(name), np.dtype(kind), count, most or events) for name, (kind, most) in types.items()]
 
 
 def read_taken_over(value: Any, events: int, blocks: int) -> TakenOver | None:
@@ -130,7 +128,7 @@ def _dump_holders(holders: Holders, used: Ints4) -> dict[str, str]:
     texts = {name: np.searchsorted(used, getattr(holders, name)).astype("<i4") for name in _HOLDER_TEXTS}
     whole = {name: getattr(holders, name).astype("<i8") for name in ("event", "address")}
     columns = {**whole, "kind": holders.kind, **texts}
-    return {name: encode_column(column) for name, column in columns.items()}
+    return {name: to_text(column) for name, column in columns.items()}
 
 
 def _read_holders(value: Any, events: int, texts: Ints4) -> Holders | None:
@@ -138,7 +136,7 @@ def _read_holders(value: Any, events: int, texts: Ints4) -> Holders | None:
     if type(value) is not dict or not len(texts):
         return None
     count = len(_decode_base64(value.get("kind")))
-    event = decode_column(value.get("event"), np.dtype("<i8"), count, events + 1)
+    event = from_text(value.get("event"), np.dtype("<i8"), count, events + 1)
     kind, *codes = _read_columns(value, _HOLDERS, count, len(texts))
     address = np.frombuffer(_decode_base64(value.get("address")), dtype="<i8").astype(np.int64)
     if len(address) != count or (event[1:] < event[:-1]).any():

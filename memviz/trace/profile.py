@@ -80,13 +80,13 @@ class RunningCalls:
         inner = self._inner.get(thread)
         while number < len(calls) and calls[number].begin <= at:
             call = calls[number]
-            inner = _running(inner, call.begin)
+            inner = _innermost_call(inner, call.begin)
             # Deeper than any stack: what is beyond is of no use to a reader.
             if inner is None or inner.depth < MOST_FRAMES:
                 call.around, call.depth = inner, 1 + (inner.depth if inner else 0)
                 inner = call
             number += 1
-        inner = _running(inner, at)
+        inner = _innermost_call(inner, at)
         self._next[thread], self._inner[thread] = number, inner
         return NO_STACK if inner is None else self._stack(inner)
 
@@ -106,7 +106,7 @@ def _is_time(value: Any) -> bool:
     return type(value) in (int, float) and isfinite(value)
 
 
-def _running(call: _Call | None, at: float) -> _Call | None:
+def _innermost_call(call: _Call | None, at: float) -> _Call | None:
     while call is not None and call.end < at:
         call = call.around
     return call
@@ -212,29 +212,29 @@ def _moment(row: dict[str, Any]) -> _Moment:
 
     def total(what: str) -> int | None:
         value = told.get(what)
-        return None if value is None else max(_whole(value, what), 0)
+        return None if value is None else max(_whole_number(value, what), 0)
 
     pid, tid = row.get("pid"), row.get("tid")
     return _Moment(
-        at=_time(row.get("ts")),
+        at=_checked_time(row.get("ts")),
         order=order if type(order) is int else 0,
         device=max(device, 0),
         thread=(pid if type(pid) in (int, str) else None, tid if type(tid) in (int, str) else None),
-        address=_whole(told.get("Addr", 0), "Addr"),
-        bytes=_whole(told.get("Bytes"), "Bytes"),
+        address=_whole_number(told.get("Addr", 0), "Addr"),
+        bytes=_whole_number(told.get("Bytes"), "Bytes"),
         allocated=total("Total Allocated"),
         reserved=total("Total Reserved"),
         ran_out=row["name"] == _OUT_OF_MEMORY,
     )
 
 
-def _time(value: Any) -> float:
+def _checked_time(value: Any) -> float:
     if type(value) not in (int, float) or not isfinite(value) or not -_LARGEST < value < _LARGEST:
         raise TraceError("A time ('ts') is not a number.")
     return float(value)
 
 
-def _whole(value: Any, what: str) -> int:
+def _whole_number(value: Any, what: str) -> int:
     if type(value) is float and value.is_integer():
         value = int(value)
     if type(value) is not int or not -_LARGEST < value < 2**64:
@@ -318,8 +318,8 @@ def _annotations(
             continue
         # They are no device's own, so each has them all.
         budget.charge(_ANNOTATION_BYTES * len(devices))
-        begin = _time(row.get("ts"))
-        end = begin + max(_time(row.get("dur", 0)), 0)
+        begin = _checked_time(row.get("ts"))
+        end = begin + max(_checked_time(row.get("dur", 0)), 0)
         for device in devices:
             for stage, time in (("START", begin), ("END", end)):
                 yield {"device": device, "name": row["name"], "stage": stage, "time_us": begin_us + int(time)}

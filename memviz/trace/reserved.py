@@ -60,18 +60,18 @@ def round_sizes(requested: Ints8, divisions: Divisions = NO_DIVISIONS) -> Ints8:
     sizes = np.asarray(requested, dtype=np.int64)
     refused = sizes >= LARGEST_REQUEST
     served = np.where(refused, 0, sizes)
-    rounded = np.maximum(_up(served, np.int64(MIN_BLOCK)), MIN_BLOCK)
+    rounded = np.maximum(_round_up(served, np.int64(MIN_BLOCK)), MIN_BLOCK)
     if max(divisions) > 1:
         power = _floor_power(served)
         slot = np.clip(power - 20, 0, SLOTS - 1)
         parts = np.array(divisions, dtype=np.int64)[slot]
         stepped = (parts > 1) & (served > MIN_BLOCK * parts)
         step = np.where(stepped, (np.int64(1) << power) // np.maximum(parts, 1), 1)
-        rounded = np.where(stepped, _up(served, step), rounded)
+        rounded = np.where(stepped, _round_up(served, step), rounded)
     return np.where(refused, sizes, rounded)
 
 
-def _up(sizes: Ints8, step: Any) -> Ints8:
+def _round_up(sizes: Ints8, step: Any) -> Ints8:
     return np.asarray((sizes + step - 1) // step * step, dtype=np.int64)
 
 
@@ -86,10 +86,10 @@ def divisions_of(settings: Mapping[str, Any]) -> Divisions:
     table = settings.get("roundup_power2_divisions")
     if not isinstance(table, Mapping):
         return NO_DIVISIONS
-    return tuple(_division(table.get(str(1 << slot))) for slot in range(SLOTS))
+    return tuple(_valid_division(table.get(str(1 << slot))) for slot in range(SLOTS))
 
 
-def _division(value: Any) -> int:
+def _valid_division(value: Any) -> int:
     """PyTorch takes only powers of two; anything else in a file is not a setting it ran with."""
     sound = type(value) is int and 0 < value <= LARGEST_REQUEST and value & (value - 1) == 0
     return value if sound else 0
@@ -127,7 +127,7 @@ def segments_after(history: RangeHistory, event: int, large_page: int) -> Segmen
     """Segments held after `event`, by address; -1 is before the first. Large pages have this size."""
     final_count = len(history.sources) - len(history.index)
     cut = int(np.searchsorted(history.index, event, side="right"))
-    later = _earliest(len(history.low), history.first[cut:], history.last[cut:])
+    later = _lowest_covering_row(len(history.low), history.first[cut:], history.last[cut:])
     by_event = later < len(history.index) - cut
     source = np.where(by_event, final_count + cut + later, history.final_row)
     reserved = by_event.copy()
@@ -179,7 +179,7 @@ def range_history(device: DeviceTrace) -> RangeHistory:
     bounds = distinct(np.concatenate([low, high]))
     count = max(len(bounds) - 1, 0)
     first, last = np.searchsorted(bounds, low), np.searchsorted(bounds, high)
-    final = _earliest(count, first[: len(segments)], last[: len(segments)])
+    final = _lowest_covering_row(count, first[: len(segments)], last[: len(segments)])
     return RangeHistory(
         index=index,
         gives_back=is_among(events.action[index], (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)),
@@ -192,7 +192,7 @@ def range_history(device: DeviceTrace) -> RangeHistory:
     )
 
 
-def _earliest(count: int, first: Ints8, last: Ints8) -> Ints8:
+def _lowest_covering_row(count: int, first: Ints8, last: Ints8) -> Ints8:
     """For each of `count` places the lowest row with first <= place < last; the number of rows where there is none.
 
     A row is written at two overlapping stretches of a power of two; these are then halved down to single places.
@@ -216,7 +216,7 @@ def _earliest(count: int, first: Ints8, last: Ints8) -> Ints8:
 
 def _origin(history: RangeHistory, cut: int) -> Ints8:
     """Source of the event that took each elementary range, where it was recorded; else -1."""
-    origin = cut - 1 - _earliest(len(history.low), history.first[:cut][::-1], history.last[:cut][::-1])
+    origin = cut - 1 - _lowest_covering_row(len(history.low), history.first[:cut][::-1], history.last[:cut][::-1])
     is_reserved = origin >= 0
     is_reserved[is_reserved] = ~history.gives_back[origin[is_reserved]]
     return np.where(is_reserved, origin + len(history.sources) - len(history.index), -1)

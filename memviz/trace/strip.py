@@ -50,7 +50,7 @@ def strip_paths(trace: Trace) -> Trace:
     stacks = _stacks(trace, short, interner)
     texts = _kept_texts(trace, interner)
     facts = {key: _without_folders(text) for key, text in trace.about.facts.items()}
-    about = replace(trace.about, source=_base(trace.about.source), facts=facts)
+    about = replace(trace.about, source=_base_name(trace.about.source), facts=facts)
     devices = tuple(_device(device, stacks, texts) for device in trace.devices)
     frozen = interner.frozen_stacks()
     return replace(trace, devices=devices, stacks=frozen, strings=tuple(interner.strings), about=about)
@@ -77,7 +77,7 @@ def short_paths(paths: Iterable[str]) -> dict[str, str]:
                 if part.lower() in people or part[0] == "~" or part[-1] == ":"
             ]
             own[path] = parts[max(private, default=-1) + 1 :] or ["?" if slashed else ""]
-    return {**short, **_distinct(own, taken=set(short.values()))}
+    return {**short, **_distinct_names(own, taken=set(short.values()))}
 
 
 def _below_home(path: str) -> str:
@@ -94,7 +94,7 @@ def _recognised(path: str, people: set[str]) -> str | None:
     return "/".join("user" if part.lower() in people else part for part in rest.split("/"))
 
 
-def _distinct(own: Mapping[str, list[str]], taken: set[str]) -> dict[str, str]:
+def _distinct_names(own: Mapping[str, list[str]], taken: set[str]) -> dict[str, str]:
     """Adds folders to names that are not alone, and numbers to those that even these do not tell apart."""
     depth = dict.fromkeys(own, 1)
     for _ in range(_MOST_FOLDERS):
@@ -177,8 +177,8 @@ def _device(device: DeviceTrace, stacks: Ints4, texts: Ints4) -> DeviceTrace:
 
 def _without_folders(text: str) -> str:
     """Every path inside a text becomes its last part."""
-    return _PATH_IN_TEXT.sub(lambda match: _base(match[0]), text)
+    return _PATH_IN_TEXT.sub(lambda match: _base_name(match[0]), text)
 
 
-def _base(path: str) -> str:
+def _base_name(path: str) -> str:
     return re.split(r"[\\/]", path.rstrip("\\/"))[-1]

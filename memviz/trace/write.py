@@ -51,10 +51,10 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     try:
         if os.path.exists(path) and not path.is_file():
             # A pipe or a device, such as /dev/null, is written to; nothing may take its place.
-            with path.open("wb") as plain, _packed(path, plain) as file:
+            with path.open("wb") as plain, _gzip_file(path, plain) as file:
                 yield file
             return
-        with _whole(path.resolve() if path.is_symlink() else path) as whole, _packed(path, whole) as file:
+        with _complete_file(path.resolve() if path.is_symlink() else path) as whole, _gzip_file(path, whole) as file:
             yield file
     except OSError as error:
         is_folder_missing = isinstance(error, FileNotFoundError) and not path.parent.exists()
@@ -63,7 +63,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def _whole(path: Path) -> Iterator[BinaryIO]:
+def _complete_file(path: Path) -> Iterator[BinaryIO]:
     # Short, so that every name that a file may have can be written.
     partial = path.with_name(f".{os.getpid()}-{os.urandom(4).hex()}.part")
     try:
@@ -75,7 +75,7 @@ def _whole(path: Path) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def _packed(path: Path, plain: BinaryIO) -> Iterator[BinaryIO]:
+def _gzip_file(path: Path, plain: BinaryIO) -> Iterator[BinaryIO]:
     if path.suffix != ".gz":
         yield plain
         return

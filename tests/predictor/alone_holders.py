@@ -26,7 +26,7 @@ from memviz.analysis.holders import held_rows, held_until, holder_rows
 from memviz.commands import main
 from memviz.errors import TraceError
 from memviz.predictor.holders import Holder, find_holders
-from memviz.trace.memviz_labels import encode_column
+from memviz.trace.memviz_labels import to_text
 from memviz.trace.model import HolderKind, Holders, Trace
 from memviz.trace.strip import strip_paths
 from memviz.trace.write import snapshot_dict, write_pickle
@@ -403,7 +403,7 @@ def test_holders_that_cannot_be_are_refused(column, values, dtype):
     with memviz.predicting(card="L4", holders=True) as predicted:
         kept = torch.ones(1 << 10, device="cuda")
     root = snapshot_dict(predicted.trace)
-    root["memviz"]["devices"][0]["holders"][column] = encode_column(np.array(values, dtype))
+    root["memviz"]["devices"][0]["holders"][column] = to_text(np.array(values, dtype))
     with pytest.raises(TraceError, match="memviz"):
         read(root)
     del kept

@@ -18,7 +18,7 @@ from memviz.predictor.host import HostPeak
 from memviz.results.findings import findings_result
 from memviz.results.summary import summary_result
 from memviz.trace.load import load_trace
-from memviz.trace.memviz_labels import encode_column
+from memviz.trace.memviz_labels import to_text
 from memviz.trace.model import Trace
 from memviz.trace.write import snapshot_dict, write_pickle
 from memviz.ui.explore.findings import findings_html
@@ -233,8 +233,8 @@ def test_a_long_program_has_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_host_memory_that_cannot_be_is_refused(column: str, values: list[int]) -> None:
     trace, _ = lane(lambda: torch.ones(MiB).cuda())
     root = snapshot_dict(trace)
-    whole = {name: encode_column(np.zeros(1, dtype="<i8")) for name, _ in trace.devices[0].host.columns()}
-    root["memviz"]["devices"][0]["host"] = {**whole, column: encode_column(np.array(values, dtype="<i8"))}
+    whole = {name: to_text(np.zeros(1, dtype="<i8")) for name, _ in trace.devices[0].host.columns()}
+    root["memviz"]["devices"][0]["host"] = {**whole, column: to_text(np.array(values, dtype="<i8"))}
     with pytest.raises(TraceError, match="memviz"):
         read(root)
 

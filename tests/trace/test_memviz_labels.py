@@ -11,7 +11,7 @@ from memviz.analysis.purpose.phases import phase_spans
 from memviz.analysis.purpose.reasons import Certainty
 from memviz.errors import TraceError
 from memviz.trace.load import load_trace
-from memviz.trace.memviz_labels import CERTAINTIES, encode_column
+from memviz.trace.memviz_labels import CERTAINTIES, to_text
 from memviz.trace.model import Trace
 from memviz.trace.strip import strip_paths
 from memviz.trace.write import snapshot_dict, write_pickle
@@ -49,14 +49,14 @@ ONE, MANY = np.ones(1, np.uint8), np.ones(500, np.uint8)
 @pytest.mark.parametrize(
     ("part", "column", "value"),
     [
-        ("events", "category", encode_column(ONE)),
+        ("events", "category", to_text(ONE)),
         ("events", "certainty", None),
-        ("blocks", "phase", encode_column(ONE)),
-        ("spans", "phase", encode_column(np.zeros(2, np.uint8))),
-        ("spans", "phase", encode_column(MANY)),
-        ("spans", "first", encode_column(np.array([5, 1], "<i8"))),
-        ("spans", "first", encode_column(np.array([1, 1 << 40], "<i8"))),
-        ("spans", "step", encode_column(np.array([-1, 1], "<i4"))),
+        ("blocks", "phase", to_text(ONE)),
+        ("spans", "phase", to_text(np.zeros(2, np.uint8))),
+        ("spans", "phase", to_text(MANY)),
+        ("spans", "first", to_text(np.array([5, 1], "<i8"))),
+        ("spans", "first", to_text(np.array([1, 1 << 40], "<i8"))),
+        ("spans", "step", to_text(np.array([-1, 1], "<i4"))),
         ("spans", "step", "no base64"),
     ],
 )
@@ -70,11 +70,7 @@ def test_what_cannot_be_is_refused(part: str, column: str, value: Any) -> None:
 def test_more_phases_than_events_can_begin_are_refused() -> None:
     root = snapshot_dict(estimate())
     spans = root["memviz"]["devices"][0]["taken_over"]["spans"]
-    spans |= {
-        "phase": encode_column(MANY),
-        "first": encode_column(np.zeros(500, "<i8")),
-        "step": encode_column(np.ones(500, "<i4")),
-    }
+    spans |= {"phase": to_text(MANY), "first": to_text(np.zeros(500, "<i8")), "step": to_text(np.ones(500, "<i4"))}
     with pytest.raises(TraceError, match="do not follow one another"):
         read(root)
 

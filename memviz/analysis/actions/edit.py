@@ -126,7 +126,7 @@ def apply_edit(trace: Trace, device: DeviceTrace, edit: Edit) -> Trace:
     sizes[edit.halved] = (sizes[edit.halved] + 1) // 2
     parts = (
         _recorded_entries(device, rows, sizes, edit.earlier.row),
-        _freed(
+        _free_entries(
             rows.start[edit.earlier.row],
             starts[edit.earlier.before],
             np.arange(len(edit.earlier)),
@@ -148,15 +148,15 @@ def apply_edit(trace: Trace, device: DeviceTrace, edit: Edit) -> Trace:
         device,
         events=events,
         event_labels=_labels(device.event_labels, entries),
-        blocks=_blocks(device, rows, sizes, edit),
+        blocks=_final_blocks(device, rows, sizes, edit),
         taken_over=_edit_purposes(inferred_purposes(trace, device), entries, edit.again_as),
         holders=None,
-        host=None if device.host is None else _host(device.host, entries.place),
+        host=None if device.host is None else _host_bytes(device.host, entries.place),
     )
     return replace(trace, devices=(changed,))
 
 
-def _host(recorded: HostBytes, place: Ints8) -> HostBytes:
+def _host_bytes(recorded: HostBytes, place: Ints8) -> HostBytes:
     """Return host memory, which no edit changes, over the events of the edited trace."""
     return replace(recorded, event=np.searchsorted(place, recorded.event))
 
@@ -219,10 +219,10 @@ def _added_entries(
         size,
         again.begin,
     )
-    return allocs, _freed(rows.start[row], end, freed_at, address, size)
+    return allocs, _free_entries(rows.start[row], end, freed_at, address, size)
 
 
-def _freed(source: Ints8, place: Ints8, order: Ints8, address: Ints8, size: Ints8) -> _Entries:
+def _free_entries(source: Ints8, place: Ints8, order: Ints8, address: Ints8, size: Ints8) -> _Entries:
     """Two events per free: requested and completed at once."""
     twice = np.repeat(np.arange(len(source)), 2)
     actions = np.tile(np.array([Action.FREE_REQUESTED, Action.FREE_COMPLETED], dtype=np.uint8), len(source))
@@ -243,7 +243,7 @@ def _starts_of_groups(events: Events) -> Ints8:
     return np.maximum.accumulate(np.where(follows, 0, np.arange(len(follows))))
 
 
-def _blocks(device: DeviceTrace, rows: Lifetimes, sizes: Ints8, edit: Edit) -> Blocks:
+def _final_blocks(device: DeviceTrace, rows: Lifetimes, sizes: Ints8, edit: Edit) -> Blocks:
     """Return the final blocks; those that now end earlier are inactive."""
     requested, state = device.blocks.requested.copy(), device.blocks.state.copy()
     of_block = rows.block >= 0

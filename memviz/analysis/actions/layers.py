@@ -106,7 +106,7 @@ def _layers(facts: Facts, forward: PhaseSpan, backward: PhaseSpan | None) -> tup
     past = backward.first if backward else _end_without_backward(facts, forward) + 1
     first, last = np.searchsorted(rows.start, [forward.first, past])
     allocated = np.arange(first, last)
-    count, of_layers = _repeated(facts, saved)
+    count, of_layers = _most_repeated_stacks(facts, saved)
     if count < _FEWEST:
         return ()
     # A layer begins with the first that all of them make, kept or not; one line may make several at once.
@@ -122,7 +122,7 @@ def _layers(facts: Facts, forward: PhaseSpan, backward: PhaseSpan | None) -> tup
     return tuple(layer for layer in layers if layer is not None)
 
 
-def _repeated(facts: Facts, saved: Ints8) -> tuple[int, Ints8]:
+def _most_repeated_stacks(facts: Facts, saved: Ints8) -> tuple[int, Ints8]:
     """Count of repeats of the group of stacks that saves most bytes, and its rows. A single occurrence is no layer.
 
     One layer may have a stack several times, as a loop over heads does: then the repeating sequence is the group.

@@ -39,16 +39,16 @@ class Setting:
 
 
 def setting_differences(traces: Sequence[Trace]) -> tuple[Setting, ...]:
-    flat = [dict(_flat(trace.settings)) for trace in traces]
+    flat = [dict(_flat_settings(trace.settings)) for trace in traces]
     names = sorted({name for values in flat for name in values})
     every = (Setting(name, tuple(values.get(name) for values in flat)) for name in names)
     return tuple(setting for setting in every if len(set(setting.values)) > 1)
 
 
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+def _flat_settings(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     for name, value in settings.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
+            yield from _flat_settings(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", str(value)
 
@@ -157,7 +157,7 @@ def best_grouping(sides: Sequence[Pair], other: int = 1) -> str:
     Two different steps share few sites; then categories explain more, as far as they are known.
     """
     pair = [sides[0], sides[other]]
-    places = _places(changes(pair, "site", with_kinds=False).rows)
+    places = _bytes_by_site(changes(pair, "site", with_kinds=False).rows)
     moved = sum(abs(after - before) for before, after, _ in places)
     one_sided = sum(abs(after - before) for before, after, is_shared in places if not is_shared)
     if 2 * one_sided <= moved:
@@ -186,7 +186,7 @@ def summarize_comparison(sides: Sequence[Pair]) -> ComparisonSummary:
     return ComparisonSummary(changes(sides, best_grouping(sides), with_kinds=False), sides)
 
 
-def _places(rows: Sequence[Change]) -> list[tuple[int, int, bool]]:
+def _bytes_by_site(rows: Sequence[Change]) -> list[tuple[int, int, bool]]:
     """Per site: bytes before and after, and whether both traces have it; operators are merged."""
     places: dict[tuple[str, str], tuple[int, int, bool, bool]] = {}
     for row in rows:

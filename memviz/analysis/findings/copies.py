@@ -22,7 +22,7 @@ _MOST_DISTANCES = 8
 
 
 def duplicated_weights(facts: Facts) -> Iterator[Finding]:
-    rows = _weights(facts)
+    rows = _weight_rows(facts)
     first, second = _longest_repeat(facts, rows)
     size = int(facts.rows.size[second].sum())
     if size < max(_DUPLICATE_SHARE * int(facts.rows.size[rows].sum()), facts.noticeable_bytes):
@@ -42,7 +42,7 @@ def duplicated_weights(facts: Facts) -> Iterator[Finding]:
     )
 
 
-def _weights(facts: Facts) -> Ints8:
+def _weight_rows(facts: Facts) -> Ints8:
     """Return the rows made before the first forward and live through the last, in order of creation. A weight copy made
     outside of modules looks like an input of the model."""
     if not facts.forwards:
@@ -130,7 +130,7 @@ def _pairs_of_copies(facts: Facts) -> tuple[Ints8, Ints8]:
     wide = np.flatnonzero(
         is_wide & ~facts.has_purpose(Category.PARAMETER, Category.INPUT, Category.AUTOCAST_WEIGHT_COPIES)
     )
-    source = _latest(facts, rows.size[wide] // 2, rows.start[wide])
+    source = _latest_rows(facts, rows.size[wide] // 2, rows.start[wide])
     fits = (source >= 0) & (rows.end[source] > rows.start[wide]) & (rows.start[source] >= begin)
     wide, source = wide[fits], source[fits]
     narrower = _live_then(facts, 2 * facts.rows.size[wide], rows.start[wide]) > 0
@@ -153,7 +153,7 @@ def _live_then(facts: Facts, size: Ints8, event: Ints8) -> Ints8:
     return live
 
 
-def _latest(facts: Facts, size: Ints8, before: Ints8) -> Ints8:
+def _latest_rows(facts: Facts, size: Ints8, before: Ints8) -> Ints8:
     """Return for each size the row that began last before an event, or -1."""
     rows = facts.rows
     sizes, code = np.unique(rows.size, return_inverse=True)

@@ -58,7 +58,7 @@ def out_of_memory(facts: Facts) -> Iterator[Finding]:
         max(missing, 0) or requested,
         f"Out of memory at event {count_text(event)}{times}: {bytes_text(requested)} requested"
         f"{f' by {site}' if site else ''}, with {bytes_text(live)} live, {bytes_text(unused)} reserved but unused"
-        f"{on_device}. {_missing(missing, requested, live, free)}{category_text}{keeper}",
+        f"{on_device}. {_missing_sentence(missing, requested, live, free)}{category_text}{keeper}",
         remedy,
         largest,
         event,
@@ -69,7 +69,7 @@ def out_of_memory(facts: Facts) -> Iterator[Finding]:
     )
 
 
-def _missing(missing: int, requested: int, live: int, free: int | None) -> str:
+def _missing_sentence(missing: int, requested: int, live: int, free: int | None) -> str:
     if missing <= 0:
         return f"Enough memory is free, but not {bytes_text(requested)} in one piece."
     if missing > live:
@@ -228,7 +228,7 @@ _MOST_SITES = 3
 
 def large_temporary(facts: Facts) -> Iterator[Finding]:
     line, rows, event = facts.line, facts.rows, facts.line.peak_event
-    brief = _brief(facts)
+    brief = _short_lived(facts)
     large = brief[rows.size[brief] >= max(_LARGE * line.peak_bytes, 1)]
     at_peak = large[(rows.start[large] <= event) & (rows.end[large] > event)]
     parts = [(site, part) for site, part in facts.by_site(large) if np.isin(part, at_peak).any()]
@@ -256,7 +256,7 @@ def large_temporary(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def _brief(facts: Facts) -> Ints8:
+def _short_lived(facts: Facts) -> Ints8:
     """Freed within few allocs and frees of its own alloc."""
     rows, action = facts.rows, facts.device.events.action
     # A free that no other stream delays is one thing, in two events.

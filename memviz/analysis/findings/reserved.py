@@ -25,10 +25,10 @@ _PINNED_SHARE = 0.05
 
 
 def pinned_segments(facts: Facts) -> Iterator[Finding]:
-    event = _fullest(facts)
+    event = _event_of_most_reserved(facts)
     if event < 0:
         return
-    blocks, free = _pins(facts, event)
+    blocks, free = _pinning_blocks(facts, event)
     reserved = int(facts.line.reserved[event + 1])
     for site, rows in facts.by_site(blocks):
         # Rows come in the order of their sites; the free bytes have to follow them.
@@ -51,7 +51,7 @@ def pinned_segments(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def _fullest(facts: Facts) -> int:
+def _event_of_most_reserved(facts: Facts) -> int:
     """The alloc for which most was reserved, or the peak where that came before."""
     reserved, action = facts.line.reserved, facts.device.events.action
     grown = int(reserved.argmax()) - 1
@@ -61,7 +61,7 @@ def _fullest(facts: Facts) -> int:
     return grown + int(allocs[0]) if len(allocs) else grown
 
 
-def _pins(facts: Facts, event: int) -> tuple[Ints8, Ints8]:
+def _pinning_blocks(facts: Facts, event: int) -> tuple[Ints8, Ints8]:
     """Return the longest-lived block of each segment that is at least half free, and the free bytes, by block."""
     moment = segments_at(facts.trace, facts.device, event)
     tiles, segments = moment.tiles, moment.segments

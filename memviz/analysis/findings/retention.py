@@ -38,7 +38,7 @@ def growing(facts: Facts) -> Iterator[Finding]:
     grown_at = [
         _Growth((site,), grown, part[(rows.start[part] > moments[0]) & (rows.end[part] > moments[-1])])
         for site, part in facts.by_site(seen)
-        if (grown := _grown(facts, part, first, past, len(moments))) is not None
+        if (grown := _growth_between(facts, part, first, past, len(moments))) is not None
     ]
     for growth in _by_cause(facts, grown_at):
         site = site_name(growth.sites[0])
@@ -74,11 +74,11 @@ class _Growth:
     added: Ints8
 
 
-def _grown(facts: Facts, part: Ints8, first: Ints8, past: Ints8, moments: int) -> Ints8 | None:
+def _growth_between(facts: Facts, part: Ints8, first: Ints8, past: Ints8, moments: int) -> Ints8 | None:
     """Growth of these rows from each moment to the next; None unless all are positive."""
     size = facts.rows.size[part]
     grown = (sum_by(first[part], size, moments + 1) - sum_by(past[part], size, moments + 1))[1:-1]
-    return None if (grown <= 0).any() or int(grown.sum()) < _least(facts) else np.asarray(grown)
+    return None if (grown <= 0).any() or int(grown.sum()) < _least_growth(facts) else np.asarray(grown)
 
 
 def _by_cause(facts: Facts, growths: list[_Growth]) -> list[_Growth]:
@@ -108,10 +108,10 @@ def _attributable_moments(facts: Facts, moments: Ints8) -> Ints8:
     unknown = (rows.start == BEFORE) & (rows.stack == NO_STACK) & (rows.end <= moments.max(initial=BEFORE))
     end, size = rows.end[unknown], rows.size[unknown]
     later = np.array([size[end > moment].sum() for moment in moments], dtype=np.int64)
-    return moments[later < _least(facts)]
+    return moments[later < _least_growth(facts)]
 
 
-def _least(facts: Facts) -> float:
+def _least_growth(facts: Facts) -> float:
     return max(_NOTICEABLE_GROWTH * facts.line.peak_bytes, 1)
 
 
@@ -323,7 +323,7 @@ def _by_owner(facts: Facts, holders: Holders, known: Ints8) -> Iterator[Ints8]:
     order = np.argsort(code, kind="stable")
     bounds = np.searchsorted(code[order], np.arange(len(owners) + 1))
     for owner in np.argsort(-total, kind="stable")[:_MOST_OWNERS].tolist():
-        if total[owner] >= _least(facts):
+        if total[owner] >= _least_growth(facts):
             yield known[order[bounds[owner] : bounds[owner + 1]]]
 
 
@@ -335,7 +335,7 @@ def _growth_of(facts: Facts, holders: Holders, part: Ints8) -> tuple[Ints8, Ints
     change = sum_by(first, size, len(moments) + 1) - sum_by(past, size, len(moments) + 1)
     live, begin = np.cumsum(change)[:-1], int(first.min())
     rises = np.diff(live[begin : int(live.argmax()) + 1])
-    if (rises < 0).any() or int((rises > 0).sum()) < _FEWEST_RISES or int(rises.sum()) < _least(facts):
+    if (rises < 0).any() or int((rises > 0).sum()) < _FEWEST_RISES or int(rises.sum()) < _least_growth(facts):
         return None
     return rises[rises > 0], moments[begin + 1 + np.flatnonzero(rises > 0)]
 

@@ -104,7 +104,7 @@ class StackSigns:
 def stack_signs(trace: Trace) -> StackSigns:
     stacks, kinds, signs = trace.stacks, frame_kinds(trace), _frame_signs(trace)
     first = first_in_stack(stacks, signs != Activity.NOTHING)
-    doing = np.where(first >= 0, _at(signs[stacks.indices], first), Activity.NOTHING).astype(np.uint8)
+    doing = np.where(first >= 0, _values_at(signs[stacks.indices], first), Activity.NOTHING).astype(np.uint8)
     called_by = last_in_stack(stacks, signs == Activity.BACKWARD)
     backward = called_by >= 0
     # Compiled code bears the names of what it was compiled from, in its backward too: only torch's own calls count.
@@ -174,7 +174,7 @@ def _built_by_user(trace: Trace, signs: Bytes1) -> Bytes1:
         Activity.BUILD_OPTIMIZER
     )
     first = first_in_stack(trace.stacks, of_frame != Activity.NOTHING)
-    return np.where(first >= 0, _at(of_frame[trace.stacks.indices], first), Activity.NOTHING).astype(np.uint8)
+    return np.where(first >= 0, _values_at(of_frame[trace.stacks.indices], first), Activity.NOTHING).astype(np.uint8)
 
 
 def _files_called(trace: Trace, function: str, caller: Bools) -> Ints4:
@@ -200,7 +200,7 @@ def _frames_by_name(trace: Trace, *functions: str) -> Bools:
     return is_among(names, [code for code in distinct(names) if trace.strings[code] in functions])
 
 
-def _at(values: Bytes1, place: Ints8) -> Bytes1:
+def _values_at(values: Bytes1, place: Ints8) -> Bytes1:
     """`values[place]`, with an arbitrary value where the place is -1; zeros without values."""
     return values[place] if len(values) else np.zeros(len(place), dtype=np.uint8)
 

@@ -279,11 +279,11 @@ class Evidence:
 
     @cached_property
     def next_work(self) -> Ints4:
-        return self._next(self._allocs[is_among(self._alloc_doing, _WORK)])
+        return self._next_alloc_of_stack(self._allocs[is_among(self._alloc_doing, _WORK)])
 
     @cached_property
     def next_backward(self) -> Ints4:
-        return self._next(self._allocs[self._alloc_doing == Activity.BACKWARD])
+        return self._next_alloc_of_stack(self._allocs[self._alloc_doing == Activity.BACKWARD])
 
     @cached_property
     def pass_of(self) -> Ints4:
@@ -425,13 +425,13 @@ class Evidence:
 
     @cached_property
     def next_alloc(self) -> Ints4:
-        return self._next(self._allocs)
+        return self._next_alloc_of_stack(self._allocs)
 
     @cached_property
     def next_forward(self) -> Ints4:
         """The next work, if it is a forward and the work before was none."""
         forward = self._alloc_doing == Activity.FORWARD
-        next_one = self._next(self._allocs[forward])
+        next_one = self._next_alloc_of_stack(self._allocs[forward])
         work = np.flatnonzero(is_among(self._alloc_doing, _WORK))
         before = np.searchsorted(self._allocs[work], self.start, side="right") - 1
         goes_on = np.append(forward[work], False)[before]
@@ -455,44 +455,44 @@ class Evidence:
     def step_over(self) -> Ints4:
         # And the event after each recorded end of an optimizer step.
         ends = self._annotated_steps.end_event[~self._annotated_steps.is_open] + 1
-        return self._next(self._allocs[(self._alloc_doing != Activity.STEP) & self._alloc_seen], ends)
+        return self._next_alloc_of_stack(self._allocs[(self._alloc_doing != Activity.STEP) & self._alloc_seen], ends)
 
     @cached_property
     def backward_over(self) -> Ints4:
-        return self._next(self._backward_ends, self._annotated_steps.start_event)
+        return self._next_alloc_of_stack(self._backward_ends, self._annotated_steps.start_event)
 
     @cached_property
     def next_backward_over(self) -> Ints4:
         """End of the next backward that begins."""
         ends = np.sort(np.concatenate([self._backward_ends, self._annotated_steps.start_event]))
-        return _after(self.next_backward, ends, self._never)
+        return _first_after(self.next_backward, ends, self._never)
 
     @cached_property
     def backwards(self) -> Ints4:
         """How many backwards began while it was alive."""
-        telling = np.flatnonzero(self._telling)
+        telling = np.flatnonzero(self._shows_backward)
         backward = self._alloc_doing[telling] == Activity.BACKWARD
         begins = self._allocs[telling[backward & ~np.append(False, backward)[:-1]]]
         upto = np.searchsorted(begins, self._rows.end, side="right").astype(np.int32)
         return np.asarray(upto - np.searchsorted(begins, self._rows.start, side="right").astype(np.int32))
 
     @cached_property
-    def _telling(self) -> Bools:
+    def _shows_backward(self) -> Bools:
         """Allocs that show whether a backward continues. Without C++ frames a hook's stack may hide its backward."""
         return np.asarray((self._alloc_doing != Activity.NOTHING) | (self._alloc_seen & self._signs.sees_engine))
 
     @cached_property
     def _backward_ends(self) -> Ints8:
-        return np.asarray(self._allocs[self._telling & (self._alloc_doing != Activity.BACKWARD)])
+        return np.asarray(self._allocs[self._shows_backward & (self._alloc_doing != Activity.BACKWARD)])
 
     @cached_property
     def _annotated_steps(self) -> Intervals:
         return annotated(self._device).intervals.select(optimizer_steps(self._trace, self._device))
 
-    def _next(self, *events: Ints4 | Ints8) -> Ints4:
-        return _after(self._rows.start, np.sort(np.concatenate(events)), self._never)
+    def _next_alloc_of_stack(self, *events: Ints4 | Ints8) -> Ints4:
+        return _first_after(self._rows.start, np.sort(np.concatenate(events)), self._never)
 
 
-def _after(start: Ints4 | Ints8, events: Ints4 | Ints8, never: int) -> Ints4:
+def _first_after(start: Ints4 | Ints8, events: Ints4 | Ints8, never: int) -> Ints4:
     """For each start the first of these (sorted) events behind it, or `never`."""
     return np.append(events, never).astype(np.int32)[np.searchsorted(events, start, side="right")]

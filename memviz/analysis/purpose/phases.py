@@ -117,13 +117,13 @@ def label_of_rows(device: DeviceTrace, column: str) -> Bytes1 | Ints4 | None:
     if device.event_labels is None and device.block_labels is None:
         return None
     rows = lifetimes(device)
-    labels = _label(device.event_labels, column, rows.start)
+    labels = _label_column(device.event_labels, column, rows.start)
     before = rows.start < 0
-    labels[before] = _label(device.block_labels, column, rows.block)[before]
+    labels[before] = _label_column(device.block_labels, column, rows.block)[before]
     return labels
 
 
-def _label(labels: Labels | None, column: str, place: npt.NDArray[Any]) -> Bytes1 | Ints4:
+def _label_column(labels: Labels | None, column: str, place: npt.NDArray[Any]) -> Bytes1 | Ints4:
     if labels is None or not len(labels):
         return np.zeros(len(place), dtype=np.int32)
     values: Ints4 = getattr(labels, column)
@@ -161,7 +161,7 @@ def forward_passes(trace: Trace, device: DeviceTrace) -> Passes:
         return Passes.empty()
     stack = events.stack[allocs]
     entered = inside & ~np.append(False, inside[:-1])
-    caller = _callers(trace, stack)
+    caller = _caller_numbers(trace, stack)
     entered[1:] |= inside[1:] & (caller[1:] != caller[:-1])
     first_of_run = np.maximum.accumulate(np.where(entered, np.arange(len(allocs)), 0))
     begins = entered | _called_again(trace, stack, inside, first_of_run)
@@ -184,7 +184,7 @@ def _called_again(trace: Trace, stack: Ints4, inside: Bools, first_of_run: Ints8
     return again
 
 
-def _callers(trace: Trace, stack: Ints4) -> Ints8:
+def _caller_numbers(trace: Trace, stack: Ints4) -> Ints8:
     """A number for where each stack's outermost module was called from; 0 where it has none."""
     stacks = python_stacks(trace)
     depth = np.append(stacks.model_depth, -1)
@@ -246,7 +246,7 @@ def phase_spans(trace: Trace, device: DeviceTrace) -> PhaseSpans:
         inherited = device.taken_over.spans
         doing = np.array(ACTIVITIES, dtype=np.uint8)[inherited.phase]
         return _spans(doing, inherited.step, inherited.first, len(device.events))
-    events, of_event = _without_blips(*_work(trace, device))
+    events, of_event = _without_blips(*_working_events(trace, device))
     begins = np.flatnonzero(of_event != np.append(Activity.NOTHING, of_event[:-1]))
     at, doing = events[begins].astype(np.int64), of_event[begins]
     is_training = bool(is_among(doing, (Activity.BACKWARD, Activity.STEP)).any())
@@ -277,7 +277,7 @@ def _spans(doing: Bytes1, step: Ints4 | Ints8, at: Ints8, count: int) -> PhaseSp
     return PhaseSpans(spans, any(span.doing != Activity.FORWARD for span in spans))
 
 
-def _work(trace: Trace, device: DeviceTrace) -> tuple[Ints4, Bytes1]:
+def _working_events(trace: Trace, device: DeviceTrace) -> tuple[Ints4, Bytes1]:
     """Events that show an activity, and which: allocations, and optimizer steps annotated by torch."""
     allocs = np.flatnonzero(device.events.action == Action.ALLOC).astype(np.int32)
     doing = activity_of_allocs(trace, device)[allocs]

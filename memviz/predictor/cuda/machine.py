@@ -182,10 +182,10 @@ class CardGenerator(_RealGenerator):  # type: ignore[misc]
         return self
 
     def __reduce__(self) -> Any:
-        return _rebuild, (self._seed, self._offset, self.device)
+        return _rebuild_generator, (self._seed, self._offset, self.device)
 
 
-def _rebuild(seed: int, offset: int, device: torch.device = CUDA_0) -> CardGenerator:
+def _rebuild_generator(seed: int, offset: int, device: torch.device = CUDA_0) -> CardGenerator:
     return CardGenerator(device).manual_seed(seed).set_offset(offset)
 
 

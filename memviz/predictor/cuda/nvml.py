@@ -75,7 +75,7 @@ def follow_management(
     """
     import torch
 
-    module = _module(machine, memory)
+    module = _nvml_module(machine, memory)
     for name in ("pynvml", "pynvml.nvml"):
         patches.restore(sys.modules, name)
         sys.modules[name] = module
@@ -107,7 +107,7 @@ def follow_management(
     children.before_start = write_state
 
 
-def _module(machine: FakeMachine, memory: Callable[[int], tuple[int, int]]) -> ModuleType:
+def _nvml_module(machine: FakeMachine, memory: Callable[[int], tuple[int, int]]) -> ModuleType:
     """Return the module `pynvml` of this machine; its handles are the numbers of cards."""
 
     def info(handle: int, *_: Any) -> Any:
@@ -143,8 +143,8 @@ def _module(machine: FakeMachine, memory: Callable[[int], tuple[int, int]]) -> M
         "nvmlDeviceGetUtilizationRates": lambda handle: SimpleNamespace(gpu=0, memory=0),
         "nvmlDeviceGetCudaComputeCapability": lambda handle: (machine.properties.major, machine.properties.minor),
         "nvmlSystemGetDriverVersion": lambda: DRIVER,
-        "nvmlSystemGetCudaDriverVersion": lambda: _number(machine.version),
-        "nvmlSystemGetCudaDriverVersion_v2": lambda: _number(machine.version),
+        "nvmlSystemGetCudaDriverVersion": lambda: _version_number(machine.version),
+        "nvmlSystemGetCudaDriverVersion_v2": lambda: _version_number(machine.version),
         "nvmlSystemGetProcessName": lambda pid: "python",
     }
     module = _NVML("pynvml")
@@ -153,7 +153,7 @@ def _module(machine: FakeMachine, memory: Callable[[int], tuple[int, int]]) -> M
     return module
 
 
-def _number(version: str) -> int:
+def _version_number(version: str) -> int:
     major, minor = map(int, version.split("."))
     return 1000 * major + 10 * minor
 
@@ -165,7 +165,7 @@ _UNKNOWN = "[N/A]"
 _IN_MIB = ("memory.total", "memory.used", "memory.free", "used_memory", "used_gpu_memory")
 
 
-def _of_card(state: dict[str, Any], index: int) -> dict[str, Any]:
+def _fields_of_card(state: dict[str, Any], index: int) -> dict[str, Any]:
     used, total = state["used"][index] // _MIB, state["total"] // _MIB
     return {
         **dict.fromkeys(("name", "gpu_name"), state["name"]),
@@ -183,17 +183,17 @@ def _of_card(state: dict[str, Any], index: int) -> dict[str, Any]:
     }
 
 
-def _query(state: dict[str, Any], fields: list[str], options: list[str]) -> Iterator[list[str]]:
+def _query_rows(state: dict[str, Any], fields: list[str], options: list[str]) -> Iterator[list[str]]:
     """Yield the rows of `--query-...=FIELDS --format=csv,...`."""
     with_units = "nounits" not in options
     if "noheader" not in options:
         yield [f"{name} [MiB]" if name in _IN_MIB and with_units else name for name in fields]
     for index in range(state["cards"]):
-        card = _of_card(state, index)
+        card = _fields_of_card(state, index)
         yield [f"{card.get(name, _UNKNOWN)}{' MiB' if name in _IN_MIB and with_units else ''}" for name in fields]
 
 
-def _table(state: dict[str, Any]) -> Iterator[str]:
+def _table_lines(state: dict[str, Any]) -> Iterator[str]:
     line = f"+{'-' * 77}+"
     yield line
     heading = f"NVIDIA-SMI {DRIVER}    Driver Version: {DRIVER}    CUDA Version: {state['cuda']}"
@@ -212,13 +212,13 @@ def main(state: dict[str, Any], arguments: list[str], write: Callable[[str], Any
     queries = [name for name in options if name.startswith("query-")]
     if queries:
         fields = [field.strip() for field in options[queries[0]].split(",")]
-        for row in _query(state, fields, options.get("format", "").split(",")):
+        for row in _query_rows(state, fields, options.get("format", "").split(",")):
             write(", ".join(row) + "\n")
     elif "L" in options or "list-gpus" in options:
         for index in range(state["cards"]):
             write(f"GPU {index}: {state['name']} (UUID: {state['uuid'][index]})\n")
     else:
-        write("\n".join(_table(state)) + "\n")
+        write("\n".join(_table_lines(state)) + "\n")
 
 
 if __name__ == "__main__":

@@ -83,8 +83,8 @@ class Peers:
         out: list[Any] = [None] * len(cards)
         for card in dict.fromkeys(cards):
             places = [place for place, one in enumerate(cards) if one == card]
-            named = {name: _taken(value, places) for name, value in kwargs.items()}
-            results = func(*(_taken(value, places) for value in args), **named)
+            named = {name: _entries_at(value, places) for name, value in kwargs.items()}
+            results = func(*(_entries_at(value, places) for value in args), **named)
             for place, result in zip(places, results or (), strict=False):
                 out[place] = result
         return None if out[0] is None else out
@@ -114,7 +114,7 @@ class Peers:
         for allocation in reversed(taken):
             recorder.ledger.free(allocation)
 
-    def _tracked(self, tensor: Tensor, card: int) -> Tensor:
+    def _with_backward_to_card(self, tensor: Tensor, card: int) -> Tensor:
         follows = torch.is_grad_enabled() and tensor.requires_grad
         track: Any = _BackToCard
         moved: Tensor = track.apply(tensor, self._named.device(card)) if follows else tensor
@@ -132,7 +132,7 @@ class Peers:
             return NotImplemented
         source, target = self._recorder.card_of(tensor), self._named.card(rest[0] if rest else device)
         if source is not None and source != target:
-            tensor = self._tracked(tensor, source)
+            tensor = self._with_backward_to_card(tensor, source)
         place = META if source == target else self._named.meta(target)
         if not rest:
             return tensor.to(**{**kwargs, "device": place})
@@ -149,7 +149,7 @@ class Peers:
         target, source, *rest = args if len(args) > 1 else (args[0], kwargs.pop("src"))
         card_of = self._recorder.card_of
         if (card := card_of(source)) is not None and card_of(target) not in (None, card):
-            source = self._tracked(source, card)
+            source = self._with_backward_to_card(source, card)
         return target.copy_(source, *rest, **kwargs)
 
     def _groups(self, lists: Sequence[Sequence[Any]], with_indices: bool = False) -> Any:
@@ -169,7 +169,7 @@ class Peers:
             self._recorder.host.forget_values(tensor)
 
 
-def _taken(value: Any, places: list[int]) -> Any:
+def _entries_at(value: Any, places: list[int]) -> Any:
     return [value[place] for place in places] if type(value) is list else value
 
 

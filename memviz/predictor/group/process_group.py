@@ -391,7 +391,7 @@ def follow_dtensor(patches: Patches, layout: Layout) -> None:
     kind: Any = propagation.ShardingPropagator
     run = vars(kind).get(_META_METHOD)
     if run is not None:
-        patches.replace(kind, _META_METHOD, _apart(run, propagation))
+        patches.replace(kind, _META_METHOD, _propagated_without_data(run, propagation))
     whole: Any = Shard.__dict__.get("local_shard_size_and_offset")
     if isinstance(whole, staticmethod):
         shard = whole.__func__
@@ -430,7 +430,7 @@ def forget_meshes() -> None:
     getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", lambda: None)()
 
 
-def _apart(run: Callable[..., Any], propagation: Any) -> Callable[..., Any]:
+def _propagated_without_data(run: Callable[..., Any], propagation: Any) -> Callable[..., Any]:
     @wraps(run)
     def reckoned(self: Any, schema: Any) -> Any:
         with without_functions(), without_modes():
@@ -438,7 +438,7 @@ def _apart(run: Callable[..., Any], propagation: Any) -> Callable[..., Any]:
                 made = schema.op(*_without_data(schema.args_schema), **_without_data(schema.kwargs_schema))
             except (RuntimeError, NotImplementedError, TypeError):
                 return run(self, schema)
-            return _described(made, propagation.TensorMeta)
+            return _tensor_metas(made, propagation.TensorMeta)
 
     return reckoned
 
@@ -457,11 +457,11 @@ def _without_data(arguments: Any) -> Any:
     return tree_map(made, arguments, is_leaf=lambda value: hasattr(value, "tensor_meta"))
 
 
-def _described(made: Any, kind: Any) -> Any:
+def _tensor_metas(made: Any, kind: Any) -> Any:
     if isinstance(made, torch.Tensor):
         return kind(shape=made.shape, stride=made.stride(), dtype=made.dtype)
     if isinstance(made, tuple | list):
-        return type(made)(_described(item, kind) for item in made)
+        return type(made)(_tensor_metas(item, kind) for item in made)
     return None
 
 
@@ -494,7 +494,10 @@ def run_on_shards(mode: TorchDispatchMode, func: Any, args: Any, kwargs: Any) ->
     if not all(map(_same_placements, [first] * len(lists), lists)):
         return NotImplemented
     with mode:
-        args, kwargs = [_local(value) for value in args], {key: _local(value) for key, value in kwargs.items()}
+        args, kwargs = (
+            [_local(value) for value in args],
+            {key: _local(value) for key, value in kwargs.items()},
+        )
         out = func(*args, **kwargs)
     if not isinstance(out, list | tuple):
         return out
@@ -674,7 +677,7 @@ def follow_group(
         else:
             patches.callback(os.environ.pop, name, None)
         os.environ[name] = value
-    patches.callback(_leave, sys.excepthook)
+    patches.callback(_destroy_group, sys.excepthook)
 
 
 class _Group:
@@ -804,7 +807,7 @@ def _numbered_processes(count: int) -> Iterator[None]:
         yield
 
 
-def _leave(hook: Any) -> None:
+def _destroy_group(hook: Any) -> None:
     # Programs often keep their group until the end of the process.
     if dist.is_initialized():
         dist.destroy_process_group()

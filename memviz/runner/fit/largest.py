@@ -50,13 +50,13 @@ def largest_that_fits(ask: AskFit, usable_bytes: int, first: int = 1) -> Largest
     """Search from `first` on. None if not even 1 fits; the largest so far if `ask` raises SearchStopped."""
     points: dict[int, Answer] = {}
     try:
-        return _searched(ask, usable_bytes, max(first, 1), points)
+        return _search(ask, usable_bytes, max(first, 1), points)
     except SearchStopped:
         is_any = any(good for good, _ in points.values())
         return Largest(_border(points)[0], False, len(points), is_stopped=True) if is_any else None
 
 
-def _searched(ask: AskFit, usable_bytes: int, first: int, points: dict[int, Answer]) -> Largest | None:
+def _search(ask: AskFit, usable_bytes: int, first: int, points: dict[int, Answer]) -> Largest | None:
     refused: dict[int, str] = {}
 
     def fits(value: int) -> bool:
@@ -75,7 +75,7 @@ def _searched(ask: AskFit, usable_bytes: int, first: int, points: dict[int, Answ
             return Largest(low, True, len(points), refused.get(high, ""))
         if low >= _MOST:
             break
-        line = _line(points, usable_bytes, low, high)
+        line = _secant_value(points, usable_bytes, low, high)
         if (points[low][1] or 0) > usable_bytes:
             # It fits only because the allocator frees its cache under pressure: the peak without a limit is no guide.
             fits(2 * low if high is None else (low + high) // 2)
@@ -83,7 +83,7 @@ def _searched(ask: AskFit, usable_bytes: int, first: int, points: dict[int, Answ
         if high is None:
             fits(_FIRST_STEP * low if line is None else min(max(line, low + 1), _FARTHEST * low))
         else:
-            fits(_between(low, high, line, slow))
+            fits(_next_guess(low, high, line, slow))
         new_low, new_high = _border(points)
         is_slow = high is not None and new_high is not None and new_high - new_low > (high - low) // 2
         slow = slow + 1 if is_slow else max(slow - 1, 0)
@@ -106,7 +106,7 @@ def _border(points: dict[int, Answer]) -> tuple[int, int | None]:
     return low, min((value for value, (good, _) in points.items() if not good and value > low), default=None)
 
 
-def _between(low: int, high: int, line: int | None, slow: int) -> int:
+def _next_guess(low: int, high: int, line: int | None, slow: int) -> int:
     middle = (low + high) // 2
     if line is None:
         return middle
@@ -118,22 +118,22 @@ def _between(low: int, high: int, line: int | None, slow: int) -> int:
     return max(min(line, high) - step, middle)
 
 
-def _line(points: dict[int, Answer], usable: int, low: int, high: int | None) -> int | None:
+def _secant_value(points: dict[int, Answer], usable: int, low: int, high: int | None) -> int | None:
     """Return the last value under the limit by a line through the nearest points, of both sides where known.
 
     Two points of one side must be far enough apart: neighbours show segments rather than a slope.
     """
     peaks = {value: peak for value, (_, peak) in points.items() if peak is not None}
     if high is not None and high in peaks:
-        return _under(usable, (low, peaks[low]), (high, peaks[high]))
+        return _value_at_limit(usable, (low, peaks[low]), (high, peaks[high]))
     distant = (value for value in sorted(peaks, reverse=True) if low - value >= max(1, low // _APART))
-    lines = (_under(usable, (value, peaks[value]), (low, peaks[low])) for value in distant)
+    lines = (_value_at_limit(usable, (value, peaks[value]), (low, peaks[low])) for value in distant)
     value = next((line for line in lines if line is not None), None)
     # The line does not apply to a value that is refused for another reason than memory.
     return None if value is None or (high is not None and value >= high) else value
 
 
-def _under(usable: int, one: tuple[int, int], other: tuple[int, int]) -> int | None:
+def _value_at_limit(usable: int, one: tuple[int, int], other: tuple[int, int]) -> int | None:
     """Return where a line reaches the limit; None where it does not rise."""
     (x, y), (z, w) = one, other
     return x + (usable - y) * (z - x) // (w - y) if w > y else None

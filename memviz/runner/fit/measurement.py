@@ -143,7 +143,7 @@ def measured_json(each: Measurement, label: str) -> dict[str, Any]:
 
 def worker_gpus(client: Any, address: str) -> list[Gpu]:
     """Return each GPU once, though several workers may see it; UsageError where there is none, or not our memviz."""
-    states = _states(client, address, by_value(_remote_state), "measure")
+    states = _on_every_worker(client, address, by_value(_remote_state), "measure")
     _refuse_other_code({worker: state["code"] for worker, state in states.items()}, address, builds=False)
     gpus: dict[str, Gpu] = {}
     for worker, state in states.items():
@@ -163,11 +163,11 @@ def worker_gpus(client: Any, address: str) -> list[Gpu]:
 
 def worker_threads(client: Any, address: str) -> int:
     """Return how many predict at once; UsageError where their predictions would differ from ours."""
-    _refuse_other_code(_states(client, address, code_state, "predict"), address, builds=True)
+    _refuse_other_code(_on_every_worker(client, address, code_state, "predict"), address, builds=True)
     return max(1, sum(int(threads) for threads in client.nthreads().values()))
 
 
-def _states(client: Any, address: str, state: Any, task: str) -> dict[str, Any]:
+def _on_every_worker(client: Any, address: str, state: Any, task: str) -> dict[str, Any]:
     """Call a function on every worker."""
     try:
         states: dict[str, Any] = client.run(state)

@@ -108,14 +108,14 @@ class KeptPredictions:
                         self._known[row["key"]] = Prediction(**row["prediction"])
 
     def get(self, request: Request) -> Prediction | None:
-        return self._known.get(_key(request)) if is_cacheable(request) else None
+        return self._known.get(_request_key(request)) if is_cacheable(request) else None
 
     def add(self, request: Request, prediction: Prediction) -> None:
         if not is_cacheable(request):
             return
         with self._lock:
-            self._known[_key(request)] = prediction
-            self._write({"key": _key(request), "prediction": asdict(prediction)})
+            self._known[_request_key(request)] = prediction
+            self._write({"key": _request_key(request), "prediction": asdict(prediction)})
 
     def order_of(self, search: str) -> Sequence[tuple[int, ...]]:
         """Places of a space in the order in which this search tried them before.
@@ -144,7 +144,7 @@ def is_cacheable(request: Request) -> bool:
     return ".py" not in request.workload
 
 
-def _key(request: Request) -> str:
+def _request_key(request: Request) -> str:
     config = blake2b(request.config.encode(), digest_size=16).hexdigest() if request.config else ""
     return json.dumps({**request.as_json(), "label": "", "config": config}, sort_keys=True)
 

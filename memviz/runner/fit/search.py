@@ -74,7 +74,7 @@ class Guesses:
         expected, unknown, unit = self._learned.of(free, values - mean)
         # An optimistic estimate of each free candidate: its mean less some standard deviations.
         hope = _HOPES[len(self._known) % len(_HOPES)]
-        return int(free[np.argmax(_added(values, mean + expected - hope * np.sqrt(unknown)[:, None] * unit))])
+        return int(free[np.argmax(_added_area(values, mean + expected - hope * np.sqrt(unknown)[:, None] * unit))])
 
 
 class _Learned:
@@ -132,7 +132,7 @@ def _features(sizes: Sequence[int], places: npt.NDArray[np.intp]) -> tuple[Float
     return features, small
 
 
-def _added(observed: Floats, expected: Floats) -> Floats:
+def _added_area(observed: Floats, expected: Floats) -> Floats:
     """How much area each expected point would add to what is known to be dominated; where none adds any, how near it
     comes to the front."""
     worst = observed.max(axis=0) + np.log(_MARGIN)
@@ -167,7 +167,7 @@ class _Gains:
 
     def add(self, value: tuple[float, float]) -> None:
         new = np.log(np.maximum(np.array([value]), 1e-300))
-        added = max(float(_added(np.array(self._values), new)[0]), 0.0) if self._values else 0.0
+        added = max(float(_added_area(np.array(self._values), new)[0]), 0.0) if self._values else 0.0
         self._values.append(new[0])
         observed = np.array(self._values)
         front, worst = _learned_front(observed), observed.max(axis=0) + np.log(_MARGIN)

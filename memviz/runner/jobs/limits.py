@@ -95,7 +95,7 @@ def lower_priority(process: subprocess.Popen[Any]) -> None:
 
 def resident_bytes(root: int) -> int:
     """Resident memory of a process and its descendants; 0 if unavailable, or if they have ended."""
-    return sum(process.resident for process in _members(root))
+    return sum(process.resident for process in _process_tree(root))
 
 
 def own_bytes(root: int) -> int:
@@ -103,10 +103,10 @@ def own_bytes(root: int) -> int:
 
     A page that several of them share counts once, and one of a file that is mapped, as weights may be, not at all.
     """
-    return sum(_unshared_bytes(process) for process in _members(root))
+    return sum(_unshared_bytes(process) for process in _process_tree(root))
 
 
-def _members(root: int) -> list[_Process]:
+def _process_tree(root: int) -> list[_Process]:
     """Return a process, its descendants, and what these left behind in its session."""
     processes = list(_processes())
     members = {root, *(process.pid for process in processes if process.session == root)}
@@ -124,7 +124,7 @@ def end_tree(process: subprocess.Popen[Any]) -> None:
         process.kill()
         process.wait()
         return
-    left = [member.pid for member in _members(process.pid) if member.pid != process.pid]
+    left = [member.pid for member in _process_tree(process.pid) if member.pid != process.pid]
     if process.poll() is None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)

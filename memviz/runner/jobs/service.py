@@ -83,7 +83,7 @@ class Job(Generic[Status]):
     @property
     def status(self) -> Status:
         status = self._status
-        return status if self.began is None or status.is_over else self._timed(status)
+        return status if self.began is None or status.is_over else self._with_times(status)
 
     def wait(self, version: int, seconds: float) -> Status:
         """Return the status as soon as it is newer than `version`."""
@@ -104,7 +104,7 @@ class Job(Generic[Status]):
     def set(self, **changes: Any) -> None:
         with self._changed:
             version = self._status.version + 1
-            self._status = replace(self._timed(self._status), version=version, **changes)  # type: ignore[type-var]
+            self._status = replace(self._with_times(self._status), version=version, **changes)  # type: ignore[type-var]
             self._changed.notify_all()
 
     def stop(self, why: str = CANCELLED) -> None:
@@ -125,7 +125,7 @@ class Job(Generic[Status]):
     def forget(self) -> None:
         """Delete the files of the job."""
 
-    def _timed(self, status: Status) -> Status:
+    def _with_times(self, status: Status) -> Status:
         seconds = 0.0 if self.began is None else time.monotonic() - self.began
         return replace(status, seconds=seconds)  # type: ignore[type-var]
 

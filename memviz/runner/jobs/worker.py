@@ -258,14 +258,14 @@ def _report_failure(number: int, send: Send, folder: Path, run: Callable[[], Non
     except MemvizError as error:
         send("failed", number, what="refused", text=str(error))
     except ValueError as error:
-        send("failed", number, what="refused", text=without_frames(str(error)), where=_where(error))
+        send("failed", number, what="refused", text=without_frames(str(error)), where=_traceback_text(error))
     except MemoryError:
         send("failed", number, what="host memory", text="This machine has no host memory left for the prediction.")
     except Exception as error:
         full = host_is_full(error)
-        text = full or " ".join([_words(error), *getattr(error, "__notes__", ())])
+        text = full or " ".join([_failure_words(error), *getattr(error, "__notes__", ())])
         what = "host memory" if full else "out of memory" if is_out_of_memory(error) else "exception"
-        send("failed", number, what=what, text=text, where=_where(error))
+        send("failed", number, what=what, text=text, where=_traceback_text(error))
 
 
 def _run(number: int, request: Request, folder: Path, send: Send, until: float) -> None:
@@ -281,7 +281,7 @@ def _run(number: int, request: Request, folder: Path, send: Send, until: float) 
 
     def show(done: Outcome) -> None:
         """Send the figures so far, which remain if this process ends now."""
-        send("figures", number, run=done.run.as_json(), **_written(done.trace, done.run, path))
+        send("figures", number, run=done.run.as_json(), **_write_run(done.trace, done.run, path))
 
     plan = plan_of(request)
     refuse_if_too_large(plan, most_bytes())
@@ -290,9 +290,9 @@ def _run(number: int, request: Request, folder: Path, send: Send, until: float) 
     if done.run.mode == "predicted":
         # Its figures can be read while the trace is written.
         send("figures", number, run=done.run.as_json())
-    written = _written(done.trace, done.run, path)
+    written = _write_run(done.trace, done.run, path)
     for rank, other in done.others.items():
-        _written(other.trace, other.run, file_of_rank(path, rank, done.run.rank))
+        _write_run(other.trace, other.run, file_of_rank(path, rank, done.run.rank))
     if not request.numerics or not plan.optimizations:
         send("done", number, run=done.run.as_json(), **written)
         return
@@ -305,12 +305,12 @@ def _run(number: int, request: Request, folder: Path, send: Send, until: float) 
         except MemvizError as error:
             numerics = {"error": str(error)}
         except Exception as error:
-            numerics = {"error": f"{_words(error)} {warned.about(error)}".rstrip()}
+            numerics = {"error": f"{_failure_words(error)} {warned.about(error)}".rstrip()}
     run = replace(done.run, numerics=numerics)
-    send("done", number, run=run.as_json(), **_written(done.trace, run, path))
+    send("done", number, run=run.as_json(), **_write_run(done.trace, run, path))
 
 
-def _written(trace: Any, run: Any, path: Path) -> dict[str, str]:
+def _write_run(trace: Any, run: Any, path: Path) -> dict[str, str]:
     """Its file, or why there is none: a full disk costs the trace and not the figures."""
     from memviz.runner.request import save_run
 
@@ -332,22 +332,22 @@ def _interrupted(number: int, ended: Any, folder: Path, send: Send) -> None:
             write_pickle(ended.trace, out)
             file = f"run-{number}-until-it-failed.pickle"
     if full := host_is_full(cause):
-        send("failed", number, what="host memory", text=full, where=_where(cause), file=file)
+        send("failed", number, what="host memory", text=full, where=_traceback_text(cause), file=file)
         return
     memory = is_out_of_memory(cause)
     refused = isinstance(cause, ValueError) and not memory
     what = "out of memory" if memory else "refused" if refused else "exception"
-    message = without_frames(str(cause)) if refused else _words(cause)
+    message = without_frames(str(cause)) if refused else _failure_words(cause)
     text = " ".join([message, *getattr(ended, "__notes__", ())])
     text += f" {bytes_text(ended.live_bytes)} were live at that time." if ended.live_bytes and not refused else ""
-    send("failed", number, what=what, text=text, where=_where(cause), file=file)
+    send("failed", number, what=what, text=text, where=_traceback_text(cause), file=file)
 
 
-def _words(error: BaseException) -> str:
+def _failure_words(error: BaseException) -> str:
     return without_frames(f"{type(error).__name__}: {error}")
 
 
-def _where(error: BaseException) -> str:
+def _traceback_text(error: BaseException) -> str:
     """The last lines of Python that ran, for people who wrote the model."""
     frames = traceback.extract_tb(error.__traceback__)[-_LAST_FRAMES:]
     return " > ".join(f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}" for frame in frames)

@@ -169,14 +169,14 @@ class _Watch:
         self._process = process
         self._seconds, self._bytes = most_seconds(), most_bytes()
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread = threading.Thread(target=self._watch_tree, daemon=True)
         self._thread.start()
 
     def end(self) -> None:
         self._over.set()
         self._thread.join()
 
-    def _look(self) -> None:
+    def _watch_tree(self) -> None:
         until = time.monotonic() + self._seconds
         while not self._over.wait(_LOOK_SECONDS) and not self.why:
             if time.monotonic() >= until:

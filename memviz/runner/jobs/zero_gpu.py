@@ -107,7 +107,7 @@ def _estimated_seconds(request: dict[str, Any]) -> int:
         weights = list(workload.build().parameters())
         passes = workload.micro_batches * (3 if workload.training else 1)
         inputs = workload.inputs(torch.device("meta"))
-    rows = max((_rows(tensor) for tensor in inputs.values() if isinstance(tensor, torch.Tensor)), default=1)
+    rows = max((_count_rows(tensor) for tensor in inputs.values() if isinstance(tensor, torch.Tensor)), default=1)
     step = 2 * sum(weight.numel() for weight in weights) * rows * passes
     steps = 2 * plan.request.warmup + plan.request.steps + _TIMED_STEPS
     seconds = _START_SECONDS + _TIMED_SECONDS
@@ -117,7 +117,7 @@ def _estimated_seconds(request: dict[str, Any]) -> int:
     return max(FEWEST_SECONDS, min(MOST_SECONDS, math.ceil(seconds)))
 
 
-def _rows(tensor: Any) -> int:
+def _count_rows(tensor: Any) -> int:
     """Count tokens, or other rows that each weight is used once for; channels come last where there are any."""
     return int(
         tensor.numel() // tensor.shape[-1] if tensor.is_floating_point() and tensor.dim() > 1 else tensor.numel()
@@ -185,9 +185,9 @@ class ZeroGpuWorker:
                 yield RunEvent("failed", number, what="refused", text=_NO_SETTINGS)
             else:
                 yield RunEvent("phase", number, phase=_WAITS)
-                yield self._last(number, request)
+                yield self._last_event(number, request)
 
-    def _last(self, number: int, request: Request) -> RunEvent:
+    def _last_event(self, number: int, request: Request) -> RunEvent:
         request_json = request.as_json()
         try:
             messages = measured(number, request_json, str(self.folder))

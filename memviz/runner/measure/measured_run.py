@@ -119,23 +119,23 @@ def measure(
     """`notes` are of what happened before; for the others see `execute`."""
     begun = time.perf_counter()
     disturbances = disturbances or Disturbances(accelerator)
-    before = _live(accelerator)
-    done = _recorded(plan, tell, accelerator)
+    before = _live_bytes(accelerator)
+    done = _record_run(plan, tell, accelerator)
     run = replace(done.run, notes=tuple(dict.fromkeys((*notes, *done.run.notes))))
     recorded(Outcome(run, done.trace))
     tell("timing with the recording off")
-    seconds, more = _timed(plan, accelerator, before, until, disturbances)
+    seconds, more = _time_steps(plan, accelerator, before, until, disturbances)
     took = time.perf_counter() - begun
     return Outcome(replace(run, seconds=seconds, notes=(*run.notes, *more), took_seconds=took), done.trace)
 
 
-def _recorded(plan: Plan, tell: Tell, accelerator: Accelerator) -> Outcome:
+def _record_run(plan: Plan, tell: Tell, accelerator: Accelerator) -> Outcome:
     """Run and record the steps. The result holds no tensor, so that timing starts with free memory."""
     begun = time.perf_counter()
     try:
         with torch_warnings() as warned:
             tell("building the model")
-            model = _made(plan, accelerator)
+            model = _build_model(plan, accelerator)
             measured = CudaDevice(accelerator=accelerator)
             with attention_kernels_restored(plan), measured as device, keeping_what_was_recorded(device):
                 model = prepare(plan, device, model, tell)
@@ -163,7 +163,7 @@ def _recorded(plan: Plan, tell: Tell, accelerator: Accelerator) -> Outcome:
     return Outcome(replace(run, label=label), trace)
 
 
-def _made(plan: Plan, accelerator: Accelerator) -> nn.Module:
+def _build_model(plan: Plan, accelerator: Accelerator) -> nn.Module:
     """Build the model with the same weights each time."""
     torch.manual_seed(plan.workload.seed)
     # A user's file decides itself where its tensors are made.
@@ -198,7 +198,7 @@ def clear(accelerator: Accelerator) -> None:
     accelerator.api.memory.empty_cache()
 
 
-def _timed(
+def _time_steps(
     plan: Plan, accelerator: Accelerator, live_before: int, until: float | None, disturbances: Disturbances
 ) -> tuple[Seconds | None, tuple[str, ...]]:
     """Time the steps of a new model. A failure costs the seconds, and not the recorded memory."""
@@ -208,7 +208,7 @@ def _timed(
         if limited:
             return None, (limited,)
         _let_go(plan, accelerator)
-        stays = _live(accelerator) - live_before
+        stays = _live_bytes(accelerator) - live_before
         if stays > _REST_BYTES:
             notes.append(
                 f"{bytes_text(stays)} of the recorded run stayed on the GPU during timing: something outside the run "
@@ -235,13 +235,13 @@ def _let_go(plan: Plan, accelerator: Accelerator) -> None:
     clear(accelerator)
 
 
-def _live(accelerator: Accelerator) -> int:
+def _live_bytes(accelerator: Accelerator) -> int:
     return CudaDevice(accelerator=accelerator, record=False).allocated_bytes
 
 
 def _seconds(plan: Plan, accelerator: Accelerator, until: float | None) -> tuple[Seconds, int]:
     # Drawing the weights counts in no peak: the device resets it when it is entered.
-    model = _made(plan, accelerator)
+    model = _build_model(plan, accelerator)
     with attention_kernels_restored(plan), CudaDevice(accelerator=accelerator, record=False) as device:
         model = prepare(plan, device, model, lambda _: None)
         optimizer = make_optimizer(plan.request.optimizer, model)

@@ -82,17 +82,17 @@ def stored_types(reference: nn.Module, changed: nn.Module) -> Types:
 
     A layer that something was wrapped around, as adapters are, is the wrapper's `base`.
     """
-    changed_types = {_plain(name): parameter.dtype for name, parameter in changed.named_parameters()}
+    changed_types = {_plain_name(name): parameter.dtype for name, parameter in changed.named_parameters()}
     return {
-        name: changed_types[_plain(name)]
+        name: changed_types[_plain_name(name)]
         for name, parameter in reference.named_parameters()
-        if _plain(name) in changed_types
+        if _plain_name(name) in changed_types
         and parameter.is_floating_point()
-        and coarser(changed_types[_plain(name)], parameter.dtype)
+        and coarser(changed_types[_plain_name(name)], parameter.dtype)
     }
 
 
-def _plain(name: str) -> str:
+def _plain_name(name: str) -> str:
     return adapter_name(name).replace(".base.", ".")
 
 
@@ -228,8 +228,8 @@ class _Comparison:
         if missing := ", ".join(name for name in ran.outputs if name in self.withheld):
             self.notes.append(f"The optimized model does not return {missing}, so it was not compared.")
         with self._comparable(ran) as quiet:
-            baseline = self._known(self.step.run(self.reference) if quiet else ran, make, steps)
-            return self._against(baseline, make)
+            baseline = self._baseline_of(self.step.run(self.reference) if quiet else ran, make, steps)
+            return self._compare_with(baseline, make)
 
     @contextmanager
     def _comparable(self, ran: StepResult) -> Iterator[bool]:
@@ -262,7 +262,7 @@ class _Comparison:
         finally:
             undo()
 
-    def _known(self, ran: StepResult, make: MakeOptimizer, steps: int) -> _Baseline:
+    def _baseline_of(self, ran: StepResult, make: MakeOptimizer, steps: int) -> _Baseline:
         """Before anything is changed, since a change may reach beyond its model."""
         again = self.step.run(self.reference)
         losses = None
@@ -293,17 +293,17 @@ class _Comparison:
             self.notes.append(f"float64 could not be used for the whole model: {type(error).__name__}: {error}")
             return None
 
-    def _against(self, baseline: _Baseline, make: MakeOptimizer) -> Numerics:
+    def _compare_with(self, baseline: _Baseline, make: MakeOptimizer) -> Numerics:
         bounds = bounds_of(self.reference, self._tensors(), baseline.ran.outputs, self.step.device, self.arithmetic)
         with self._changed() as changed:
             result = self._changed_step.run(changed)
-            outputs = differences(self._given(baseline.ran), self._given(result))
-            beyond = baseline.exact is not None and _beyond(baseline.ran, result, outputs, bounds)
+            outputs = differences(self._common_outputs(baseline.ran), self._common_outputs(result))
+            beyond = baseline.exact is not None and _exceeds_rounding(baseline.ran, result, outputs, bounds)
             exact = self._in_float64(changed, self._changed_step) if beyond else None
             types = stored_types(self.reference, changed).values() if self.claim == "lossy" else ()
             stored = max((kind for kind in types if kind.is_floating_point), key=unit_roundoff, default=None)
             gradients = self._gradients(changed, baseline, result, exact)
-            later = tuple(self._later(changed, baseline))
+            later = tuple(self._later_gaps(changed, baseline))
             losses = self._losses(changed, baseline, result, make)
         signal = signal_of(self._tensors(), baseline.ran.outputs.values())
         needless = all(gaps.bitwise for gaps in outputs.values()) and not (signal and signal.words)
@@ -321,13 +321,13 @@ class _Comparison:
             later=later,
         )
 
-    def _later(self, changed: nn.Module, baseline: _Baseline) -> Iterator[LaterGap]:
+    def _later_gaps(self, changed: nn.Module, baseline: _Baseline) -> Iterator[LaterGap]:
         """On the very model that ran before, since that is where something may have been kept."""
         if not baseline.weights or not can_perturb(changed, baseline.weights, self.rests):
             return
         with with_weights(changed, baseline.weights):
             result = self._changed_step.run(changed)
-        for name, output_gap in differences(self._given(baseline.later), self._given(result)).items():
+        for name, output_gap in differences(self._common_outputs(baseline.later), self._common_outputs(result)).items():
             yield LaterGap("output", name, output_gap.relative_l2)
         gradients = self._gradients(
             changed, replace(baseline, ran=baseline.later, again=baseline.later, exact=None), result, None
@@ -337,7 +337,7 @@ class _Comparison:
                 gap = row.difference.l2 / gradients.size if gradients.size else row.difference.relative_l2
                 yield LaterGap("gradient", row.name, gap)
 
-    def _given(self, ran: StepResult) -> dict[str, Tensor]:
+    def _common_outputs(self, ran: StepResult) -> dict[str, Tensor]:
         """Return the outputs that both models give."""
         return {name: tensor for name, tensor in ran.outputs.items() if name not in self.withheld}
 
@@ -435,7 +435,7 @@ def _same(one: StepResult, other: StepResult) -> bool:
     return all(torch.equal(tensor, second[name]) for first, second in pairs for name, tensor in first.items())
 
 
-def _beyond(ran: StepResult, result: StepResult, outputs: Mapping[str, Difference], bounds: Rounding) -> bool:
+def _exceeds_rounding(ran: StepResult, result: StepResult, outputs: Mapping[str, Difference], bounds: Rounding) -> bool:
     """Return True if any difference exceeds what float32 rounding explains."""
     gaps = [gap.relative_l2 for gap in outputs.values()]
     for name, gradient in ran.gradients.items():
@@ -522,9 +522,9 @@ class _Check:
         """Yield each change applied after all before it. One that the reduced model refuses is reported as left out."""
         model = self.build()
         pieces = pieces_of(self.plan.optimizations)
-        passes = self.twin.micro_batches * (1 if pieces is None else _fewer(pieces).pieces)
+        passes = self.twin.micro_batches * (1 if pieces is None else _fewer_pieces(pieces).pieces)
         for change in self.plan.optimizations:
-            reduced = fitted(_reduced(change, self.plan.workload, self.twin), {}, passes)
+            reduced = fitted(_with_reduced_knobs(change, self.plan.workload, self.twin), {}, passes)
             refusal = self._refusal(change, reduced, model)
             if not refusal:
                 self.applied.append(reduced)
@@ -566,18 +566,18 @@ def _reduced_model_of(plan: Plan) -> Workload:
     twin, pieces, batch = plan.workload.small(), pieces_of(plan.optimizations), getattr(plan.workload, "batch", None)
     if pieces is None or not isinstance(batch, int):
         return twin
-    reduced_workload: Workload = replace(twin, batch=_fewer(pieces).pieces + bool(batch % pieces.pieces))  # type: ignore[type-var]
+    reduced_workload: Workload = replace(twin, batch=_fewer_pieces(pieces).pieces + bool(batch % pieces.pieces))  # type: ignore[type-var]
     return reduced_workload
 
 
-def _fewer(pieces: GradientAccumulation) -> GradientAccumulation:
+def _fewer_pieces(pieces: GradientAccumulation) -> GradientAccumulation:
     return replace(pieces, pieces=min(pieces.pieces, _MOST_PIECES))
 
 
-def _reduced(change: Optimization, own: Workload, twin: Workload) -> Optimization:
+def _with_reduced_knobs(change: Optimization, own: Workload, twin: Workload) -> Optimization:
     """With knobs for the reduced model: their `reduced` value, or in proportion to what they are counted in."""
     if isinstance(change, GradientAccumulation):
-        return _fewer(change)
+        return _fewer_pieces(change)
     knobs = {knob.name: knob.metadata for knob in fields(change)}  # type: ignore[arg-type]
     values = {name: metadata["reduced"] for name, metadata in knobs.items() if "reduced" in metadata}
     for name, metadata in knobs.items():
@@ -596,14 +596,14 @@ def in_proportion(value: int, total: int, reduced: int) -> int:
 
 def _counts(own: Workload, twin: Workload, unit: str) -> tuple[int, int]:
     """Tokens of a batch ("rows") or of a sequence ("sequence"), in the largest input of both."""
-    count: Callable[[Tensor], int] = _rows if unit == "rows" else lambda one: one.shape[1] if one.dim() > 1 else 1
+    count: Callable[[Tensor], int] = _count_rows if unit == "rows" else lambda one: one.shape[1] if one.dim() > 1 else 1
     meta = torch.device("meta")
     total, reduced = ({name: count(x) for name, x in flatten(one.inputs(meta)).items()} for one in (own, twin))
     name = max(total, key=lambda one: total[one])
     return max(total[name], 1), max(reduced.get(name, 1), 1)
 
 
-def _rows(tensor: Tensor) -> int:
+def _count_rows(tensor: Tensor) -> int:
     """Count rows of a channels-last tensor; of latents count the elements, which grow with the tokens."""
     return tensor.numel() // (tensor.shape[-1] if tensor.dim() == 3 and tensor.is_floating_point() else 1)
 

@@ -209,7 +209,7 @@ def difference(reference: Tensor, actual: Tensor) -> Difference:
         )
     if reference.is_meta or actual.is_meta:
         raise UsageError("A tensor on the meta device has no values to compare. Use a real device.")
-    first, second = _real(reference.detach()), _real(actual.detach())
+    first, second = _real_parts(reference.detach()), _real_parts(actual.detach())
     sums = _DifferenceSums(scale=_scale(first, second), tolerance=tolerances(first.dtype, second.dtype))
     for one, other in _pieces(first, second):
         sums.add(one, other)
@@ -224,7 +224,7 @@ def differences(reference: Mapping[str, Tensor], actual: Mapping[str, Tensor]) -
     return {name: difference(tensor, actual[name]) for name, tensor in reference.items()}
 
 
-def _real(values: Tensor) -> Tensor:
+def _real_parts(values: Tensor) -> Tensor:
     return torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
 
 
@@ -248,7 +248,7 @@ def _scale(reference: Tensor, actual: Tensor) -> float:
     return 2.0 ** min(math.frexp(largest)[1], 1023) if largest else 1.0
 
 
-def _bits(values: Tensor) -> Tensor:
+def _as_integers(values: Tensor) -> Tensor:
     kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[values.element_size()]
     return values.contiguous().view(kind)
 
@@ -277,7 +277,7 @@ class _DifferenceSums:
     def add(self, reference: Tensor, actual: Tensor) -> None:
         exact, changed = reference.to(torch.float64), actual.to(torch.float64)
         same_type = reference.dtype == actual.dtype
-        unequal = (_bits(reference) != _bits(actual)) if same_type else exact != changed
+        unequal = (_as_integers(reference) != _as_integers(actual)) if same_type else exact != changed
         self.unequal += int(unequal.sum())
         finite = self._count_nonfinite(exact, changed)
         if not bool(finite.all()):
@@ -330,7 +330,7 @@ class _DifferenceSums:
         equal = not self.squares and not self.absmax
         return Difference(
             elements=reference.numel(),
-            dtypes=(_name(reference.dtype), _name(actual.dtype)),
+            dtypes=(_dtype_name(reference.dtype), _dtype_name(actual.dtype)),
             bitwise=same_type and not self.unequal,
             unequal=self.unequal,
             absmax=self.absmax,
@@ -374,7 +374,7 @@ def _ratio(part: float, total: float) -> float:
     return part / total if total else math.inf if part else 0.0
 
 
-def _name(dtype: torch.dtype) -> str:
+def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 

@@ -93,14 +93,14 @@ def watched_dropout() -> Iterator[list[Dropped]]:
 
     def watch(plain: _Drop, is_attention: bool) -> _Drop:
         def call(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-            p = _attention_p(args, kwargs) if is_attention else _p(args, kwargs)
+            p = _attention_p(args, kwargs) if is_attention else _dropout_probability(args, kwargs)
             if p:
                 drops.append(Dropped(is_attention, tuple(x.shape), p))
             return plain(x, *args, **kwargs)
 
         return call
 
-    with _replaced(watch):
+    with _dropout_replaced(watch):
         yield drops
 
 
@@ -114,18 +114,18 @@ def dropout_as_factor() -> Iterator[None]:
             return output * (1 - p) if p else output
 
         def drop(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-            p = _p(args, kwargs)
+            p = _dropout_probability(args, kwargs)
             in_place = kwargs.get("inplace", len(args) > 2 and args[2]) or getattr(plain, "__name__", "")[-1:] == "_"
             return x.mul_(1 - p) if in_place else x * (1 - p) if p else x
 
         return attention if is_attention else drop
 
-    with _replaced(factor):
+    with _dropout_replaced(factor):
         yield
 
 
 @contextmanager
-def _replaced(make: Callable[[_Drop, bool], _Drop]) -> Iterator[None]:
+def _dropout_replaced(make: Callable[[_Drop, bool], _Drop]) -> Iterator[None]:
     with ExitStack() as undo:
         for place, names in _PLACES.items():
             for name in names:
@@ -145,7 +145,7 @@ def _in_order(function: _Drop) -> _Drop:
     return call
 
 
-def _p(args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
+def _dropout_probability(args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
     """Return the dropout probability from (p, training); 0 outside training."""
     p = args[0] if args else kwargs.get("p", 0.5)
     trains = args[1] if len(args) > 1 else kwargs.get("training", kwargs.get("train", True))
@@ -233,14 +233,14 @@ def with_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[No
     parameters = {name: parameter for name, parameter in model.named_parameters() if name in weights}
     saved = {name: weight.detach().clone() for name, weight in parameters.items()}
     try:
-        _write(parameters, weights)
+        _write_weights(parameters, weights)
         yield
     finally:
-        _write(parameters, saved)
+        _write_weights(parameters, saved)
 
 
 @torch.no_grad()
-def _write(into: Mapping[str, nn.Parameter], weights: Mapping[str, Tensor]) -> None:
+def _write_weights(into: Mapping[str, nn.Parameter], weights: Mapping[str, Tensor]) -> None:
     for name, parameter in into.items():
         parameter.copy_(weights[name])
 
@@ -347,7 +347,7 @@ class ComparedStep:
             total += float(loss.detach().to(torch.float64))
             outputs.append(_detached(flatten(output)))
             shares.append(share)
-        return _joined(outputs, shares), total
+        return _join_outputs(outputs, shares), total
 
     @contextmanager
     def _repeatable(self, model: nn.Module) -> Iterator[None]:
@@ -372,7 +372,7 @@ def adapter_name(name: str) -> str:
     return name
 
 
-def _joined(outputs: Sequence[dict[str, Tensor]], shares: Sequence[float]) -> dict[str, Tensor]:
+def _join_outputs(outputs: Sequence[dict[str, Tensor]], shares: Sequence[float]) -> dict[str, Tensor]:
     """Join the outputs of pieces as the whole batch would give them: rows concatenated, scalars averaged."""
     if len(outputs) == 1:
         return outputs[0]

@@ -89,17 +89,17 @@ class Signal:
 
 def signal_of(inputs: Iterable[Tensor], outputs: Iterable[Tensor]) -> Signal | None:
     """Measure the signal in the largest floating point output; None if there is none."""
-    output = _largest(outputs)
+    output = _largest_tensor(outputs)
     if output is None:
         return None
-    largest_input = _largest(inputs)
+    largest_input = _largest_tensor(inputs)
     rows = output.to(torch.float64).reshape(-1, output.shape[-1] if output.dim() else 1)
     total, spread = float(rows.norm()), float((rows - rows.mean(dim=0)).norm())
     share = spread / total if len(rows) > 1 and total else 1.0
     return Signal(_std(largest_input) if largest_input is not None else None, _std(output), share)
 
 
-def _largest(tensors: Iterable[Tensor]) -> Tensor | None:
+def _largest_tensor(tensors: Iterable[Tensor]) -> Tensor | None:
     floating = [tensor for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
     return max(floating, key=Tensor.numel, default=None)
 
@@ -190,13 +190,13 @@ class Numerics:
     @property
     def same(self) -> bool:
         """No bit of any result differs."""
-        bitwise = all(place.difference.bitwise for place in _places(self))
+        bitwise = all(place.difference.bitwise for place in _findings(self))
         return bitwise and (self.losses is None or self.losses.bitwise)
 
     @cached_property
     def verdict(self) -> Verdict:
-        places = list(_places(self))
-        wrong = _broken(self, places)
+        places = list(_findings(self))
+        wrong = _broken_verdict(self, places)
         if wrong is not None:
             return wrong
         decide = {"bitwise": _bitwise, "rounding": _rounding, "training": _training, "lossy": _lossy}[self.claim]
@@ -248,7 +248,7 @@ def _as_exercised(numerics: Numerics, verdict: Verdict) -> Verdict:
     return replace(verdict, ok=None, words=text, short="partly exercised")
 
 
-def _places(numerics: Numerics) -> Iterator[_Finding]:
+def _findings(numerics: Numerics) -> Iterator[_Finding]:
     """In the order in which a fault is to be looked for: layers from the first, then outputs, then gradients."""
     for layer in numerics.layers:
         yield _Finding("layer", layer.path, layer_title(layer.path), layer.alone, layer.rounding, 0.0)
@@ -260,17 +260,17 @@ def _places(numerics: Numerics) -> Iterator[_Finding]:
         yield _Finding("gradient", gradient.name, title, gradient.difference, gradient.rounding, gradient.noise)
 
 
-def _broken(numerics: Numerics, places: list[_Finding]) -> Verdict | None:
+def _broken_verdict(numerics: Numerics, places: list[_Finding]) -> Verdict | None:
     """Return a verdict on differences that no claim allows."""
     for place in places:
         if count := place.difference.nonfinite_differ:
             what = f"{count:,} values of {place.title} are finite on one side only."
-            return _suspicious(numerics, place.place, what)
+            return _suspicious_verdict(numerics, place.place, what)
     if numerics.losses is not None and not numerics.losses.finite:
-        return _suspicious(numerics, "loss", "the loss is not finite, but the reference's is.")
+        return _suspicious_verdict(numerics, "loss", "the loss is not finite, but the reference's is.")
     missing = numerics.gradients.only_reference if numerics.gradients else ()
     if missing and numerics.gradients and not numerics.gradients.only_ours and numerics.gradients.parameters:
-        return _suspicious(numerics, missing[0], f"{missing[0]} gets no gradient.")
+        return _suspicious_verdict(numerics, missing[0], f"{missing[0]} gets no gradient.")
     return None
 
 
@@ -281,10 +281,10 @@ def _of_before(numerics: Numerics, places: list[_Finding]) -> Verdict | None:
         place = before.get((later.kind, later.name))
         if place is None:
             continue
-        if later.gap > MARGIN * max(place.rounding.expected, _gap(place, numerics), place.noise):
+        if later.gap > MARGIN * max(place.rounding.expected, _relative_gap(place, numerics), place.noise):
             of = " of all gradients" if later.kind == "gradient" else ""
             what = f"after the weights changed, {place.title} differs by {share_text(later.gap)}{of}"
-            return _suspicious(numerics, later.name, f"{what}: stale values are in it. {BUG}")
+            return _suspicious_verdict(numerics, later.name, f"{what}: stale values are in it. {BUG}")
     return None
 
 
@@ -298,34 +298,34 @@ def _bitwise(numerics: Numerics, places: list[_Finding]) -> Verdict:
         if place.difference.bitwise or within_noise:
             continue
         if _is_wrong(place, numerics):
-            return _suspicious(numerics, place.place, f"{place.title} differs by {_size(place)}. {BUG}")
+            return _suspicious_verdict(numerics, place.place, f"{place.title} differs by {_size_text(place)}. {BUG}")
         if place.kind != "gradient":
             reason = "That is rounding, but it claims equality."
-            return _suspicious(numerics, place.place, f"{place.title} differs by {_size(place)}. {reason}")
+            return _suspicious_verdict(numerics, place.place, f"{place.title} differs by {_size_text(place)}. {reason}")
         rounded = True
     losses = numerics.losses
     if losses is not None and not rounded and losses.worst > MARGIN * losses.noise:
-        return _suspicious(
+        return _suspicious_verdict(
             numerics, "loss", f"the losses of {len(losses.ours)} steps drift apart by {share_text(losses.worst)}."
         )
     if all(place.difference.bitwise for place in places if place.kind != "gradient"):
         more = "; gradients equal up to rounding" if rounded else ""
-        return _fine(numerics, f"bitwise equal, as claimed{more}", short="bitwise equal")
+        return _fine_verdict(numerics, f"bitwise equal, as claimed{more}", short="bitwise equal")
     largest = max(place.noise for place in places)
     text = f"as equal as two runs without it, which differ by up to {scientific(largest)}"
-    return _fine(numerics, text, short="as equal as two runs without it")
+    return _fine_verdict(numerics, text, short="as equal as two runs without it")
 
 
 def _rounding(numerics: Numerics, places: list[_Finding]) -> Verdict:
     beyond = _beyond_rounding(numerics, places)
     if beyond is not None:
-        return _suspicious(numerics, beyond.place, f"{beyond.what}{beyond.why}", ok=beyond.ok)
+        return _suspicious_verdict(numerics, beyond.place, f"{beyond.what}{beyond.why}", ok=beyond.ok)
     if numerics.adapters:
         text = "after training, equal up to rounding to adapters merged into the weights"
-        return _fine(numerics, text, short="equal up to rounding, adapters trained")
+        return _fine_verdict(numerics, text, short="equal up to rounding, adapters trained")
     if all(place.difference.bitwise for place in places):
-        return _fine(numerics, "bitwise equal, more than claimed", short="bitwise equal")
-    return _fine(numerics, "equal up to rounding, as claimed", short="equal up to rounding")
+        return _fine_verdict(numerics, "bitwise equal, more than claimed", short="bitwise equal")
+    return _fine_verdict(numerics, "equal up to rounding, as claimed", short="equal up to rounding")
 
 
 def _training(numerics: Numerics, places: list[_Finding]) -> Verdict:
@@ -336,7 +336,7 @@ def _training(numerics: Numerics, places: list[_Finding]) -> Verdict:
     steps = f"{len(losses.ours)} optimizer steps"
     if losses.updates > 1:
         what = f"{steps} change the weights differently, by {share_text(losses.updates)} of the baseline's change."
-        return _suspicious(numerics, "loss", what)
+        return _suspicious_verdict(numerics, "loss", what)
     parted = f"{steps} change the weights differently from the baseline, by {share_text(losses.updates)}"
     # For the same weights nothing else is computed, unless something else was applied too.
     text = parted if numerics.changes == 1 else f"{verdict.words}; {parted}"
@@ -357,8 +357,8 @@ class _Beyond:
 def _beyond_rounding(numerics: Numerics, places: list[_Finding]) -> _Beyond | None:
     wrong = [place for place in places if _is_wrong(place, numerics)]
     if wrong:
-        first = _innermost(wrong)
-        return _Beyond(first.place, f"{first.title} differs by {_size(first)}", f". {BUG}", ok=False)
+        first = _innermost_finding(wrong)
+        return _Beyond(first.place, f"{first.title} differs by {_size_text(first)}", f". {BUG}", ok=False)
     for place in places:
         dtypes = [getattr(torch, name) for name in place.difference.dtypes]
         roundings = [one_rounding(dtype) for dtype in dtypes if dtype.is_floating_point]
@@ -377,16 +377,16 @@ def _is_wrong(place: _Finding, numerics: Numerics) -> bool:
         return False
     if rounding.exact is not None:
         return rounding.exact > MARGIN * rounding.fine
-    return _gap(place, numerics) > MARGIN * rounding.expected
+    return _relative_gap(place, numerics) > MARGIN * rounding.expected
 
 
-def _gap(place: _Finding, numerics: Numerics) -> float:
+def _relative_gap(place: _Finding, numerics: Numerics) -> float:
     """Relative difference, for gradients to the norm of all: one that is zero up to rounding has no scale."""
     total = numerics.gradients.size if place.kind == "gradient" and numerics.gradients else 0.0
     return place.difference.l2 / total if total else place.gap
 
 
-def _innermost(wrong: list[_Finding]) -> _Finding:
+def _innermost_finding(wrong: list[_Finding]) -> _Finding:
     """The first block that is wrong, and of its wrong parts the worst."""
     first = wrong[0]
     parts = [part for part in wrong[1:] if part.kind == "layer" and part.place.startswith(f"{first.place}.")]
@@ -395,44 +395,44 @@ def _innermost(wrong: list[_Finding]) -> _Finding:
 
 def _lossy(numerics: Numerics, places: list[_Finding]) -> Verdict:
     if all(place.difference.bitwise for place in places):
-        return _fine(numerics, "bitwise equal, more than claimed", short="bitwise equal")
+        return _fine_verdict(numerics, "bitwise equal, more than claimed", short="bitwise equal")
     against_stored = numerics.beside_stored
-    beyond = _beyond_rounding(against_stored, list(_places(against_stored))) if against_stored is not None else None
+    beyond = _beyond_rounding(against_stored, list(_findings(against_stored))) if against_stored is not None else None
     if beyond is not None:
         what = f"{beyond.what} from the same model with weights rounded to {numerics.stored}{beyond.why}"
-        return _suspicious(numerics, beyond.place, what, ok=beyond.ok)
-    later = _of_before(against_stored, list(_places(against_stored))) if against_stored is not None else None
+        return _suspicious_verdict(numerics, beyond.place, what, ok=beyond.ok)
+    later = _of_before(against_stored, list(_findings(against_stored))) if against_stored is not None else None
     if later is not None:
-        return _suspicious(numerics, later.place, later.words.removeprefix("suspicious: "))
+        return _suspicious_verdict(numerics, later.place, later.words.removeprefix("suspicious: "))
     for place in places:
-        if _gap(place, numerics) > 1 and not numerics.sees_less:
-            what = f"{place.title} differs by {_size(place)}, more than the signal itself."
-            return _suspicious(numerics, place.place, what)
+        if _relative_gap(place, numerics) > 1 and not numerics.sees_less:
+            what = f"{place.title} differs by {_size_text(place)}, more than the signal itself."
+            return _suspicious_verdict(numerics, place.place, what)
     size = max((output.difference.relative_l2 for output in numerics.outputs), default=0.0)
     if numerics.stored is None:
         text = f"the output differs by {share_text(size)}, and no storage dtype gives an expected error"
-        return _fine(numerics, f"lossy, as claimed: {text}", ok=None, short=f"differs by {share_text(size)}")
+        return _fine_verdict(numerics, f"lossy, as claimed: {text}", ok=None, short=f"differs by {share_text(size)}")
     one = unit_roundoff(getattr(torch, numerics.stored))
     text = (
         f"expected error for {numerics.stored}: storage changes a weight by up to {share_text(one)}, "
         f"the output by {share_text(size)}"
     )
-    return _fine(numerics, text, short=f"expected error for {numerics.stored}")
+    return _fine_verdict(numerics, text, short=f"expected error for {numerics.stored}")
 
 
-def _size(place: _Finding) -> str:
+def _size_text(place: _Finding) -> str:
     if place.gap:
         return share_text(place.gap)
     one, other = place.difference.dtypes
     return "the sign of a zero" if one == other else f"the type, {one} and {other}"
 
 
-def _suspicious(numerics: Numerics, place: str, what: str, *, ok: bool | None = False) -> Verdict:
+def _suspicious_verdict(numerics: Numerics, place: str, what: str, *, ok: bool | None = False) -> Verdict:
     text = f"suspicious: {what}"
     return Verdict(ok, text, place, f"claims {CLAIMS[numerics.claim]}, but {what}", "", text.rstrip("."))
 
 
-def _fine(numerics: Numerics, text: str, *, ok: bool | None = True, short: str) -> Verdict:
+def _fine_verdict(numerics: Numerics, text: str, *, ok: bool | None = True, short: str) -> Verdict:
     """A weak signal takes the proof away, unless the layers alone have been compared."""
     weak = numerics.signal.words if numerics.signal is not None else ""
     if weak and numerics.layers:

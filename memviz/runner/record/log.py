@@ -244,7 +244,7 @@ def _with_labels(device: DeviceTrace, log: Log, end: Counts | None, names: _Name
     )
     if spans is not None:
         labels.say_when(spans)
-    tensors_seen, at = _placed(log.tensors_seen, events, end)
+    tensors_seen, at = _place_all(log.tensors_seen, events, end)
     labels.say_what(tensors_seen, at)
     if spans is not None:
         labels.say_the_rest(spans)
@@ -277,7 +277,9 @@ def _holders(seen: Sequence[HolderSeen], events: Events, end: Counts | None, nam
     return Holders.typed(*zip(*rows, strict=True))
 
 
-def _placed(tensors_seen: Sequence[TensorSeen], events: Events, end: Counts | None) -> tuple[list[TensorSeen], Ints8]:
+def _place_all(
+    tensors_seen: Sequence[TensorSeen], events: Events, end: Counts | None
+) -> tuple[list[TensorSeen], Ints8]:
     """The tensors by the weight of their word, and how many events came before each.
 
     Without counts only the last look round can be placed: at the end.
@@ -305,8 +307,8 @@ class _PhaseSpans:
         self.again = np.array([0, *(mark.again for mark in marks)], dtype=np.int64)
         self.depth = np.array([0, *(mark.depth for mark in marks)], dtype=np.int64)
         self.call_end = _call_ends(self.depth, at, count)
-        self.span_end = _ends(self.span, at, count)
-        self.again_end = _ends(self.again, at, count)
+        self.span_end = _ends_of_runs(self.span, at, count)
+        self.again_end = _ends_of_runs(self.again, at, count)
         self.has_backward = bool((self.phase == Phase.BACKWARD).any())
 
     def mark_of(self, events: Ints8) -> Ints8:
@@ -314,7 +316,7 @@ class _PhaseSpans:
         return np.asarray(np.searchsorted(self.at, events, side="right"), dtype=np.int64)
 
 
-def _ends(serial: Ints8, at: Ints8, count: int) -> Ints8:
+def _ends_of_runs(serial: Ints8, at: Ints8, count: int) -> Ints8:
     """For each row, where the stretch of rows with its serial number ends."""
     begins = np.flatnonzero(np.diff(serial, prepend=-1))
     ends = np.append(at[begins[1:] - 1], count)
@@ -398,29 +400,29 @@ class EventsByAddress:
     def __init__(self, events: Events) -> None:
         self.count = len(events)
         self.known = np.unique(events.address)
-        self.allocs = self._keys(events, Action.ALLOC)
-        self.frees = self._keys(events, Action.FREE_REQUESTED)
+        self.allocs = self._sort_keys(events, Action.ALLOC)
+        self.frees = self._sort_keys(events, Action.FREE_REQUESTED)
         self.address = events.address
 
-    def _keys(self, events: Events, action: Action) -> Ints8:
+    def _sort_keys(self, events: Events, action: Action) -> Ints8:
         rows = np.flatnonzero(events.action == action)
-        return np.sort(self._key(events.address[rows], rows))
+        return np.sort(self._sort_key(events.address[rows], rows))
 
-    def _key(self, address: Ints8, event: npt.NDArray[Any]) -> Ints8:
+    def _sort_key(self, address: Ints8, event: npt.NDArray[Any]) -> Ints8:
         return np.asarray(np.searchsorted(self.known, address) * (self.count + 1) + event, dtype=np.int64)
 
     def last_alloc(self, address: Ints8, before: Ints8) -> Ints8:
         """The last alloc at each address among the first `before` events, or -1."""
         if not len(self.allocs):
             return np.full(len(address), -1, dtype=np.int64)
-        row = np.searchsorted(self.allocs, self._key(address, before), side="left") - 1
+        row = np.searchsorted(self.allocs, self._sort_key(address, before), side="left") - 1
         event = self.allocs[np.maximum(row, 0)] % (self.count + 1)
         fits = (row >= 0) & (self.address[event] == address)
         return np.where(fits, event, -1)
 
     def next_free(self, allocs: Ints8) -> Ints8:
         """Return the index of the free request of each alloc, or the number of events."""
-        row = np.searchsorted(self.frees, self._key(self.address[allocs], allocs), side="right")
+        row = np.searchsorted(self.frees, self._sort_key(self.address[allocs], allocs), side="right")
         if not len(self.frees):
             return np.full(len(allocs), self.count, dtype=np.int64)
         event = self.frees[np.minimum(row, len(self.frees) - 1)] % (self.count + 1)

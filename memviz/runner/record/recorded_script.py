@@ -159,7 +159,7 @@ class Profile:
 
     def __init__(self, path: Path, say: Callable[[str], None]) -> None:
         self.path = path
-        self._say = say
+        self._print_note = say
         self._running: Any = None
         self.is_over = threading.Event()
         """Written, or not to be had."""
@@ -171,7 +171,7 @@ class Profile:
         except Exception as error:
             self._running = None
             self.is_over.set()
-            self._say(f"The profiler could not be turned on: {first_line(error)}")
+            self._print_note(f"The profiler could not be turned on: {first_line(error)}")
 
     def write(self) -> bool:
         """Stop the profiler and write its file. Return True if there is one."""
@@ -182,11 +182,11 @@ class Profile:
             running.stop()
             running.export_chrome_trace(str(self.path))
         except Exception as error:
-            self._say(f"The profile is not written. {first_line(error)}")
+            self._print_note(f"The profile is not written. {first_line(error)}")
             return False
         finally:
             self.is_over.set()
-        self._say(f"The profile is written to {self.path}.")
+        self._print_note(f"The profile is written to {self.path}.")
         return True
 
 
@@ -258,10 +258,10 @@ def is_chosen(position: RankPosition | None, ranks: str) -> bool:
     parts = [word.strip().lower() for word in ranks.split(",")]
     if position is None:
         return True
-    return any([_includes(word, position, ranks) for word in parts])
+    return any([_chooses_rank(word, position, ranks) for word in parts])
 
 
-def _includes(word: str, position: RankPosition, ranks: str) -> bool:
+def _chooses_rank(word: str, position: RankPosition, ranks: str) -> bool:
     if word in ("all", "first"):
         return word == "all" or position.rank == 0
     if word == "last":
@@ -312,7 +312,7 @@ def record_script(script: Script, options: RecordOptions, accelerator: Accelerat
     history = RecordedHistory(accelerator, stacks=options.stacks, max_entries=options.max_entries)
     profile = None
     if options.profile:
-        profile = Profile(free_path(profile_path(path), overwrite=options.overwrite), _say)
+        profile = Profile(free_path(profile_path(path), overwrite=options.overwrite), _print_note)
     writer = _RecordingWriter(
         history, path, script.name, position, is_wanted=is_wanted, profile=profile, holders=options.holders
     )
@@ -321,7 +321,7 @@ def record_script(script: Script, options: RecordOptions, accelerator: Accelerat
     signals.open()
     process = os.getpid()
     try:
-        return _run(script, writer, ends)
+        return _run_recorded(script, writer, ends)
     finally:
         # A process that the program forked may come out here too; the recording is not its own.
         if os.getpid() == process:
@@ -346,7 +346,7 @@ def sibling_path(path: Path, word: str) -> Path:
     return path.with_name(f"{stem}.{word}{dot}{endings}")
 
 
-def _run(script: Script, writer: _RecordingWriter, ends: _Interrupted) -> int:
+def _run_recorded(script: Script, writer: _RecordingWriter, ends: _Interrupted) -> int:
     process = os.getpid()
     try:
         with before_hard_exit(lambda: writer.finish(None)):
@@ -417,7 +417,7 @@ class _RecordingWriter:
             self.history.start()
         except Exception as error:
             self.why_not = f"Recording could not be turned on: {first_line(error)}"
-            return _say(self.why_not)
+            return _print_note(self.why_not)
         self.history.when_out_of_memory = self.ran_out
         self.has_started = True
         self.moments = Log(self.history.counts)
@@ -488,9 +488,9 @@ class _RecordingWriter:
             if not self.is_wanted and not has_failed:
                 return True
             if has_failed and self.position is not None:
-                _say(f"{self.position.name} failed.")
+                _print_note(f"{self.position.name} failed.")
             if not self.has_started:
-                _say(self._why_nothing())
+                _print_note(self._why_nothing())
                 return False
             if error is not None:
                 self.history.failed(error)
@@ -500,7 +500,7 @@ class _RecordingWriter:
             if ended_so and self.oom_path is not None:
                 with suppress(OSError):
                     self.oom_path.replace(self.path)
-                    _say(f"{self.path} shows the moment of the OOM.")
+                    _print_note(f"{self.path} shows the moment of the OOM.")
                     return True
             return self._keep(self.path, self.history.take, "at its end")
 
@@ -524,7 +524,7 @@ class _RecordingWriter:
         with_holders: bool = False,
     ) -> bool:
         if not self.history.is_on:
-            _say("Nothing is recorded yet, so no file was written.")
+            _print_note("Nothing is recorded yet, so no file was written.")
             return False
         try:
             snapshot = take()
@@ -533,12 +533,12 @@ class _RecordingWriter:
                 found = self._with_labels(snapshot, path.name, with_holders=with_holders or self.holders)
             write_snapshot(path, found)
         except Exception as error:
-            _say(f"No file was written. {error}")
+            _print_note(f"No file was written. {error}")
             return False
         events = sum(len(trace) for trace in snapshot.snapshot.get("device_traces", []))
-        _say(f"{events:,} events written to {path}, {when}.")
+        _print_note(f"{events:,} events written to {path}, {when}.")
         for note in notes_of(self.history, snapshot):
-            _say(f"{note.text} {note.remedy}")
+            _print_note(f"{note.text} {note.remedy}")
         return True
 
     def _with_labels(self, snapshot: HistorySnapshot, source: str, *, with_holders: bool) -> dict[str, Any]:
@@ -566,11 +566,11 @@ class _RecordingWriter:
         except UsageError:
             raise
         except Exception as error:
-            _say(f"The recording has no labels: {first_line(error)}")
+            _print_note(f"The recording has no labels: {first_line(error)}")
             return snapshot.snapshot
 
 
-def _say(text: str) -> None:
+def _print_note(text: str) -> None:
     """Print to stderr, apart from the program's own output."""
     with suppress(OSError, ValueError):
         sys.stderr.write(f"memviz: {text}\n")

@@ -84,7 +84,7 @@ class OwnModel:
                 torch.manual_seed(self.seed)
                 built = self._call()
         dtype = None if self.dtype == _AS_BUILT else DTYPES[self.dtype]
-        moved: dict[str, Any] = _moved(built.inputs, device, dtype)
+        moved: dict[str, Any] = _moved_inputs(built.inputs, device, dtype)
         return moved
 
     def loss(self, output: Any) -> Tensor:
@@ -117,7 +117,7 @@ class OwnModel:
         with _located_errors(self.file):
             function = getattr(_module_of(self.file), self.function)
             returned = function(**_arguments(function, self.arguments))
-        return _checked(returned, f"{self.function} in {self.file}")
+        return _checked_model(returned, f"{self.function} in {self.file}")
 
 
 def own_workload(name: str, settings: Mapping[str, str]) -> OwnModel:
@@ -181,7 +181,7 @@ def _located_errors(file: str) -> Iterator[None]:
         raise UsageError(f"{file}{line}: {type(error).__name__}: {error}") from error
 
 
-def _checked(returned: Any, where: str) -> BuiltModel:
+def _checked_model(returned: Any, where: str) -> BuiltModel:
     pieces = returned if isinstance(returned, tuple) else (returned,)
     if len(pieces) not in (2, 3) or not isinstance(pieces[0], nn.Module):
         raise UsageError(f"{where} must return (model, inputs) or (model, inputs, loss), with a torch.nn.Module first.")
@@ -231,13 +231,13 @@ def _checked_loss(loss: Any) -> Tensor:
     return loss
 
 
-def _moved(value: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
+def _moved_inputs(value: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
     if isinstance(value, Tensor):
         return value.to(device, dtype if value.is_floating_point() else None)
     if isinstance(value, dict):
-        return {key: _moved(item, device, dtype) for key, item in value.items()}
+        return {key: _moved_inputs(item, device, dtype) for key, item in value.items()}
     if isinstance(value, list) or type(value) is tuple:
-        return type(value)(_moved(item, device, dtype) for item in value)
+        return type(value)(_moved_inputs(item, device, dtype) for item in value)
     return value
 
 

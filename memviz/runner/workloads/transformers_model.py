@@ -163,7 +163,7 @@ def _shallow(values: Mapping[str, Any]) -> dict[str, Any]:
     return {**reduced, **beyond, "vocab_size": _FEW_TOKENS}
 
 
-def _divides(values: Mapping[str, Any], by: int) -> bool:
+def _can_divide(values: Mapping[str, Any], by: int) -> bool:
     heads = [values[name] for name in _HEADS if isinstance(values.get(name), int)]
     widths = [values[name] for name in _WIDTHS if isinstance(values.get(name), int)]
     return all(head % by == 0 or (head < by and by % head == 0) for head in heads) and not any(
@@ -171,7 +171,7 @@ def _divides(values: Mapping[str, Any], by: int) -> bool:
     )
 
 
-def _divided(values: Mapping[str, Any], by: int) -> dict[str, Any]:
+def _divided_widths(values: Mapping[str, Any], by: int) -> dict[str, Any]:
     reduced = dict(values)
     for name in (*_HEADS, *_WIDTHS):
         if isinstance(reduced.get(name), int):
@@ -198,7 +198,7 @@ def filled_cache(config: Any, before: int) -> Any:
             return before
 
         def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-            there = _there(self.layers[layer_idx] if layer_idx < len(self.layers) else None, before)
+            there = _kept_tokens(self.layers[layer_idx] if layer_idx < len(self.layers) else None, before)
             return there + query_length, before - there
 
         def update(
@@ -213,14 +213,14 @@ def filled_cache(config: Any, before: int) -> Any:
     return KeptTokens(config=config)
 
 
-def _there(layer: Any, before: int) -> int:
+def _kept_tokens(layer: Any, before: int) -> int:
     """Return how many tokens a layer keeps: of a window those that the next token still sees."""
     window = getattr(layer, "sliding_window", None)
     return before if window is None else min(before, window - 1)
 
 
 def _wind_back(layer: Any, before: int, key: Tensor, value: Tensor) -> None:
-    there = _there(layer, before)
+    there = _kept_tokens(layer, before)
     if layer.is_initialized:
         layer.keys, layer.values = layer.keys[..., :there, :], layer.values[..., :there, :]
     else:
@@ -236,15 +236,15 @@ def add_lora(model: nn.Module, rank: int) -> nn.Module:
     model.requires_grad_(False)
     output_embeddings: Any = getattr(model, "get_output_embeddings", None)
     head = output_embeddings() if callable(output_embeddings) else None
-    adapted = [layer for layer in model.modules() if _sides(layer) is not None and layer is not head]
+    adapted = [layer for layer in model.modules() if _layer_widths(layer) is not None and layer is not head]
     if not adapted:
         raise UsageError(f"{type(model).__name__} has no linear layer for LoRA. Set mode=training.")
     for layer in adapted:
-        _adapt(layer, rank)
+        _add_adapter_layers(layer, rank)
     return model
 
 
-def _sides(layer: nn.Module) -> tuple[int, int] | None:
+def _layer_widths(layer: nn.Module) -> tuple[int, int] | None:
     """Return input and output width; None for what is no linear layer of a model's own forward."""
     if isinstance(layer, nn.modules.linear.NonDynamicallyQuantizableLinear):
         return None
@@ -257,8 +257,8 @@ def _sides(layer: nn.Module) -> tuple[int, int] | None:
     return None
 
 
-def _adapt(layer: nn.Module, rank: int) -> None:
-    sides = _sides(layer)
+def _add_adapter_layers(layer: nn.Module, rank: int) -> None:
+    sides = _layer_widths(layer)
     assert sides is not None
     place = {"device": layer.weight.device, "dtype": layer.weight.dtype, "bias": False}
     down, up = nn.Linear(sides[0], rank, **place), nn.Linear(rank, sides[1], **place)  # type: ignore[arg-type]
@@ -414,7 +414,7 @@ class ConfiguredModel(FromConfiguration):
         length, rank = min(self._length, 64), min(self.rank, 4)
         twin = replace(self, batch=min(self.batch, 2), sequence=length, tokens=0, rank=rank, dtype="fp32")
         shallow = _shallow({**config_of(self._values).to_dict(), **self._values})
-        for values in [*(_divided(shallow, by) for by in _DIVISORS if _divides(shallow, by)), shallow]:
+        for values in [*(_divided_widths(shallow, by) for by in _DIVISORS if _can_divide(shallow, by)), shallow]:
             narrow = replace(twin, config=json.dumps(values, default=str))
             # Not every model goes together with fewer heads or channels.
             with suppress(UsageError), torch.device("meta"):

@@ -161,7 +161,7 @@ class Window:
         for i in range(0, len(literal), 8):
             piece = literal[i : i + 8]
             word = self._words[self._at]
-            here = word if len(piece) == 8 else word & _mask(len(piece))
+            here = word if len(piece) == 8 else word & _byte_mask(len(piece))
             self._at = self._at + len(piece)
             self._clamp(here == int.from_bytes(piece, "little"))
 
@@ -173,9 +173,9 @@ class Window:
             self._skip(b"\x94")
             return None
         word = self._words[self._at]
-        self._clamp((word & _mask(1)) == ord("r"))
+        self._clamp((word & _byte_mask(1)) == ord("r"))
         self._at = self._at + 5
-        return _signed((word >> np.uint64(8)) & _mask(4))
+        return _signed((word >> np.uint64(8)) & _byte_mask(4))
 
     def _column(self, number: int) -> Column:
         if self.template.slots[number][0] not in self.template.optional:
@@ -205,8 +205,8 @@ class Window:
 
     def _number(self) -> Ints8:
         word = self._words[self._at]
-        code, rest = word & _mask(1), word >> np.uint64(8)
-        value = _signed(rest & _mask(1))
+        code, rest = word & _byte_mask(1), word >> np.uint64(8)
+        value = _signed(rest & _byte_mask(1))
         length = np.full(len(word), 2)
         for opcode, size, signed in ((ord("M"), 2, False), (ord("J"), 4, True)):
             here = code == opcode
@@ -215,9 +215,9 @@ class Window:
                 length = np.where(here, 1 + size, length)
         here = code == 0x8A
         if here.any():
-            size_of = _signed(rest & _mask(1))
+            size_of = _signed(rest & _byte_mask(1))
             body = self._words[np.where(here, np.minimum(self._at + 2, self._limit), 0)]
-            value = np.where(here, _long(body, size_of), value)
+            value = np.where(here, _read_long(body, size_of), value)
             length = np.where(here, 2 + size_of, length)
             here &= size_of <= 8
         self._at = self._at + length
@@ -227,7 +227,7 @@ class Window:
     def _object(self, kind: Kind, following: list[bytes], key_offset: Ints8 | None) -> Column:
         """A reference, or a text, pool or list written out here."""
         word = self._words[self._at]
-        code = word & _mask(1)
+        code = word & _byte_mask(1)
         short, long = code == ord("h"), code == ord("j")
         reference = short | long
         value = np.where(
@@ -270,22 +270,22 @@ class Window:
             at = np.where(self._bytes[opcode] == ord("]"), at, self._limit)
         if self.template.memo == b"":
             return at, at
-        right = (word & _mask(1)) == self.template.memo[0]
+        right = (word & _byte_mask(1)) == self.template.memo[0]
         step = 1 if self.template.memo == b"\x94" else 5
-        return np.where(right, at + step, self._limit + 1), _signed((word >> np.uint64(8)) & _mask(4))
+        return np.where(right, at + step, self._limit + 1), _signed((word >> np.uint64(8)) & _byte_mask(4))
 
     def _number_behind(self, at: Ints8) -> tuple[Ints8, Ints8]:
         """The same of what is numbered once it is whole; -1 where it is not."""
         word = self._words[np.minimum(at, self._limit)]
-        numbered = (word & _mask(1)) == ord("r")
+        numbered = (word & _byte_mask(1)) == ord("r")
         return np.where(numbered, at + 5, at), np.where(numbered, _from_bytes(word >> np.uint64(8), 4, False), -1)
 
     def _texts(self, rows: Ints8) -> tuple[Ints8, Ints8]:
         at = self._at[rows]
         word = self._words[at]
-        short = (word & _mask(1)) == 0x8C
-        right = short | ((word & _mask(1)) == ord("X"))
-        size = _signed((word >> np.uint64(8)) & np.where(short, _mask(1), _mask(4)))
+        short = (word & _byte_mask(1)) == 0x8C
+        right = short | ((word & _byte_mask(1)) == ord("X"))
+        size = _signed((word >> np.uint64(8)) & np.where(short, _byte_mask(1), _byte_mask(4)))
         start = at + np.where(short, 2, 5)
         end = np.where(right & (size <= _MOST_TEXT), start + size, self._limit + 1)
         return np.minimum(end, self._limit + 1), self._interned(start, end)
@@ -295,7 +295,7 @@ class Window:
         at = self._at[rows]
         word = self._words[at]
         small = (word & np.uint64(0xFF00FF)) == np.uint64(ord("K") | ord("K") << 16)
-        closed = (word >> np.uint64(32)) & _mask(1) == 0x86
+        closed = (word >> np.uint64(32)) & _byte_mask(1) == 0x86
         end = np.where(small & closed, at + 5, self._limit + 1)
         return end, self._interned(at, end)
 
@@ -325,7 +325,7 @@ class Window:
         for i in range(0, len(raw), 8):
             piece = raw[i : i + 8]
             at = np.minimum(start + i, self._limit)
-            equal &= (self._words[at] & _mask(len(piece))) == int.from_bytes(piece, "little")
+            equal &= (self._words[at] & _byte_mask(len(piece))) == int.from_bytes(piece, "little")
         return equal
 
     def _lists(self, start: Ints8, following: list[bytes]) -> tuple[Ints8, Ints8]:
@@ -370,7 +370,7 @@ class Window:
         every_place: npt.NDArray[Any] = np.ndarray(
             (len(self._buffer) - width + 1,), dtype=f"V{width}", buffer=self._buffer, strides=(1,)
         )
-        words: Word = every_place[start].view(np.uint64).reshape(-1, width // 8) & _inside(width)[size]
+        words: Word = every_place[start].view(np.uint64).reshape(-1, width // 8) & _byte_masks(width)[size]
         sums = words @ _FACTORS[: width // 8] + size.astype(np.uint64)
         leaders = first_of_each(sums)
         same = (size == size[leaders]) & (words == words[leaders]).all(axis=1)
@@ -390,13 +390,13 @@ class Window:
 
 
 @cache
-def _inside(width: int) -> Word:
+def _byte_masks(width: int) -> Word:
     """Return byte masks for texts of sizes 0 to `width`: 0xFF where the text has bytes."""
     bits = np.where(np.arange(width) < np.arange(width + 1)[:, None], 0xFF, 0).astype(np.uint8)
     return bits.view("<u8")
 
 
-def _mask(size: int) -> np.uint64:
+def _byte_mask(size: int) -> np.uint64:
     return np.uint64((1 << (8 * size)) - 1)
 
 
@@ -410,7 +410,7 @@ def _from_bytes(word: Word, size: int, signed: bool) -> Ints8:
     return value >> shift if signed else _signed(value.view(np.uint64) >> np.uint64(shift))
 
 
-def _long(body: Word, size: Ints8) -> Ints8:
+def _read_long(body: Word, size: Ints8) -> Ints8:
     """The lower `size` bytes, signed; 0 bytes are 0."""
     shift = (64 - 8 * np.clip(size, 0, 8)).astype(np.int64)
     whole = np.minimum(shift, 63)

@@ -309,7 +309,7 @@ def _push_tuple(machine: Machine, items: list[Any]) -> None:
     machine.stack.append(made)
 
 
-def _popped(machine: Machine, count: int) -> list[Any]:
+def _pop_items(machine: Machine, count: int) -> list[Any]:
     return [machine.pop() for _ in range(count)][::-1]
 
 
@@ -328,7 +328,7 @@ def _push_byte(machine: Machine) -> None:
     machine.at += 1
 
 
-def _number(machine: Machine, count: int, *, signed: bool = False) -> int:
+def _read_operand(machine: Machine, count: int, *, signed: bool = False) -> int:
     """Read an operand, which is wholly in the window; past the end of the file it is zeros, and reading ends there."""
     start = machine.at
     machine.at = start + count
@@ -336,7 +336,7 @@ def _number(machine: Machine, count: int, *, signed: bool = False) -> int:
 
 
 def _push_int(count: int, *, signed: bool) -> Operation:
-    return lambda machine: machine.stack.append(_number(machine, count, signed=signed))
+    return lambda machine: machine.stack.append(_read_operand(machine, count, signed=signed))
 
 
 def _push_long(machine: Machine, count: int) -> None:
@@ -405,7 +405,7 @@ def _refuse_stack_global(machine: Machine) -> None:
     raise names_a_class(str(module)[:100], str(name)[:100])
 
 
-def _sized(take: Callable[[Machine, int], None], size: int, *, signed: bool = False) -> Operation:
+def _with_operand(take: Callable[[Machine, int], None], size: int, *, signed: bool = False) -> Operation:
     """Read an operand of `size` bytes, mostly the length of what follows, and hand it on."""
     return lambda machine: take(machine, int.from_bytes(machine.take(size), "little", signed=signed))
 
@@ -415,7 +415,7 @@ def _constant(value: object) -> Operation:
 
 
 _OPERATION_OF: dict[int | str, Operation] = {
-    0x80: _sized(_take_protocol, 1),
+    0x80: _with_operand(_take_protocol, 1),
     0x95: _take_frame,
     "(": _push_mark,
     "N": _constant(None),
@@ -424,42 +424,42 @@ _OPERATION_OF: dict[int | str, Operation] = {
     ")": _constant(()),
     "}": _push_empty_dict,
     "d": _push_dict,
-    "s": lambda machine: machine.set_items(_popped(machine, 2)),
+    "s": lambda machine: machine.set_items(_pop_items(machine, 2)),
     "u": lambda machine: machine.set_items(machine.pop_mark()),
     "]": _push_empty_list,
     "l": _push_list,
     "e": lambda machine: machine.append_to_list(machine.pop_mark()),
     "a": lambda machine: machine.append_to_list([machine.pop()]),
     "t": lambda machine: _push_tuple(machine, machine.pop_mark()),
-    0x85: lambda machine: _push_tuple(machine, _popped(machine, 1)),
-    0x86: lambda machine: _push_tuple(machine, _popped(machine, 2)),
-    0x87: lambda machine: _push_tuple(machine, _popped(machine, 3)),
+    0x85: lambda machine: _push_tuple(machine, _pop_items(machine, 1)),
+    0x86: lambda machine: _push_tuple(machine, _pop_items(machine, 2)),
+    0x87: lambda machine: _push_tuple(machine, _pop_items(machine, 3)),
     0x94: lambda machine: machine.put(machine.memo_length()),
-    "q": _sized(Machine.put, 1),
-    "r": _sized(Machine.put, 4),
+    "q": _with_operand(Machine.put, 1),
+    "r": _with_operand(Machine.put, 4),
     "p": lambda machine: machine.put(_decimal(machine.line())),
     "h": _get_short,
-    "j": lambda machine: machine.get(_number(machine, 4)),
+    "j": lambda machine: machine.get(_read_operand(machine, 4)),
     "g": lambda machine: machine.get(_decimal(machine.line())),
     "K": _push_byte,
     "M": _push_int(2, signed=False),
     "J": _push_int(4, signed=True),
-    0x8A: _sized(_push_long, 1),
-    0x8B: _sized(_push_long, 4, signed=True),
+    0x8A: _with_operand(_push_long, 1),
+    0x8B: _with_operand(_push_long, 4, signed=True),
     "I": _push_decimal_or_bool,
     "F": _push_float,
     "L": lambda machine: machine.stack.append(_decimal(machine.line().removesuffix(b"L"))),
     "G": lambda machine: machine.stack.append(struct.unpack(">d", machine.take(8))[0]),
-    0x8C: _sized(_take_text, 1),
-    "X": _sized(_take_text, 4),
-    0x8D: _sized(_take_text, 8),
-    "U": _sized(_take_text, 1),
-    "T": _sized(_take_text, 4, signed=True),
+    0x8C: _with_operand(_take_text, 1),
+    "X": _with_operand(_take_text, 4),
+    0x8D: _with_operand(_take_text, 8),
+    "U": _with_operand(_take_text, 1),
+    "T": _with_operand(_take_text, 4, signed=True),
     "V": _push_escaped_text,
     "S": _push_quoted_text,
-    "C": _sized(_take_bytes, 1),
-    "B": _sized(_take_bytes, 4),
-    0x8E: _sized(_take_bytes, 8),
+    "C": _with_operand(_take_bytes, 1),
+    "B": _with_operand(_take_bytes, 4),
+    0x8E: _with_operand(_take_bytes, 8),
     "c": _refuse_global,
     0x93: _refuse_stack_global,
 }

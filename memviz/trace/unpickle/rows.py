@@ -55,7 +55,7 @@ def _number(columns: Decoded, name: str, count: int) -> Ints8:
     return np.ascontiguousarray(columns[name]) if name in columns else np.zeros(count, dtype=np.int64)
 
 
-def _code(columns: Decoded, name: str, count: int, default: int = 0) -> Ints4:
+def _code_column(columns: Decoded, name: str, count: int, default: int = 0) -> Ints4:
     return columns[name].astype(np.int32) if name in columns else np.broadcast_to(np.int32(default), count)
 
 
@@ -69,11 +69,11 @@ def _events(columns: Decoded, count: int, intern: Interner) -> Events:
         size=_number(columns, "size", count),
         stream=translated(_number(columns, "stream", count), intern.stream).astype(np.int32),
         time_us=_number(columns, "time_us", count),
-        stack=_code(columns, "frames", count, NO_STACK),
-        forward_stack=_code(columns, "forward_frames", count, NO_STACK),
-        context=_code(columns, "compile_context", count, EMPTY_TEXT),
-        metadata=_code(columns, "user_metadata", count, EMPTY_TEXT),
-        pool=_code(columns, "pool_id", count),
+        stack=_code_column(columns, "frames", count, NO_STACK),
+        forward_stack=_code_column(columns, "forward_frames", count, NO_STACK),
+        context=_code_column(columns, "compile_context", count, EMPTY_TEXT),
+        metadata=_code_column(columns, "user_metadata", count, EMPTY_TEXT),
+        pool=_code_column(columns, "pool_id", count),
     )
 
 
@@ -82,15 +82,15 @@ def _blocks(columns: Decoded, count: int, _: Interner) -> BlockRows:
         address=_number(columns, "address", count),
         size=_number(columns, "size", count),
         requested=_number(columns, "requested_size" if "requested_size" in columns else "size", count),
-        state=_code(columns, "state", count),
-        stack=_code(columns, "frames", count, NO_STACK),
+        state=_code_column(columns, "state", count),
+        stack=_code_column(columns, "frames", count, NO_STACK),
     )
 
 
 def _annotations(columns: Decoded, count: int, _: Interner) -> AnnotationRows:
     return AnnotationRows(
-        name=_code(columns, "name", count),
-        stage=_code(columns, "stage", count),
+        name=_code_column(columns, "name", count),
+        stage=_code_column(columns, "stage", count),
         device=_number(columns, "device", count),
         time_us=_number(columns, "time_us", count),
     )
