@@ -44,9 +44,13 @@ def trace() -> Trace:
         ("unknown", [3]),
         ("mod.l.py", []),
         (".*", []),
+        *((">1MiB", [0]), (">=1MiB", [0, 1]), ("<1KiB", [2, 3]), ("<=7", [3]), (">9 <3MiB", [1, 2])),
+        # The second and the last are alive at the end: they are never counted as short.
+        *((">2ev", [0, 1]), ("<3events", [2]), ("<=3ev", [0, 2])),
+        *((">1ms", [0, 1]), ("<2ms", [2]), ("<=2000us", [0, 2])),
     ],
 )
-def test_all_words_must_be_in_the_stack_or_the_category(trace, text, rows):
+def test_words_sizes_and_lifetimes_must_all_fit(trace, text, rows):
     assert found(trace, text) == rows
 
 
@@ -56,23 +60,6 @@ def test_a_module_is_a_word():
     labels = Labels(np.full(2, Category.ACTIVATION, np.uint8), np.array([1, 0], np.int32), np.zeros(2, np.uint8))
     device = replace(plain.devices[0], event_labels=labels)
     assert found(replace(plain, devices=(device,), strings=names), "attention") == [0]
-
-
-@pytest.mark.parametrize(
-    ("text", "rows"),
-    [(">1MiB", [0]), (">=1MiB", [0, 1]), ("<1KiB", [2, 3]), ("<=7", [3]), (">9 <3MiB", [1, 2])],
-)
-def test_sizes_are_limited(trace, text, rows):
-    assert found(trace, text) == rows
-
-
-@pytest.mark.parametrize(
-    ("text", "rows"),
-    [(">2ev", [0, 1]), ("<3events", [2]), ("<=3ev", [0, 2]), (">1ms", [0, 1]), ("<2ms", [2]), ("<=2000us", [0, 2])],
-)
-def test_lifetimes_are_limited(trace, text, rows):
-    """The second and the last are alive at the end: they are never counted as short."""
-    assert found(trace, text) == rows
 
 
 def test_what_was_there_before_is_not_counted_as_short():

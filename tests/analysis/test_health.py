@@ -35,7 +35,7 @@ def test_no_history_says_how_to_record_one() -> None:
     trace = read([segment(BASE, 2 * MiB, [block(BASE, 1024, 1000, frames=STACK["frames"])])])
     note = found(trace)["no_history"]
     assert history(trace.devices[0]) == "none"
-    assert note.text == "The file has no history: only the final state is known, 1000 B live in 1 segment."
+    assert "no history" in note.text and "1000 B live in 1 segment" in note.text
     assert "_record_memory_history(max_entries=1_000_000)" in note.remedy and "_dump_snapshot(" in note.remedy
 
 
@@ -94,20 +94,14 @@ def test_no_stacks_at_all_names_the_arguments() -> None:
 def test_bytes_without_a_stack_are_told_apart_by_their_cause() -> None:
     bare = [segment(2 * BASE, 2 * MiB, [block(2 * BASE, 1024, 1000)])]
     notes = found(trace_of([alloc(BASE, 2000), alloc(BASE + 4096, 1000, **STACK)], bare))
-    assert notes["bytes_without_stack"].text == (
-        f"{said(2000)} of {said(4000)} (50 %) live at the peak were recorded without a stack."
-    )
-    assert notes["earlier_bytes_without_stack"].text.startswith(
-        f"{said(1000)} of {said(4000)} (25 %) live at the peak were allocated"
-    )
+    assert f"{said(2000)} of {said(4000)} (50 %)" in notes["bytes_without_stack"].text
+    assert f"{said(1000)} of {said(4000)} (25 %)" in notes["earlier_bytes_without_stack"].text
 
 
 def test_frees_that_wait_for_a_stream_are_counted() -> None:
     later = [event("free_requested", BASE, 1000), alloc(BASE + 1024, 9), event("free_completed", BASE, 1000)]
     note = found(trace_of([alloc(BASE, 1000, **STACK), *later]))["pending_frees"]
-    assert note.text == (
-        "1 free (1000 B) waited for another stream (record_stream): 1000 B were waiting at the peak, 0 B at the end."
-    )
+    assert all(each in note.text for each in ("1 free (1000 B)", "1000 B were waiting at the peak", "0 B at the end"))
     assert note.level == "warning"
     assert "pending_frees" not in found(sound(*free(BASE, 1000)))
 
@@ -117,16 +111,14 @@ def test_a_state_without_events_has_no_first_event() -> None:
     waiting = block(BASE, 1000, state="active_pending_free")
     named = block(BASE + 4096, 1000, frames=STACK["frames"])
     notes = found(read([segment(BASE, 2 * MiB, [waiting, named])]))
-    assert notes["earlier_bytes_without_stack"].text == f"{said(1000)} of {said(2000)} (50 %) live have no stack."
-    assert notes["pending_frees"].text == "1 free (1000 B) still waited for another stream (record_stream)."
+    assert f"{said(1000)} of {said(2000)} (50 %) live" in notes["earlier_bytes_without_stack"].text
+    assert "1 free (1000 B) still waited" in notes["pending_frees"].text and "peak" not in notes["pending_frees"].text
 
 
 def test_private_pools_are_listed_by_size() -> None:
     pools = [segment(BASE * i, i * 2 * MiB, [], segment_pool_id=(0, i)) for i in range(8)]
     note = found(read(pools))["private_pools"]
-    assert note.text.startswith(
-        f"Private pools (CUDA graphs, MemPool) hold {said(56 * MiB)} of {said(56 * MiB)} (100 %) reserved"
-    )
+    assert f"{said(56 * MiB)} of {said(56 * MiB)} (100 %) reserved" in note.text
     assert f"(0, 7) {said(14 * MiB)}, (0, 6) {said(12 * MiB)}" in note.text and "and 2 more" in note.text
 
 
@@ -168,45 +160,35 @@ def test_out_of_memory_with_room_on_the_device_was_a_limit() -> None:
 
 def test_out_of_memory_without_segments_does_not_guess() -> None:
     note = found(trace_of([alloc(BASE, 5), {**OOM, "size": 9}, {**OOM, "size": 9}]))["out_of_memory"]
-    assert note.text == (
-        f"It ran out of memory 2 times; the first time: 9 B requested, {said(3 * MiB)} were free on the device; "
-        "reserved memory is not known."
-    )
+    facts = ("2 times", "9 B requested", f"{said(3 * MiB)} were free on the device", "reserved memory is not known")
+    assert all(fact in note.text for fact in facts)
 
 
 def test_fragmentation_at_the_peak_is_noted_where_it_matters() -> None:
     half = [segment(BASE + i * 200 * MiB, 100 * MiB, [block(BASE + i * 200 * MiB, 30 * MiB)]) for i in range(2)]
     note = found(read(half))["fragmentation"]
-    assert note.text.startswith(
-        f"At the peak of live bytes {said(140 * MiB)} of {said(200 * MiB)} (70 %) reserved held no tensor: 0 B in"
-    )
-    assert note.remedy.endswith("Against free parts of used segments try expandable_segments:True.")
+    assert f"{said(140 * MiB)} of {said(200 * MiB)} (70 %) reserved held no tensor: 0 B in" in note.text
+    assert "expandable_segments:True" in note.remedy
     assert "fragmentation" not in found(read(HALF))
 
 
 def test_memory_given_back_before_new_memory_is_a_close_call() -> None:
     gone = [event("segment_free", BASE * i, 2 * MiB, **STACK) for i in (2, 3)]
     calm = found(sound(*gone))["memory_given_back"]
-    assert (calm.level, calm.text) == (
-        "info",
-        f"{said(4 * MiB)} were released to the device (1 time) by empty_cache() or by the allocator itself; "
-        "0 of these just before it requested new memory.",
+    assert calm.level == "info"
+    assert all(
+        fact in calm.text for fact in (said(4 * MiB), "released to the device (1 time)", "0 of these just before")
     )
     forced = found(sound(*gone, event("segment_alloc", 5 * BASE, 2 * MiB), *gone))["memory_given_back"]
-    assert (
-        forced.level == "warning"
-        and "released to the device (2 times)" in forced.text
-        and "1 of these just before" in forced.text
-    )
+    assert forced.level == "warning"
+    assert "released to the device (2 times)" in forced.text and "1 of these just before" in forced.text
 
 
 def test_contradictions_are_counted() -> None:
     again = [alloc(BASE + 4096, 10), alloc(BASE + 4096, 20), *free(BASE, 1000), *free(BASE, 1000)]
     note = found(sound(*again))["contradictions"]
-    assert note.text == (
-        "The events and the final state contradict each other: 1 free of blocks that were free already, "
-        "1 allocation of an address that was not free, 1 allocation (20 B) never freed, but missing at the end."
-    )
+    counted = ("1 free of blocks that were free already", "1 allocation of an address that was not free")
+    assert all(each in note.text for each in (*counted, "1 allocation (20 B) never freed"))
 
 
 def test_live_bytes_in_no_segment_are_noted() -> None:
@@ -219,9 +201,7 @@ def test_segments_beyond_what_the_events_reserve_are_no_negative_size() -> None:
     twice = [event("segment_alloc", BASE, 20 * MiB)] * 2
     final = [segment(BASE, 20 * MiB, [block(BASE, MiB)]), segment(other, 100 * MiB, [])]
     trace = trace_of([alloc(other, 90 * MiB), *free(other, 90 * MiB), *twice, alloc(BASE, MiB)], final)
-    assert found(trace)["segments_do_not_fit"].text.endswith(
-        "and its segments come to 20.0 MiB more than its events reserve."
-    )
+    assert "20.0 MiB more than its events reserve" in found(trace)["segments_do_not_fit"].text
 
 
 def test_a_file_without_segments_says_so() -> None:
@@ -232,9 +212,7 @@ def test_a_file_without_segments_says_so() -> None:
 
 def test_times_that_go_back_and_times_that_are_missing_are_noted() -> None:
     assert "no_times" in found(trace_of([alloc(BASE, 5)]))
-    assert found(sound(alloc(BASE + 4096, 5, time_us=1)))["times_out_of_order"].text.startswith(
-        "The clock went backwards 1 time"
-    )
+    assert "backwards 1 time" in found(sound(alloc(BASE + 4096, 5, time_us=1)))["times_out_of_order"].text
 
 
 def test_a_simulated_run_of_the_allocator_is_sound() -> None:

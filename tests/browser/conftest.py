@@ -7,7 +7,7 @@ because a browser on a busy machine may miss a press; the summary lists it as RE
 
 import re
 from collections.abc import Callable, Generator, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 
 import pytest
 
-from tests.server import started
+from tests.server import ROOT, started
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 
@@ -232,6 +232,45 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     agents = {"GRADIO_MCP_SERVER": "True"} if find_spec("mcp") else {}
     with started({"MEMVIZ_RUNS": str(tmp_path_factory.mktemp("runs")), **agents}) as found:
         yield found.address
+
+
+PAGE = """
+from memviz.ui.app import build_app, launch_options
+from tests import forked
+
+forked.runs_from_here()
+build_app().launch(**launch_options())
+"""
+"""Its runs have PyTorch as they start. Another story runs a model in the page as people start it."""
+
+
+@contextmanager
+def page_of(folder: Path, port: int = 0, page: str = PAGE, **more: str) -> Iterator[Any]:
+    """Start a page that saves its runs in a folder of the tests."""
+    known = {"MEMVIZ_RUNS": str(folder), "PYTHONPATH": str(ROOT), **more}
+    with started(known, port, ("-c", page), quickly=True) as server:
+        yield server
+
+
+@pytest.fixture(scope="package")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """One page for the stories of the Run tab and of the quick suite; each visitor has runs of their own."""
+    folder = tmp_path_factory.mktemp("runs")
+    with page_of(folder, XDG_CACHE_HOME=str(folder / "cache")) as server:
+        yield server
+
+
+@pytest.fixture
+def tab(page: Any, runs: Any) -> Any:
+    """The Run tab of `runs`, which a file may replace by a page of its own."""
+    return opened(page, runs.address)
+
+
+def opened(page: Any, address: str) -> Any:
+    page.goto(address)
+    page.get_by_role("tab", name="Run").click()
+    playwright.expect(page.locator("#run-form .mv-price-head")).to_be_visible()
+    return page
 
 
 @pytest.fixture

@@ -2,14 +2,13 @@
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.browser.conftest import reload
-from tests.browser.test_run import choose_model, field, opened, page_of, press, row, verdict
+from tests.browser.test_run import choose_model, field, press, row, verdict
 from tests.ui.run.test_form import TINY as TINY_LLAMA
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
@@ -17,18 +16,6 @@ expect = playwright.expect
 
 
 TINY = TINY_LLAMA | {"max_position_embeddings": 4096}
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    folder = tmp_path_factory.mktemp("runs")
-    with page_of(folder, XDG_CACHE_HOME=str(folder / "cache")) as server:
-        yield server
-
-
-@pytest.fixture
-def tab(page: Any, runs: Any) -> Any:
-    return opened(page, runs.address)
 
 
 def own_model(tab: Any) -> Any:

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser.conftest import PATIENCE_SECONDS, program
-from tests.browser.test_run import opened, page_of
+from tests.browser.conftest import PATIENCE_SECONDS, opened, page_of, program
 from tests.server import Server
 
 pytest.importorskip("gradio_client")

@@ -3,57 +3,19 @@
 import os
 import re
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.browser.conftest import new_visitor, reload
-from tests.server import ROOT, started
+from tests.browser.conftest import new_visitor, opened, page_of, reload
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 expect = playwright.expect
 
 SMALL = {"sequence": "256", "layers": "2"}
 """Settings of the feed-forward stack that run in a fraction of a second."""
-
-
-PAGE = """
-from memviz.ui.app import build_app, launch_options
-from tests import forked
-
-forked.runs_from_here()
-build_app().launch(**launch_options())
-"""
-"""Its runs have PyTorch as they start. Another story runs a model in the page as people start it."""
-
-
-@contextmanager
-def page_of(folder: Path, port: int = 0, page: str = PAGE, **more: str) -> Iterator[Any]:
-    """Start a page that saves its runs in a folder of the tests."""
-    known = {"MEMVIZ_RUNS": str(folder), "PYTHONPATH": str(ROOT), **more}
-    with started(known, port, ("-c", page), quickly=True) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with page_of(tmp_path_factory.mktemp("runs")) as server:
-        yield server
-
-
-@pytest.fixture
-def tab(page: Any, runs: Any) -> Any:
-    return opened(page, runs.address)
-
-
-def opened(page: Any, address: str) -> Any:
-    page.goto(address)
-    page.get_by_role("tab", name="Run").click()
-    expect(page.locator("#run-form .mv-price-head")).to_be_visible()
-    return page
 
 
 def field(page: Any, name: str) -> Any:

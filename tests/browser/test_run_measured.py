@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.browser.test_run import done, fill, opened, page_of, press, row, small, switch, verdict
+from tests.browser.conftest import page_of
+from tests.browser.test_run import done, fill, press, row, small, switch, verdict
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 expect = playwright.expect
@@ -37,9 +38,9 @@ build_app().launch(**launch_options())
 
 
 @pytest.fixture
-def tab(page: Any, tmp_path: Any) -> Iterator[Any]:
+def runs(tmp_path: Any) -> Iterator[Any]:
     with page_of(tmp_path, page=PAGE) as server:
-        yield opened(page, server.address)
+        yield server
 
 
 def mib(cell: str) -> float:

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from tests.browser.conftest import page_of
 from tests.browser.test_fit import TINY, own_model
-from tests.browser.test_run import done, field, fill, opened, page_of, row, switch, verdict
+from tests.browser.test_run import done, field, fill, row, switch, verdict
 from tests.server import ROOT
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
@@ -66,11 +67,6 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def runs(tmp_path_factory: pytest.TempPathFactory, program: Path) -> Iterator[Any]:
     with page_of(tmp_path_factory.mktemp("runs"), page=PAGE, OWN_PROGRAM=str(program)) as server:
         yield server
-
-
-@pytest.fixture
-def tab(page: Any, runs: Any) -> Any:
-    return opened(page, runs.address)
 
 
 def command(tab: Any) -> str:

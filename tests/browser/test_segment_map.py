@@ -10,6 +10,7 @@ from memviz.trace.model import Trace
 from memviz.ui.components.plots import SegmentMap, moment_server
 from memviz.ui.payloads.segment_view import map_value
 from tests.browser.mounting import Mounted, load, mount
+from tests.facts import missing
 from tests.traces import MiB, alloc, block, event, frame, segment, trace_of
 
 LAYOUT_MODULE = "segment_map/layout.js"
@@ -194,13 +195,13 @@ def test_pointing_says_what_a_block_is(page):
         "since event 2: 2 events, 20 µs old",
     ]
     page.mouse.move(*centre(page, 3))
-    assert tip(page)[2] == "freed, waiting for another stream · since event 3: 1 event, 10 µs old"
+    assert missing(tip(page)[2], "waiting for another stream", "since event 3: 1 event", "10 µs old") == []
 
 
 def test_pointing_at_free_memory_names_its_segment(page):
     shown(page, two_segments())
     page.mouse.move(*centre(page, 2))
-    assert tip(page) == ["10.0 MiB free", "in a segment of 40.0 MiB at 0x0, large pool"]
+    assert missing(tip(page), "10.0 MiB free", "40.0 MiB at 0x0", "large pool") == []
 
 
 def test_a_click_pins_and_the_pin_is_outlined(page):

@@ -1,7 +1,6 @@
 """The quick suite's only stories: one per tab, on one page with one visitor, and a saved page."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import pytest
 from memviz.trace.load import load_trace
 from memviz.ui.saved.report import report_page
 from tests.browser.conftest import at_home, playwright
-from tests.browser.test_run import page_of
 from tests.house.repository import ROOT
 from tests.ranks.files import write_ranks
 from tests.traces import MiB
@@ -18,15 +16,9 @@ from tests.traces import MiB
 expect = playwright.expect
 
 
-@pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with page_of(tmp_path_factory.mktemp("runs")) as server:
-        yield server.address
-
-
 @pytest.fixture
-def home(same_page: Any, address: str) -> Any:
-    at_home(same_page, address)
+def home(same_page: Any, runs: Any) -> Any:
+    at_home(same_page, runs.address)
     return same_page
 
 

@@ -11,7 +11,8 @@ from tests.browser.conftest import at_home, reload, rest
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
-RESTS_MS = 1000
+RESTS_MS = 750
+"""`REST_MS` of the page's steps is 700."""
 VIEW = """() => {
   const host = [...document.querySelectorAll('#timeline, #timeline *')].find((node) => node.memviz);
   const { viewport, pin, data } = host.memviz;

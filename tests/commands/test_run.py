@@ -11,7 +11,9 @@ import pytest
 
 from memviz.commands import FAILED, main, parser
 from memviz.commands.run import _request
+from memviz.runner.fit import space
 from memviz.runner.jobs.worker_process import Worker
+from optimizations import OPTIMIZATIONS
 from tests.contracts.cases import GOLDEN
 from tests.ui.run.test_form import TINY as TINY_LLAMA
 
@@ -106,7 +108,6 @@ def test_a_model_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 def test_the_list_names_everything_there_is(capsys: pytest.CaptureFixture[str]) -> None:
     from memviz.runner.workloads import WORKLOADS
-    from optimizations import OPTIMIZATIONS
 
     assert main(["run", "--list", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -174,6 +175,9 @@ def test_a_way_that_fits_is_found_for_it(
     config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(config.parent / "cache"))
+    # Which ways there are is a matter of test_fit.py.
+    few = {kind.name: () for kind in OPTIMIZATIONS} | {"layerwise_casting": ({},)}
+    monkeypatch.setattr(space, "_OPTIONS", few)
     arguments = ["--set", "mode=inference", "--set", "sequence=64", "--card", "T4", "--processes", "1", "--json"]
     assert main(["fit", str(config), *arguments, "--largest", "batch"]) == 0
     answer = json.loads(capsys.readouterr().out)

@@ -13,6 +13,7 @@ from optimizations import apply_all, weight_offload
 from optimizations.layerwise_casting import LayerwiseCasting
 from optimizations.split_feed_forward import SplitFeedForward, feed_forwards
 from optimizations.weight_offload import WeightOffload
+from tests.facts import missing
 from tests.optimizations.memory import GiB, Memory
 from tests.optimizations.tiny import Stack, autoencoder, bert, flux, gpt2, hunyuan_video, llama, ltx, vit
 
@@ -233,10 +234,7 @@ def refusal(optimization: SplitFeedForward, model: nn.Module) -> str:
 
 def test_splits_that_do_not_divide_are_refused_with_those_that_would():
     model = nn.ModuleDict({"a": layer(inner_dim=24), "b": layer(inner_dim=36)})
-    assert refusal(SplitFeedForward(8), model) == (
-        "The inner size 36 of b cannot be divided into 8 equal slices; "
-        "numbers of splits up to 64 that would work here: 2, 3, 4, 6, 12."
-    )
+    assert missing(refusal(SplitFeedForward(8), model), "36 of b", "8 equal slices", ": 2, 3, 4, 6, 12.") == []
     assert refusal(SplitFeedForward(2), layer(inner_dim=7)).endswith("would work here: 7.")
     assert refusal(SplitFeedForward(2), layer(inner_dim=67)).endswith("would work here: none.")
 
@@ -275,7 +273,7 @@ def test_models_without_what_is_looked_for():
     assert refusal(SplitFeedForward(), autoencoder().model).startswith("No feed-forward was recognised. Supported are")
     assert refusal(SplitFeedForward(), Stack()).startswith("No feed-forward was recognised.")
     message = refusal(SplitFeedForward(only="encoder"), nn.Sequential(layer()))
-    assert message == "No feed-forward has 'encoder' in its name; there are 0."
+    assert missing(message, "'encoder' in its name", "there are 0") == []
 
 
 MODELS = [gpt2, vit, bert, flux, hunyuan_video]

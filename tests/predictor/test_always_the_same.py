@@ -18,7 +18,6 @@ pytestmark = pytest.mark.slow
 
 SHORT = {
     "feed_forward": {"layers": "2", "mode": "training"},
-    "vae": {},
     "flux_pipeline": {
         "double_layers": "1",
         "single_layers": "1",
@@ -27,14 +26,11 @@ SHORT = {
         "denoising": "1",
         "resolution": "256x256",
     },
-    "sdxl": {"depth": "2"},
     "cogvideox": {"layers": "1", "mode": "training"},
-    "wan": {"layers": "1"},
     "llama": {"layers": "2"},
-    "mixtral": {"layers": "2"},
     "vit": {"layers": "2"},
 }
-"""One of each kind. Repeated layers occur once or twice: each further block does the same."""
+"""One of each family of libraries. Repeated layers occur once or twice: each further block does the same."""
 EXTRAS = (
     Request("gpt2", {"layers": "2", "mode": "training"}, optimizer="adamw", steps=2),
     Request("ltx_video", {"layers": "2"}, (("checkpointing", {"every": "2"}),), optimizer="adamw-fused"),

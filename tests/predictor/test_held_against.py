@@ -16,6 +16,7 @@ from memviz.predictor.expected_error import ExpectedError
 from memviz.predictor.ledger import trains
 from memviz.predictor.rules import NCCL, Standing, Unproven, families_of
 from memviz.units import bytes_text
+from tests.facts import missing
 
 GiB = 1 << 30
 CARD = card_named("RTX 4090")
@@ -45,9 +46,7 @@ def test_a_covered_prediction_has_the_worst_of_few_recordings_of_its_class() -> 
     found = expected_error(["mm", "sum", "add_Tensor"], trains=True, card=CARD)
     assert (found.live, found.allocated, found.reserved) == (0.0, 0.2, 0.7)
     assert (found.recordings, found.published, found.covered) == (2, 0, True)
-    assert found.sentence == (
-        "Expected error: live ± 0.0 %, allocated ± 0.2 %, reserved ± 0.7 % (2 recorded training steps like this)."
-    )
+    assert missing(found.sentence, "live ± 0.0 %", "allocated ± 0.2 %", "reserved ± 0.7 %", "2 recorded") == []
 
 
 def test_a_program_that_is_predicted_in_part_says_nothing_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,8 +72,8 @@ def test_a_program_that_allocates_nothing_has_no_error() -> None:
     with PredictedDevice(CARD) as device:
         torch.ones(8).sum()
     found = estimate_of(device, device.finish()).expected_error
-    assert found.sentence == "Nothing is allocated on the card, so there is no expected error."
-    assert "%" not in found.sentence and ExpectedError.from_json(found.as_json()) == found
+    assert "no expected error" in found.sentence and "%" not in found.sentence
+    assert ExpectedError.from_json(found.as_json()) == found
 
 
 def test_what_recordings_lack_is_taken_from_published_tables() -> None:

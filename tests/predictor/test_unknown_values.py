@@ -17,6 +17,7 @@ from memviz.errors import UsageError
 from memviz.predictor import assumptions
 from memviz.predictor.assumptions import DataNeeded, UnknownNumber, WrongAnswer
 from memviz.predictor.device import PredictedDevice
+from tests.facts import missing
 from tests.predictor.rows import A100
 
 WHOLE = torch.long
@@ -76,10 +77,8 @@ def test_a_number_may_be_shown_and_added_up_and_that_is_stated(where: str) -> No
         shown = [f"{total:.3f}", f"{loss:.3f}", str(round(total, 2)), f"{total:>9.2f}", repr(-total)]
         said = stated(device)
     assert shown == ["unknown", "unknown", "unknown", "  unknown", "unknown"]
-    assert said == [
-        "a number read from a tensor is not computed: it prints as unknown, "
-        "counts as 1 in comparisons, math and numpy, and cannot be a size"
-    ]
+    assert len(said) == 1
+    assert missing(said[0], "prints as unknown", "counts as 1", "cannot be a size") == []
     assert isinstance(total, float) and type(total) is UnknownNumber
     assert copy.deepcopy([total])[0] is total and pickle.loads(pickle.dumps(total)).asked == total.asked
 

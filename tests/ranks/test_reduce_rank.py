@@ -14,6 +14,7 @@ from memviz.ranks.reduce_rank import MOST_SITES, reduce_rank, row_of
 from memviz.ranks.row import FailedFile, KindBytes, RankRanOut, RankRow, SiteBytes, StepPart
 from memviz.results.summary import summary_result
 from memviz.trace.load import load_trace
+from tests.facts import missing
 from tests.ranks.files import written
 from tests.real import real_files, slow_if_large
 from tests.traces import MiB, alloc, frame, trace_of
@@ -115,7 +116,7 @@ def test_a_pipe_that_nobody_writes_to_keeps_nobody_waiting(tmp_path: Path) -> No
     (tmp_path / "run.rank1.pickle").symlink_to("/dev/zero")
     for place in places_of([str(tmp_path)]):
         found = reduce_rank(place)
-        assert isinstance(found, FailedFile) and found.reason == "It is a pipe or a device, not a file."
+        assert isinstance(found, FailedFile) and "not a file" in found.reason
 
 
 @pytest.fixture
@@ -148,4 +149,4 @@ def test_a_network_that_keeps_failing_is_a_reason(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(UnsteadyFiles, "open", fails)
     failed = reduce_rank(Place(f"unsteady://{tmp_path}/rank0.pickle"))
     assert isinstance(failed, FailedFile)
-    assert failed.reason == "It cannot be read after 3 tries (The line broke.)."
+    assert missing(failed.reason, "3 tries", "The line broke.") == []

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -68,83 +69,62 @@ def status(**known: Any) -> SearchStatus:
     return SearchStatus("id", SearchOrder(Request("feed_forward"), largest="batch"), **known)
 
 
-def test_each_moment_has_its_sentence() -> None:
-    good, bad = told(way(2, 20 * GiB)), told(way(1, 30 * GiB, fits=False))
-    assert str(fit_headline(status())) == "Searching for a configuration that fits. Starting the search."
-    assert str(fit_headline(status(before=2))) == "Searching for a configuration that fits. Queued behind 2 others."
-    assert str(fit_headline(status(ways=(bad,), done=1, of=9, seconds_left=200.0))) == (
-        "Searching for a configuration that fits. 1 of 9 configurations tried, about 3 min left."
-    )
-    assert str(fit_headline(status(ways=(bad, good), done=2, of=9))) == (
-        "It fits with Split feed forward so far: 20.00 GiB reserved. 2 of 9 configurations tried."
-    )
-    assert str(fit_headline(status(ways=({**good, "fit": "close"},), done=2, of=9))) == (
-        "It is close with Split feed forward so far: 20.00 GiB reserved. 2 of 9 configurations tried."
-    )
-    assert str(fit_headline(status(ways=(good,), value=37, of=9))).endswith("Trying batch 37.")
-    answer = {"largest": {"knob": "batch", "value": 36, "next_fails": True, "predictions": 4}}
-    assert str(fit_headline(status(ways=(good,), answer=answer))) == (
-        "It fits with Split feed forward: 20.00 GiB reserved. Outputs are unchanged, up to rounding. "
-        "The largest batch that fits is 36; 37 does not fit."
-    )
-    answer["largest"] |= {"next_refused": "sequence is 37; GPT-2 knows 36 positions."}
-    assert str(fit_headline(status(ways=(good,), answer=answer))).endswith(
-        "37 is refused: sequence is 37; GPT-2 knows 36 positions."
-    )
-    assert str(fit_headline(status(ways=(told(way(1, GiB), "baseline"),), answer={}))).startswith(
-        "It fits without changes: 1,024 MiB"
-    )
-    assert str(fit_headline(status(ways=(bad,), answer={}))) == (
-        "No configuration that was tried fits. Lowest: Split feed forward, 30.00 GiB reserved. "
-        "Allow changes to training too."
-    )
-    assert (
-        str(fit_headline(status(failed="There is no workload x.")))
-        == "No configuration was tried. There is no workload x."
-    )
-    assert str(fit_headline(status(answer={}))).startswith("No configuration could run.")
+GOOD, BAD = told(way(2, 20 * GiB)), told(way(1, 30 * GiB, fits=False))
+PLAIN, CHEAPER = told(way(3, 12 * GiB), "baseline"), told(way(2, 2 * GiB, "split_feed_forward"))
+LIMITED = {"ways": (GOOD,), "done": 1, "of": 9, "time_limit": 600.0, "seconds": 60.0}
+CANCELLED = {"done": 2, "of": 9, "failed": "Cancelled."}
+LARGEST = {"knob": "batch", "value": 36, "next_fails": True, "predictions": 4}
+REFUSED = {**LARGEST, "next_refused": "sequence is 37; GPT-2 knows 36 positions."}
 
 
-def test_that_it_fits_as_it_is_is_said_first_whatever_else_is_cheaper() -> None:
-    """A sentence like *It fits with ...* would imply that it does not fit without."""
-    plain, cheaper = told(way(3, 12 * GiB), "baseline"), told(way(2, 2 * GiB, "split_feed_forward"))
-    assert str(fit_headline(status(ways=(plain, cheaper), done=2, of=9))) == (
-        "It fits without changes: 12.00 GiB reserved. "
-        "The cheapest so far is Split feed forward, by estimated time: 2,048 MiB reserved. "
-        "2 of 9 configurations tried."
-    )
-    assert str(fit_headline(status(ways=(plain, cheaper), answer={}))) == (
-        "It fits without changes: 12.00 GiB reserved. "
-        "The cheapest is Split feed forward, by estimated time: 2,048 MiB reserved. "
-        "Outputs are unchanged, up to rounding."
-    )
+@pytest.mark.parametrize(
+    ("known", "facts"),
+    [
+        ({}, "Starting"),
+        ({"before": 2}, "Queued | 2 others"),
+        ({"ways": (BAD,), "done": 1, "of": 9, "seconds_left": 200.0}, "Searching | 1 of 9 | about 3 min left"),
+        ({"ways": (BAD, GOOD), "done": 2, "of": 9}, "It fits with Split | so far | 20.00 GiB | 2 of 9"),
+        ({"ways": ({**GOOD, "fit": "close"},), "done": 2, "of": 9}, "It is close with Split | so far | 20.00 GiB"),
+        ({"ways": (GOOD,), "value": 37, "of": 9}, "It fits with | batch 37"),
+        ({"ways": (GOOD,), "answer": {"largest": LARGEST}}, "20.00 GiB | unchanged | is 36 | 37 does not fit"),
+        ({"ways": (GOOD,), "answer": {"largest": REFUSED}}, "37 is refused | knows 36 positions"),
+        ({"ways": (told(way(1, GiB), "baseline"),), "answer": {}}, "It fits without changes | 1,024 MiB"),
+        ({"ways": (BAD,), "answer": {}}, "No configuration | Lowest: Split feed forward | 30.00 GiB | training"),
+        ({"failed": "There is no workload x."}, "No configuration was tried | There is no workload x."),
+        ({"answer": {}}, "No configuration could run"),
+        # A sentence like *It fits with ...* would imply that it does not fit without.
+        (
+            {"ways": (PLAIN, CHEAPER), "done": 2, "of": 9},
+            "It fits without changes: 12.00 GiB | cheapest so far is Split feed forward | 2,048 MiB | 2 of 9",
+        ),
+        (
+            {"ways": (PLAIN, CHEAPER), "answer": {}},
+            "It fits without changes: 12.00 GiB | cheapest is Split feed forward | 2,048 MiB | unchanged",
+        ),
+        (
+            {"ways": (told(way(3, 30 * GiB, fits=False), "baseline"), CHEAPER), "answer": {}},
+            "It fits with Split | 2,048",
+        ),
+        (LIMITED, "1 of 9 | at most 9 min left"),
+        ({**LIMITED, "seconds_left": 200.0}, "about 3 min left"),
+        ({**LIMITED, "answer": {"stopped": "time limit"}}, "time limit of 10 min | 1 of 9 | others may be better"),
+        ({"ways": (BAD, GOOD), **CANCELLED}, "It fits with Split | Cancelled | 2 of 9 | others may be better"),
+        # Predictions are reported even if none fits.
+        ({"ways": (BAD,), **CANCELLED}, "No configuration | 30.00 GiB | Cancelled | 2 of 9 | others may be better"),
+        ({"done": 0, "of": 0, "failed": "Cancelled."}, "No configuration was tried | Cancelled"),
+        ({"ways": (GOOD,), **CANCELLED, "done": 9}, "Cancelled | 9 of 9"),
+    ],
+)
+def test_each_moment_of_a_search_has_its_facts(known: dict[str, Any], facts: str) -> None:
+    headline = str(fit_headline(status(**known)))
+    assert all(fact in headline for fact in facts.split(" | ")), headline
+    assert ("others may be better" in headline) == ("others may be better" in facts)
+
+
+def test_what_was_on_from_the_beginning_is_no_change() -> None:
     asked = SearchOrder(Request("feed_forward", optimizer="adamw"))
     with_adamw = SearchStatus("id", asked, ways=(told(way(3, 12 * GiB), "adamw"),), answer={})
-    assert str(fit_headline(with_adamw)).startswith("It fits without changes: 12.00 GiB reserved. Outputs")
-    too_large = told(way(3, 30 * GiB, fits=False), "baseline")
-    assert str(fit_headline(status(ways=(too_large, cheaper), answer={}))).startswith(
-        "It fits with Split feed forward: 2,048"
-    )
-
-
-def test_a_search_that_ended_or_was_stopped_says_how_far_it_came_and_what_it_found() -> None:
-    good = told(way(2, 20 * GiB))
-    under_way = {"ways": (good,), "done": 1, "of": 9, "time_limit": 600.0, "seconds": 60.0}
-    assert str(fit_headline(status(**under_way))).endswith("1 of 9 configurations tried, at most 9 min left.")
-    assert str(fit_headline(status(**under_way, seconds_left=200.0))).endswith("about 3 min left.")
-    over = status(**under_way, answer={"stopped": "time limit"})
-    assert "Stopped at the time limit of 10 min. 1 of 9 configurations were tried" in str(fit_headline(over))
-    good, bad = told(way(2, 20 * GiB)), told(way(1, 30 * GiB, fits=False))
-    stopped = {"done": 2, "of": 9, "failed": "Cancelled."}
-    how_far = "Cancelled. 2 of 9 configurations were tried; others may be better."
-    assert str(fit_headline(status(ways=(bad, good), **stopped))).endswith(how_far)
-    # Predictions are reported even if none fits.
-    assert str(fit_headline(status(ways=(bad,), **stopped))) == (
-        f"No configuration that was tried fits. Lowest: Split feed forward, 30.00 GiB reserved. {how_far}"
-    )
-    assert str(fit_headline(status(done=0, of=0, failed="Cancelled."))) == "No configuration was tried. Cancelled."
-    over = {**stopped, "done": 9}
-    assert str(fit_headline(status(ways=(good,), **over))).endswith("Cancelled. 9 of 9 configurations were tried.")
+    assert str(fit_headline(with_adamw)).startswith("It fits without changes: 12.00 GiB")
 
 
 def test_what_changed_unasked_and_what_is_close_is_said() -> None:
@@ -154,13 +134,13 @@ def test_what_changed_unasked_and_what_is_close_is_said() -> None:
         "fit": "close",
     }
     said = str(fit_headline(status(ways=(changed,), answer={})))
-    assert said.startswith("It is close with") and "Changed: optimizer sgd instead of adamw." in said
+    assert said.startswith("It is close with") and "optimizer sgd instead of adamw" in said
     assert fit_cell(changed) == "close" and fit_cell({**changed, "fit": "yes"}) == "fits"
     largest = {"knob": "batch", "value": 1294, "next_fails": True}
-    assert largest_text(largest) == "The largest batch that fits is 1,294; 1,295 does not fit."
+    assert "1,294" in largest_text(largest) and "1,295 does not fit" in largest_text(largest)
     assert " 1,294 is close:" in largest_text({**largest, "fit": "close"})
     until_then = largest_text({**largest, "next_fails": False, "stopped": True})
-    assert until_then == "The largest batch that fits is at least 1,294; the search was stopped."
+    assert "at least 1,294" in until_then and "stopped" in until_then and "1,295" not in until_then
 
 
 def test_on_a_card_of_unknown_speed_the_cost_that_is_said_is_the_one_that_is_compared() -> None:

@@ -186,12 +186,12 @@ CONVERTING = ("layerwise_casting", "weight_quantization", "weight_offload")
 
 
 def combinations(workload: str) -> Iterator[Plan]:
-    """The workload at reduced size as it is and with a third of the optimizations, loaded both ways where that differs.
+    """The workload at reduced size as it is and with a sixth of the optimizations, loaded both ways where that differs.
 
-    Each optimization comes with a third of the workloads.
+    Each optimization comes with a sixth of the workloads.
     """
-    first = [kind.name for kind in WORKLOADS].index(workload) % 3
-    for name, needs in (("", "any"), *((kind.name, kind.needs) for kind in OPTIMIZATIONS[first::3])):
+    first = [kind.name for kind in WORKLOADS].index(workload) % 6
+    for name, needs in (("", "any"), *((kind.name, kind.needs) for kind in OPTIMIZATIONS[first::6])):
         mode = {} if workload == "transformer_block" else {"mode": needs.replace("any", "inference")}
         for load in ("host", "device") if name in CONVERTING else ("host",):
             chosen = ((name, {}),) if name else ()

@@ -8,7 +8,8 @@ import pytest
 
 from memviz.analysis.timeline import timeline
 from memviz.trace.load import load_trace
-from memviz.trace.model import NO_STACK, Action, Category, Note, Phase, Stage, State, Trace, address_text, driver_free
+from memviz.trace.model import NO_STACK, Action, Category, Phase, Stage, State, Trace, address_text, driver_free
+from tests.facts import missing
 from tests.traces import MiB, alloc, block, event, frame, free, read, segment, snapshot, trace_of
 
 BASE = 0x7000_0000_0000
@@ -162,12 +163,14 @@ def test_what_is_not_known_is_noted_and_left_aside() -> None:
     row = segment(BASE, 512, [block(BASE, 512, 10, "resting")], registration_counter=3)
     more = {"new_part": 1, 5: 2}
     trace = read({**snapshot([alloc(BASE, 1, colour="red"), event("shrink", BASE, 7)], [row]), **more})
-    assert trace.notes == (
-        Note("unknown_keys", "Unknown parts of the file were ignored: '<int>', 'new_part'."),
-        Note("unknown_event_keys", "Unknown keys of events were ignored: 'colour'."),
-        Note("unknown_actions", "Events of an unknown kind are kept without effect: 'shrink'."),
-        Note("unknown_states", "Blocks in an unknown state are treated as free: 'resting'."),
-    )
+    facts = {
+        "unknown_keys": ("'<int>', 'new_part'",),
+        "unknown_event_keys": ("'colour'",),
+        "unknown_actions": ("'shrink'", "without effect"),
+        "unknown_states": ("'resting'", "as free"),
+    }
+    assert [note.code for note in trace.notes] == [*facts]
+    assert [missing(note.text, *facts[note.code]) for note in trace.notes] == [[]] * 4
     assert trace.action_name(int(trace.devices[0].events.action[1])) == "shrink"
     assert trace.devices[0].blocks.state.tolist() == [State.INACTIVE]
 

@@ -4,6 +4,7 @@ from memviz.analysis.findings.finding import FindingKind
 from memviz.analysis.lifetimes import lifetimes
 from tests.analysis.findings.steps import GRADIENT, HIDDEN, OTHER, Loop, MiB, of_kind
 from tests.analysis.training import ACCUMULATE, BACKWARD, CALL, LOSS, MAIN, NATIVE
+from tests.facts import missing
 from tests.traces import frame
 
 LOGITS = 50
@@ -26,9 +27,7 @@ def test_logits_that_the_next_forward_finds_live_are_told_with_their_line():
     assert finding.bytes == 30 * MiB
     assert finding.site == "train.py:30 loss"
     assert rows.address[finding.rows].tolist() == [LOGITS, LOGITS + 1]
-    assert finding.sentence == (
-        "30.0 MiB made in step 1 by train.py:30 loss stay live through most of the next step’s forward."
-    )
+    assert missing(finding.sentence, "30.0 MiB", "step 1", "train.py:30 loss", "next step’s forward") == []
 
 
 def test_what_ends_with_its_step_or_at_the_start_of_the_next_is_not_kept_too_long():

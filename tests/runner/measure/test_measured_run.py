@@ -23,6 +23,7 @@ from memviz.runner.record.memory_history import is_recording
 from memviz.runner.request import Request
 from memviz.runner.step import Interrupted, make_optimizer
 from optimizations import weight_offload
+from tests.facts import missing
 from tests.runner.failing_gpu import LOST, FailingGpu
 from tests.runner.fake_gpu import FakeGpu, TorchsGpu
 from tests.runner.measured_runs import KIB, OWN, WEIGHT, hooks, is_quiet, plan, run
@@ -303,7 +304,7 @@ def test_a_card_that_is_listed_but_cannot_start_is_predicted_with_the_reason(tmp
     gpu = FailingGpu(fails_at=number, raises=lambda: RuntimeError(MISMATCH), sticky=True)
     done = run(gpu, asked)
     assert gpu.names[-1] == call
-    assert (done.run.mode, done.run.why) == ("predicted", "Predicted, because this machine has no GPU to measure on.")
+    assert done.run.mode == "predicted" and "no GPU" in done.run.why
     assert MISMATCH in done.run.notes[0]
     assert "nvidia-smi" in done.run.notes[0]
     with pytest.raises(UsageError, match="driver on your system is too old"):
@@ -434,9 +435,8 @@ def tiny():
 def test_a_refused_attention_kernel_says_torchs_own_reasons(tmp_path):
     with pytest.raises(Interrupted) as caught:
         run(FailingGpu(), plan(tmp_path, OWN + NO_KERNEL))
-    assert caught.value.__notes__ == [
-        "PyTorch's reasons: Flash attention kernel not used because: Expected head_dim to be at most 256."
-    ]
+    (note,) = caught.value.__notes__
+    assert missing(note, "Flash attention kernel", "head_dim to be at most 256.") == []
 
 
 SWITCHES = {

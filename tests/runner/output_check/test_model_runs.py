@@ -257,9 +257,7 @@ def test_the_right_one_drawn_in_another_order_is():
     for apply in (split(lambda ff, x: ff.net[1](x)), SplitFeedForward(splits=SPLITS).apply):
         found = compared(apply, "rounding")
         assert found.verdict.words == "equal up to rounding, as claimed"
-        assert found.notes == (
-            "Compared with dropout as a factor of 1 - p: optimizations may draw other random numbers.",
-        )
+        assert len(found.notes) == 1 and "dropout as a factor of 1 - p" in found.notes[0]
 
 
 def frozen_where_it_is_cast() -> nn.Module:
@@ -283,9 +281,7 @@ def test_where_the_same_random_numbers_are_drawn_they_are_compared():
 
     right = found(cast)
     assert (right.verdict.ok, right.notes) == (True, ())
-    assert found(seeded_anew).notes == (
-        "Compared with dropout as a factor of 1 - p: optimizations may draw other random numbers.",
-    )
+    assert "dropout as a factor of 1 - p" in found(seeded_anew).notes[0]
 
 
 def test_a_dropout_that_nobody_sees_is_turned_off_by_its_name():
@@ -302,7 +298,7 @@ def test_a_dropout_that_nobody_sees_is_turned_off_by_its_name():
         return lambda: None
 
     found = compare_outputs(lambda: Stack([Own()]), tokens(), drawn_before, training=True, claim="rounding", steps=2)
-    assert found.notes == ("Compared with dropout off: optimizations may draw other random numbers.",)
+    assert len(found.notes) == 1 and "dropout off" in found.notes[0]
     assert found.verdict.ok is True
 
 

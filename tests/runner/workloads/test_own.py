@@ -7,6 +7,7 @@ import torch
 
 from memviz.errors import UsageError
 from memviz.runner.plan import make_workload
+from tests.facts import missing
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 
@@ -37,7 +38,7 @@ def test_a_model_and_inputs_by_name(file):
     output = model(**inputs)
     assert torch.equal(workload.loss(output), output.mean())
     assert workload.training
-    assert workload.describe() == "linear of mine.py, 48 parameters, as built, training step"
+    assert missing(workload.describe(), "linear of mine.py", "48 parameters", "training step") == []
 
 
 def test_on_meta_first_and_with_numbers_afterwards(file):
@@ -169,6 +170,7 @@ def test_a_parameter_with_the_name_of_a_knob_is_told_too(file):
 
 RETURNS = """
 import torch
+from tests.facts import missing
 
 class Model(torch.nn.Module):
     def __init__(self):

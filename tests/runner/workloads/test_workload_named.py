@@ -8,6 +8,7 @@ import pytest
 from memviz.errors import UsageError
 from memviz.runner.plan import make_workload
 from memviz.runner.workloads import WORKLOADS
+from tests.facts import missing
 from tests.house.repository import ROOT
 
 NAMES = [kind.name for kind in WORKLOADS]
@@ -27,10 +28,8 @@ def test_settings_turn_the_knobs():
 def test_an_unknown_one_is_named_with_the_likely_one():
     with pytest.raises(UsageError) as caught:
         make_workload("ltx-video")
-    assert str(caught.value) == (
-        f"There is no workload ltx-video. Did you mean ltx_video? There are {', '.join(NAMES)}. "
-        "For your own model use a config.json or FILE.py:function."
-    )
+    facts = ("no workload ltx-video", "Did you mean ltx_video?", ", ".join(NAMES), "config.json", "FILE.py:function")
+    assert missing(caught.value, *facts) == []
 
 
 @pytest.mark.parametrize(

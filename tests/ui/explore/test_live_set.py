@@ -124,7 +124,7 @@ NO_GROWTH = Growth("site", (), (), (), ())
 
 def test_where_there_is_nothing_it_is_said():
     html = sites_html(Breakdown(NO_GROUPS, {}), ExploreState(), None)
-    assert words(html) == "All allocations made here were freed, or their free was requested."
+    assert "were freed" in words(html)
     assert "is not known" in words(growth_html(NO_GROWTH))
     assert "growth cannot be measured" in words(growth_html(Growth("site", ("step 0",), (5,), (), (5,))))
     html = growth_html(Growth("site", ("a", "b"), (5, 5), (), (5, 5)))

@@ -75,7 +75,7 @@ def test_of_a_file_without_segments_nothing_is_summed():
     for at in (-1, 1):
         view = segment_view(trace, trace.devices[0], at, with_table=True)
         assert "no segments in the file" in view.title
-        assert words(view.figures) == "The file has no segments, so reserved memory is not known."
+        assert "reserved memory is not known" in words(view.figures)
         assert view.table == ""
 
 

@@ -17,6 +17,7 @@ from gradio.state_holder import SessionState
 from memviz.fair_lock import FairLock
 from memviz.ui.shell.gradio_events import FairQueueBlocks, QuickBlocks, in_parts, in_turn
 from tests import forked
+from tests.facts import missing
 
 
 class Visitor:
@@ -56,7 +57,7 @@ def test_one_who_asks_often_waits_behind_others_and_who_asks_too_often_hears_so(
     # One is being answered, and eight wait.
     assert answers.count("A") == 9
     refused = [answer for answer in answers if answer not in ("A", "B")]
-    assert set(refused) == {"8 of your requests are already waiting. Try again when one is answered."}
+    assert refused and not any(missing(answer, "8 of your requests", "waiting") for answer in refused)
     assert answers[-1] == "B"
     line = FairLock()
 

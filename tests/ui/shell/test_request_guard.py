@@ -29,6 +29,7 @@ from memviz.ui.shell.request_guard import (
 )
 from memviz.ui.shell.temporary_files import Exports, new_file
 from memviz.ui.shell.visitors import OpenPages
+from tests.facts import missing
 
 
 @pytest.mark.parametrize(
@@ -127,8 +128,7 @@ def test_a_borrowed_name_gets_nothing_and_is_told_the_remedy():
     visited = Visited()
     answer = visited.client.get("/config", headers={"host": "evil.example:7860"})
     assert answer.status_code == 403
-    said = "This server does not accept the host name evil.example. "
-    assert answer.text == f"{said}To allow it, set MEMVIZ_ALLOWED_HOSTS=evil.example and restart."
+    assert missing(answer.text, "the host name evil.example", "MEMVIZ_ALLOWED_HOSTS=evil.example") == []
     assert visited.client.post("/gradio_api/queue/join", json={}, headers={"host": "evil.example"}).status_code == 403
     assert "the host name of the request." in visited.client.get("/x", headers={"host": "<script>"}).text
     visited = Visited()
@@ -198,7 +198,7 @@ def test_what_breaks_or_is_not_there_is_said_in_words():
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     answer = Visited(full).client.post("/gradio_api/upload", content=b"x")
-    assert (answer.status_code, answer.json()["detail"]) == (507, "The disk of the server is full. Try again later.")
+    assert answer.status_code == 507 and "disk of the server is full" in answer.json()["detail"]
 
 
 @pytest.fixture
