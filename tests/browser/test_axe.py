@@ -96,6 +96,18 @@ def test_explore_with_a_filter_a_ruler_and_part_of_the_height(opened: Any) -> No
     expect_nothing_serious(opened, "#timeline")
 
 
+def test_a_pinned_allocation_beside_the_timeline_and_as_a_sheet(opened: Any) -> None:
+    turn_to(opened, "Explore")
+    opened.locator("#timeline .mvt[data-drawn] .mvt-pilltext").wait_for()
+    opened.locator("#timeline .mvt-plot").focus()
+    for key in ("ArrowUp", "Enter"):
+        opened.keyboard.press(key)
+    opened.locator("#inspector .mv-pinned").wait_for()
+    expect_nothing_serious(opened, "#inspector")
+    opened.keyboard.press("Escape")
+    opened.locator("#inspector .mv-pinned").wait_for(state="detached")
+
+
 @pytest.mark.parametrize("view", ["Segments", "Events", "Never freed"])
 def test_the_views_below_the_timeline(opened: Any, view: str) -> None:
     turn_to(opened, "Explore")

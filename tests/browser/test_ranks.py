@@ -72,6 +72,12 @@ def test_sixteen_ranks_have_few_words_and_a_list_that_opens(page: Any, server: s
     page.locator("#traces summary").click()
     page.locator(".mv-trace", has_text="rank15").click()
     page.locator("#traces details[open] .mv-chosen", has_text="rank15").wait_for()
+    page.locator(".mv-trace b", has_text="rank4").dblclick()
+    page.locator(".mv-rename").fill("slow node")
+    page.keyboard.press("Enter")
+    page.get_by_role("tab", name="Ranks").click()
+    page.locator("#ranks-map .mvn-names", has_text="4 slow node").wait_for()
+    page.locator("#ranks-one h2", has_text="Rank 4 slow node").wait_for()
 
 
 def test_a_click_and_the_keys_choose_a_rank(drawn: Any) -> None:

@@ -79,6 +79,8 @@ class Job(Generic[Status]):
         self._status = status
         self._pollers = 0
         self._polled = time.monotonic()
+        self.patience = math.inf
+        """Seconds without a poll after which it ends, until the next poll."""
 
     @property
     def status(self) -> Status:
@@ -94,6 +96,7 @@ class Job(Generic[Status]):
             finally:
                 self._pollers -= 1
                 self._polled = time.monotonic()
+                self.patience = math.inf
         return self.status
 
     def unpolled_seconds(self, now: float) -> float:
@@ -317,6 +320,8 @@ _JOIN_SECONDS = 5.0
 _LEFT_SECONDS = 3.0
 """Time in which a run may end whose order was left: a new process takes as long to start."""
 _TICK_SECONDS = 1.0
+RELOAD_SECONDS = 15.0
+"""Time that a page may take until it asks again for what it had under way."""
 _TIDY_SECONDS = 30.0
 
 
@@ -364,6 +369,12 @@ class Jobs(Generic[AnyJob, Status]):
         if job is not None:
             job.stop()
 
+    def release(self, id: str) -> None:
+        """End a job soon whose page was closed, unless a page polls it again: closed and reloaded look alike."""
+        job = self._jobs.get(id)
+        if job is not None:
+            job.patience = RELOAD_SECONDS
+
     def stop_all(self) -> None:
         for job in list(self._jobs.values()):
             job.stop()
@@ -382,7 +393,7 @@ class Jobs(Generic[AnyJob, Status]):
         for job in list(self._jobs.values()):
             if job.status.is_over:
                 continue
-            if job.unpolled_seconds(now) <= self._patience:
+            if job.unpolled_seconds(now) <= min(self._patience, job.patience):
                 job.check()
             else:
                 job.stop(UNPOLLED)

@@ -39,6 +39,8 @@ class ShownRanks:
     """Names of the open jobs, if there are several."""
     number: int = 0
     """The place of this job among them."""
+    given: Mapping[int, str] = field(default_factory=dict)
+    """Names that the visitor gave to open ranks."""
 
 
 def open_ranks(context: Context, session: Session) -> dict[int, Opened]:
@@ -108,18 +110,19 @@ def shown_ranks(context: Context, session: Session, job: int = 0) -> ShownRanks 
     job = min(job, len(jobs) - 1)
     numbers = _by_number(jobs[job])
     keys = {number: opened.key for number, opened in numbers.items()}
+    given = {number: opened.name for number, opened in numbers.items() if opened.is_renamed}
     if context.given_ranks is not None:
-        return ShownRanks(context.given_ranks, keys, is_given=True)
+        return ShownRanks(context.given_ranks, keys, is_given=True, given=given)
     if (brought := context.tables.get(session.table)) is not None:
         # Its rows name files of another machine, which are not opened; what is open here is.
-        return ShownRanks(brought.job, keys)
+        return ShownRanks(brought.job, keys, given=given)
     pairs = [(number, context.find(timeline_key(opened))) for number, opened in sorted(numbers.items())]
     ranks = tuple(Rank(number, _row(*pair)) for number, pair in pairs if pair is not None)
     if len(ranks) < LEAST:
         return None
     names = distinct_names(differing_names([_job_name(of_job[0].source) for of_job in jobs])) if jobs[1:] else []
     summary = summary_of(ranks, _duplicates(jobs[job]))
-    return ShownRanks(summary, keys, is_open=True, names=tuple(names), number=job)
+    return ShownRanks(summary, keys, is_open=True, names=tuple(names), number=job, given=given)
 
 
 def compared_jobs(context: Context, session: Session, shown: ShownRanks) -> tuple[JobChanges, list[str]] | None:
@@ -145,8 +148,11 @@ _MOST_CELLS = 700_000
 _LONGEST = 40
 
 
-def rank_map_value(job: RankSummary, chosen: int | None = None) -> dict[str, Any]:
-    """Order rows by mesh coordinates if all ranks have them, else by number."""
+def rank_map_value(
+    job: RankSummary, chosen: int | None = None, given: Mapping[int, str] | None = None
+) -> dict[str, Any]:
+    """Order rows by mesh coordinates if all ranks have them, else by number. `given` are a visitor's own names."""
+    given = given or {}
     ranks = by_mesh(job.ranks)
     table, highest = aligned(ranks), max(job.highest.row.peak_bytes, 1)
     known = table.live != NOTHING
@@ -159,7 +165,10 @@ def rank_map_value(job: RankSummary, chosen: int | None = None) -> dict[str, Any
     group_of = {number: i for i, group in enumerate(job.groups) for number in group.ranks}
     return {
         "ranks": [rank.number for rank in ranks],
-        "names": [f"{rank.number} {mesh_text(mesh_of(rank))}".strip()[:_LONGEST] for rank in ranks],
+        "names": [
+            " ".join(filter(None, (str(rank.number), mesh_text(mesh_of(rank)), given.get(rank.number))))[:_LONGEST]
+            for rank in ranks
+        ],
         "peaks": [rank.row.peak_bytes for rank in ranks],
         "groups": [group_of[rank.number] for rank in ranks],
         "outliers": [one.rank for one in job.outliers],

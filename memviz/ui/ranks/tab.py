@@ -85,7 +85,7 @@ class RanksTab:
 
 def show(context: Context, session: Session) -> list[Any]:
     """The values of `RanksTab.outputs`: the tab is there where ranks are."""
-    opened = (session.table, *((trace.key, trace.device) for trace in session.opened))
+    opened = (session.table, *((trace.key, trace.device, trace.name) for trace in session.opened))
     return [gr.update(visible=has_ranks(context, session)), opened]
 
 
@@ -102,7 +102,7 @@ def draw(context: Context, session: Session, chosen: int | None, number: int = 0
     compared = compared_jobs(context, session, shown)
     return [
         _verdict(shown, card, compared),
-        rank_map_value(job, rank),
+        rank_map_value(job, rank, shown.given),
         _one(shown, rank),
         ("" if compared is None else jobs_html(*compared)) + outliers_html(job) + groups_html(job),
         missing_html(job, is_open=shown.is_open) + failed_html(job),
@@ -125,7 +125,8 @@ def one_rank(context: Context, session: Session, rank: int | None, job: int = 0)
 
 def _one(shown: ShownRanks, rank: int | None) -> str:
     can_open = shown.is_given or (rank in shown.keys)
-    return one_rank_html(shown.job, rank, can_open=can_open, job_number=shown.number)
+    given = "" if rank is None else shown.given.get(rank, "")
+    return one_rank_html(shown.job, rank, can_open=can_open, job_number=shown.number, given=given)
 
 
 _MOST_SAVED = 512

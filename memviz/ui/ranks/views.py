@@ -214,14 +214,16 @@ def spans_text(numbers: Sequence[int]) -> str:
 _TOP = 8
 
 
-def one_rank_html(job: RankSummary, number: int | None, *, can_open: bool, job_number: int = 0) -> Html:
-    """`job_number` is the job's among those that are open."""
+def one_rank_html(
+    job: RankSummary, number: int | None, *, can_open: bool, job_number: int = 0, given: str = ""
+) -> Html:
+    """`job_number` is the job's among those that are open, `given` the visitor's name for the rank."""
     rank = None if number is None else job.of(number)
     if rank is None:
         return tag("p", "Select a rank in the map to see its figures.", class_="mv-soft mv-onerank")
     against = job.of(job.against(rank.number))
     other = None if against is None or against.number == rank.number else against
-    where = mesh_text(mesh_of(rank))
+    where = " ".join(filter(None, (mesh_text(mesh_of(rank)), given)))
     title = tag("h2", f"Rank {rank.number}", tag("span", f" {where}") if where else "")
     picture = sparkline(rank.row.curve, job.highest.row.peak_bytes, None if other is None else other.row.curve)
     data = {"data_rank": rank.number, "data_job": job_number or None}

@@ -350,14 +350,17 @@ class RunAnswers:
     def follow_search(self, id: str, is_there: Callable[[], bool] = lambda: True) -> Iterator[SearchStatus]:
         """Its changes, no more often than they can be looked at."""
         status, seen = self.searches.status(id), -1
-        while status is not None and is_there():
-            if status.version != seen:
-                yield status
-            if status.is_over:
-                return
-            time.sleep(_BETWEEN_PICTURES)
-            seen = status.version
-            status = self.searches.status(id, newer_than=seen, wait=1.0)
+        try:
+            while status is not None and is_there():
+                if status.version != seen:
+                    yield status
+                if status.is_over:
+                    return
+                time.sleep(_BETWEEN_PICTURES)
+                seen = status.version
+                status = self.searches.status(id, newer_than=seen, wait=1.0)
+        finally:
+            self.searches.release(id)
 
     def best_of(self, search: SearchStatus, visitor: str) -> OrderStatus | None:
         """Return the runs of the request and of the best configuration so far; begin them where that changed.
@@ -404,10 +407,13 @@ class RunAnswers:
 
     def follow(self, order: str, is_there: Callable[[], bool] = lambda: True) -> Iterator[OrderStatus]:
         """Yield each change of an order, until it ends, its owner starts another, or its visitor leaves."""
-        for status in changes(self.scheduler, order, is_there):
-            for variant in status.variants:
-                self.predictions.keep_failure(variant)
-            yield status
+        try:
+            for status in changes(self.scheduler, order, is_there):
+                for variant in status.variants:
+                    self.predictions.keep_failure(variant)
+                yield status
+        finally:
+            self.scheduler.release(order)
 
     def status(self, order: str) -> OrderStatus | None:
         return self.scheduler.status(order) if order else None
@@ -438,11 +444,15 @@ class RunAnswers:
         marked = (replace(variant, is_pinned=request_key(variant.request) in keys) for variant in variants)
         return replace(status, variants=tuple(marked))
 
-    def in_background(self, status: OrderStatus, requests: RunRequests, visitor: str) -> Iterator[None]:
+    def in_background(
+        self, status: OrderStatus, requests: RunRequests, visitor: str, is_there: Callable[[], bool] = lambda: True
+    ) -> Iterator[None]:
         if requests.faults or not requests.count:
             return iter(())
         base = requests.requests[-1]
-        return self.predictions.in_background(status.variants, base, self.listing(), visitor, checks=base.numerics)
+        return self.predictions.in_background(
+            status.variants, base, self.listing(), visitor, checks=base.numerics, is_there=is_there
+        )
 
     def shown_pair(self, status: OrderStatus) -> list[LinkedTrace]:
         """Return the traces of the baseline and of the chosen variant, as far as both have run."""

@@ -179,11 +179,19 @@ class Predictions:
         return prices, run.flops or 0 if run is not None else 0
 
     def in_background(
-        self, answered: Sequence[Variant], base: Request, listing: Mapping[str, Any], owner: str, *, checks: bool
+        self,
+        answered: Sequence[Variant],
+        base: Request,
+        listing: Mapping[str, Any],
+        owner: str,
+        *,
+        checks: bool,
+        is_there: Callable[[], bool] = lambda: True,
     ) -> Iterator[None]:
         """Check the outputs of what was answered, then predict what prices need. Yield after each of these.
 
-        Stored prices are predicted too, last: their figures answer the next switch at once.
+        Stored prices are predicted too, last: their figures answer the next switch at once. What is left ends with
+        the page, since no other page asks for it.
         """
         self.leave(owner)
         requests = list(self._unchecked(answered)) if checks else []
@@ -200,10 +208,16 @@ class Predictions:
             begun = self.scheduler.submit(requests, [""] * len(requests), self._note, owner)
         except MemvizError:
             return
+        try:
+            yield from self._noted(changes(self.scheduler, begun.id, is_there))
+        finally:
+            self.scheduler.leave(begun.id, stops=False)
+
+    def _noted(self, statuses: Iterator[OrderStatus]) -> Iterator[None]:
         # One that is run again is over after later ones.
         noted: set[int] = set()
         is_new, yielded = False, 0.0
-        for status in changes(self.scheduler, begun.id):
+        for status in statuses:
             for number, variant in enumerate(status.variants):
                 if variant.is_over and number not in noted:
                     noted.add(number)

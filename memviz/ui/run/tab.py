@@ -250,7 +250,7 @@ class RunTab:
             return
         yield _values(form=self._marked(state, status), kept=self._kept_value(visitor) if keeps else gr.skip())
         _, requests = self.answers.parse(state.fields)
-        for _ in self.answers.in_background(status, requests, visitor):
+        for _ in self.answers.in_background(status, requests, visitor, presence()):
             yield _values(form=self._form(state), **self._answer_values(state, status, draws=False))
 
     def _answer_values(self, state: RunState, status: OrderStatus, *, draws: bool = True) -> dict[str, Any]:
@@ -345,7 +345,7 @@ class RunTab:
                 yield _values(progress="" if status.is_over else progress_html(progress_text(status)), **values)
         if last is not None and last.is_over:
             _, requests = self.answers.parse(state.fields)
-            for _ in self.answers.in_background(last, requests, visitor):
+            for _ in self.answers.in_background(last, requests, visitor, presence()):
                 yield _values(form=self._form(state), **self._best_values(state, last, draws=False))
 
     def _best_values(self, state: RunState, best: OrderStatus, *, draws: bool = True) -> dict[str, Any]:

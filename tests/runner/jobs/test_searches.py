@@ -1,5 +1,6 @@
 """Searches for a configuration that fits: queued with all runs, and dropped when no client polls them."""
 
+import math
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -101,11 +102,19 @@ def test_the_time_limit_ends_a_search_with_what_was_found(searches: Searches, mo
 
 
 @pytest.mark.slow
-def test_one_that_nobody_looks_at_ends(line: FairLock) -> None:
-    searches = Searches(line, seconds=240, patience=0.0)
+@pytest.mark.parametrize("closes_page", [False, True])
+def test_one_that_nobody_looks_at_ends(line: FairLock, monkeypatch: pytest.MonkeyPatch, closes_page: bool) -> None:
+    monkeypatch.setattr(service, "RELOAD_SECONDS", 0.0)
+    searches = Searches(line, seconds=240, patience=3600 if closes_page else 0.0)
     try:
         id = searches.submit(SearchOrder(LONG), "ann").id
         search = searches._jobs[id]
+        if closes_page:
+            searches.release(id)
+            # As a page that is reloaded does.
+            searches.status(id)
+            assert search.patience == math.inf
+            searches.release(id)
         wait_until(lambda: search.status.is_over)
         assert search.status.failed == UNPOLLED
     finally:

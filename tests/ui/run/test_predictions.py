@@ -196,3 +196,14 @@ def test_a_trace_that_is_kept_again_leaves_no_second_file(answers: RunAnswers, t
     again = answers.predictions.known(variant.request)
     assert again is not None and again.file is not None and again.file.exists()
     assert not kept.file.exists() or kept.file == again.file
+
+
+def test_prices_of_a_closed_page_end(answers: RunAnswers) -> None:
+    requests = asked(SPLIT, dim="144", numerics=True)
+    live = RunRequests(tuple(replace(one, numerics=False) for one in requests.requests), requests.labels)
+    status = answered(answers, live, "gus")
+    for _ in answers.in_background(status, requests, "gus", lambda: False):
+        pass
+    background = answers.predictions.scheduler.newest_of("gus")
+    assert background is not None and background.is_left
+    assert answers.checked(status).variants[1].run.numerics is None  # type: ignore[union-attr]
