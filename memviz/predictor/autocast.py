@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._library.custom_ops import OPDEFS
 
 from memviz.predictor.compat import AUTOCAST_SINCE, Patches
 from memviz.predictor.shapes import leaves_of
@@ -65,7 +66,8 @@ class Autocast:
         self._wrapped: set[str] = set()
         self._regions: list[bool] = []
         """Enabled state of each nested autocast region; torch itself forgets it below autograd."""
-        self._library: Any = None
+        self._libraries: dict[str, Any] = {}
+        """Registrations, by namespace of their operators."""
         self._running = 0
         """Number of cast operators that are running; their parts are not cast again."""
         self._cast: dict[int, tuple[Tensor, Tensor]] = {}
@@ -81,11 +83,46 @@ class Autocast:
 
     def begin(self, enabled: bool) -> None:
         self._regions.append(enabled)
-        if enabled and self._library is None:
-            self._library = _Library("aten", "IMPL")
+        if not enabled:
+            return
+        if "aten" not in self._libraries:
+            self._libraries["aten"] = _Library("aten", "IMPL")
             for name in self.names - self._wrapped:
                 if _operator(name) is not None:
-                    self._library.impl(name, self._kernel_with_casts(name), "AutogradMeta")
+                    self._libraries["aten"].impl(name, self._kernel_with_casts(name), "AutogradMeta")
+        self._follow_libraries()
+
+    def _follow_libraries(self) -> None:
+        """Cast for operators of libraries, such as torchvision's, that have a kernel of autocast for CUDA."""
+        for full_name in torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCUDA"):
+            namespace, _, name = full_name.partition("::")
+            if namespace == "aten" or full_name in self._wrapped:
+                continue
+            self._wrapped.add(full_name)
+            if namespace not in self._libraries:
+                self._libraries[namespace] = _Library(namespace, "IMPL")
+            self._libraries[namespace].impl(name, self._library_kernel(full_name), "AutogradMeta")
+
+    def _library_kernel(self, full_name: str) -> Kernel:
+        """Run in the type that Python code registered; torchvision's C++ kernels take fp32 and return their input's."""
+        namespace, _, name = full_name.partition("::")
+        run = _run_above_autograd(_operator(name, getattr(torch.ops, namespace)))
+        registered = getattr(OPDEFS.get(full_name), "_autocast_dtype", {}).get("cuda")
+
+        def run_cast(*args: Any, **kwargs: Any) -> Any:
+            if not self.casts_now:
+                return run(*args, **kwargs)
+            with _WithoutFunctionModes():
+                cast_args, cast_kwargs = self._all_to(registered or torch.float32, args, kwargs)
+                self._running += 1
+                try:
+                    out = run(*cast_args, **cast_kwargs)
+                finally:
+                    self._running -= 1
+                returns_input_type = registered is None and _casts(out) and _casts(args[0])
+                return out.to(args[0].dtype) if returns_input_type else out
+
+        return run_cast
 
     def end(self) -> None:
         self._regions.pop()
@@ -94,9 +131,9 @@ class Autocast:
 
     def close(self) -> None:
         self._cast.clear()
-        if self._library is not None:
-            self._library._destroy()
-            self._library = None
+        for library in self._libraries.values():
+            library._destroy()
+        self._libraries.clear()
 
     def around(self, name: str, kernel: Kernel) -> Kernel:
         self._wrapped.add(name)
@@ -124,20 +161,18 @@ class Autocast:
 
     def _kernel_with_casts(self, name: str) -> Kernel:
         """Wrap torch's own kernel, which ours replaces, in the casts of autocast."""
-        func, keys = _operator(name), torch._C.DispatchKey
+        func = _operator(name)
 
         def norm(tensor: Tensor, *args: Any) -> Any:
             with _WithoutFunctionModes():
                 casts = self.casts_now and _casts(tensor)
             if casts:
                 return getattr(aten.norm, _NORMS[name])(tensor, *args, dtype=torch.float32)
-            return func._op_dk(keys.Autograd, tensor, *args)
+            return func._op_dk(torch._C.DispatchKey.Autograd, tensor, *args)
 
         if name in _NORMS:
             return norm
-        composed = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
-        key = keys.CompositeImplicitAutograd if composed else keys.Autograd
-        return self.around(name, lambda *args, **kwargs: func._op_dk(key, *args, **kwargs))
+        return self.around(name, _run_above_autograd(func))
 
     def cast(self, name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Return the arguments with autocast's casts."""
@@ -178,10 +213,24 @@ class Autocast:
         return cached[1]
 
 
-def _operator(name: str) -> Any:
+def _operator(name: str, namespace: Any = aten) -> Any:
     """Return the operator, or None if this release lacks it."""
     packet, _, overload = name.partition(".")
-    return getattr(getattr(aten, packet, None), overload or "default", None)
+    return getattr(getattr(namespace, packet, None), overload or "default", None)
+
+
+def _run_above_autograd(func: Any) -> Kernel:
+    """Return the operator's own kernel for autograd, which one for a device would replace."""
+    for key in ("CompositeImplicitAutograd", "Autograd"):
+        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key):
+            dispatch_key = getattr(torch._C.DispatchKey, key)
+            return lambda *args, **kwargs: func._op_dk(dispatch_key, *args, **kwargs)
+
+    def run_without_gradient(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            return func(*args, **kwargs)
+
+    return run_without_gradient
 
 
 def _casts(value: Any) -> bool:

@@ -114,3 +114,36 @@ def test_casts_of_weights_are_labelled_and_casts_of_activations_are_activations(
     found = categories(trace, column).category
     copies = lifetimes(column).size[found == Category.AUTOCAST_WEIGHT_COPIES]
     assert sorted(copies.tolist()) == 2 * [64 * 2] + 2 * [64 * 64 * 2]
+
+
+@torch.library.custom_op("memviz_tests::doubled", mutates_args=())
+def _doubled(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+_doubled.register_fake(torch.empty_like)
+_doubled.register_autograd(lambda context, gradient: gradient * 2)
+_PLAIN_LIBRARY = torch.library.Library("memviz_tests", "FRAGMENT")
+_PLAIN_LIBRARY.define("tripled(Tensor x) -> Tensor")
+_PLAIN_LIBRARY.impl("tripled", lambda x: torch.empty_like(x), "Meta")
+
+
+@pytest.mark.parametrize(("operator", "inside"), [("doubled", torch.float16), ("tripled", torch.bfloat16)])
+def test_operators_of_libraries_are_cast_where_they_registered_it(operator: str, inside: torch.dtype) -> None:
+    if operator == "doubled":
+        _doubled.register_autocast("cuda", torch.float16)
+    else:
+        # As torchvision's kernels: in single precision, answered in the type of the input.
+        torch.library.register_autocast(f"memviz_tests::{operator}", "cuda", torch.float32, lib=_PLAIN_LIBRARY)
+    run = getattr(torch.ops.memviz_tests, operator)
+    with PredictedDevice(A100) as device:
+        x = torch.zeros(64, device="cuda", dtype=torch.bfloat16, requires_grad=operator == "doubled")
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            assert run(x).dtype == inside
+        assert run(x).dtype == x.dtype
+        if operator == "doubled":
+            with torch.autocast("cuda", dtype=torch.bfloat16):
+                run(x).sum().backward()
+            assert x.grad is not None and x.grad.dtype == x.dtype
+        casts = [row.size for row in allocations(device.finish()) if row.operator == "_to_copy"]
+    assert casts[0] == 64 * (4 if operator == "tripled" else 2)
