@@ -105,7 +105,6 @@ class ModelHistory:
         return list(zip(self.action[first:], self.address[first:], self.size[first:], strict=True))
 
     def set_causes(self, first: int, events: range) -> None:
-        """Set the causing events of the entries from `first` on."""
         self.cause[first : first + len(events)] = array("q", events)
 
     def causes(self) -> Ints8:

@@ -8,7 +8,7 @@ cached would have served that malloc, and where the recording reserves as much a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
@@ -16,7 +16,7 @@ from functools import cached_property
 import numpy as np
 
 from memviz.allocator.blocks import DEFAULT_POOL, Platform, PoolId, address_space
-from memviz.allocator.settings import Settings, settings_of
+from memviz.allocator.settings import settings_of
 from memviz.allocator.start_layout import StartLayout, address_spaces, start_layout
 from memviz.errors import UsageError
 from memviz.trace.intern import is_among
@@ -279,24 +279,6 @@ class ReleaseCauses:
         return len({free.malloc for free in self.short}.union(self.out_of_memory))
 
 
-def release_causes(device: DeviceTrace, settings: Settings, steps: Steps, unneeded: Collection[int]) -> ReleaseCauses:
-    """`unneeded` are mallocs that a cached block would have served, according to a replay of the recording."""
-    reserved = reserved_after(device)
-    peak = int(reserved.max(initial=0))
-    collects = settings.garbage_collection_threshold > 0
-
-    def was_avoidable(release: ReleaseBeforeMalloc) -> bool:
-        there_was_more = 0 < release.grown_bytes <= peak - int(reserved[release.first]) and not collects
-        return there_was_more or release.malloc in unneeded
-
-    unsure = [free for free in steps.before_mallocs if not free.is_sure]
-    by_program = unsure if any(map(was_avoidable, unsure)) else []
-    short = [free for free in steps.before_mallocs if free not in by_program]
-    emptied = {**steps.emptied, **{free.first: free.pools for free in by_program}}
-    memory = None if collects else _memory(device, reserved, short, steps.out_of_memory)
-    return ReleaseCauses(emptied, tuple(short), steps.out_of_memory, memory)
-
-
 def _memory(
     device: DeviceTrace, reserved: Ints8, short: list[ReleaseBeforeMalloc], failed: tuple[int, ...]
 ) -> Memory | None:
@@ -389,7 +371,21 @@ class Source:
 
     @cached_property
     def releases(self) -> ReleaseCauses:
-        return release_causes(self.device, self.recorded, self.steps, self.unneeded_releases or ())
+        unneeded = self.unneeded_releases or ()
+        reserved = reserved_after(self.device)
+        peak = int(reserved.max(initial=0))
+        collects = self.recorded.garbage_collection_threshold > 0
+
+        def was_avoidable(release: ReleaseBeforeMalloc) -> bool:
+            there_was_more = 0 < release.grown_bytes <= peak - int(reserved[release.first]) and not collects
+            return there_was_more or release.malloc in unneeded
+
+        unsure = [free for free in self.steps.before_mallocs if not free.is_sure]
+        by_program = unsure if any(map(was_avoidable, unsure)) else []
+        short = [free for free in self.steps.before_mallocs if free not in by_program]
+        emptied = {**self.steps.emptied, **{free.first: free.pools for free in by_program}}
+        memory = None if collects else _memory(self.device, reserved, short, self.steps.out_of_memory)
+        return ReleaseCauses(emptied, tuple(short), self.steps.out_of_memory, memory)
 
     def set_agreement(self, unneeded_releases: Iterable[int], *, is_exact: bool) -> None:
         """Note what a replay as recorded has shown."""

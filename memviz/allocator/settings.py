@@ -294,7 +294,6 @@ class Settings:
         return ",".join([*parts, *(f"{key}:{value}" for key, value in self.others)])
 
     def to_snapshot(self) -> dict[str, Any]:
-        """Return the settings as a snapshot's `allocator_settings`."""
         return {
             "PYTORCH_CUDA_ALLOC_CONF": self.to_text(),
             "max_split_size": -1 if self.max_split_size is None else self.max_split_size,

@@ -151,8 +151,6 @@ def event_state(trace: Trace, device: DeviceTrace, event: int, *, around: int = 
 
 @dataclass(frozen=True)
 class Total:
-    """Some allocations."""
-
     count: int
     bytes: int
 

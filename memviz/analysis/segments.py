@@ -420,7 +420,6 @@ def fragmentation_over(trace: Trace, device: DeviceTrace, events: Iterable[int])
 
 
 def fragmentation_of(moment: SegmentsAt, reserved: int) -> Fragmentation:
-    """Return the fragmentation of a segment map."""
     segments, tiles = moment.segments, moment.tiles
     is_free = tiles.kind == TileKind.FREE
     expandable = segments.is_expandable[tiles.segment]

@@ -40,8 +40,6 @@ networks, measured on an A100: 58 % of the memory was not predicted."""
 
 @dataclass(frozen=True)
 class MeasuredPeak:
-    """A measured peak and its prediction."""
-
     name: str
     card: str
     torch: str

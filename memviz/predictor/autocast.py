@@ -175,7 +175,6 @@ class Autocast:
         return self.around(name, _run_above_autograd(func))
 
     def cast(self, name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Return the arguments with autocast's casts."""
         if name not in self.names:
             return args, kwargs
         if name in TO_HALF:

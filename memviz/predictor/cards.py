@@ -272,7 +272,6 @@ def memory_args(card: str) -> tuple[str, ...]:
 
 
 def is_native(dtype: str, card: KnownCard) -> bool:
-    """Return whether the card has hardware for the dtype."""
     return card.is_amd or card.capability >= NATIVE_SINCE.get(dtype, (0, 0))
 
 

@@ -112,7 +112,21 @@ class Compiler:
     def _step(self, step: Any) -> None:
         self._recorder.operators.add(COMPILED)
         self._recorder.assumptions.say(_FUSED_STEP)
-        _step_in_place(step)
+        # Run the step without its arithmetic: states are created, and compiled kernels write them and the weights.
+        optimizer = step.__self__
+        names = inspect.unwrap(type(optimizer).step).__globals__
+        for group in optimizer.param_groups:
+            if "capturable" in group and not any(weight in optimizer.state for weight in group["params"]):
+                # As torch's compiler does: the number of steps is then on the card.
+                group["capturable"] = True
+        with Patches() as patches:
+            patches.put(torch.compiler, "is_compiling", lambda: True)
+            function = names["__name__"].rpartition(".")[2]
+            patches.restore(names, function)
+            names[function] = (
+                _momentum_of_first_step if isinstance(optimizer, torch.optim.SGD) else lambda *_, **__: None
+            )
+            step()
 
     def _compile(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         say = self._recorder.assumptions.say
@@ -371,22 +385,6 @@ _FUSED = {"Adadelta", "Adagrad", "Adam", "Adamax", "AdamW", "ASGD", "NAdam", "RA
 def _is_fused_step(target: Any) -> bool:
     kind = type(getattr(target, "__self__", None))
     return kind.__module__.startswith("torch.optim") and kind.__name__ in _FUSED and target.__name__ == "step"
-
-
-def _step_in_place(step: Any) -> None:
-    """Run the step without its arithmetic: states are created, and compiled kernels write them and the weights."""
-    optimizer = step.__self__
-    names = inspect.unwrap(type(optimizer).step).__globals__
-    for group in optimizer.param_groups:
-        if "capturable" in group and not any(weight in optimizer.state for weight in group["params"]):
-            # As torch's compiler does: the number of steps is then on the card.
-            group["capturable"] = True
-    with Patches() as patches:
-        patches.put(torch.compiler, "is_compiling", lambda: True)
-        function = names["__name__"].rpartition(".")[2]
-        patches.restore(names, function)
-        names[function] = _momentum_of_first_step if isinstance(optimizer, torch.optim.SGD) else lambda *_, **__: None
-        step()
 
 
 def _momentum_of_first_step(_: Any, gradients: list[Tensor], buffers: list[Tensor | None], **settings: Any) -> None:

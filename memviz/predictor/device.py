@@ -400,7 +400,6 @@ class PredictedDevice:
         self.change_settings(parse_settings(text))
 
     def change_settings(self, settings: Settings, card: int | None = None) -> None:
-        """Change the settings of one card, or of all."""
         self.settings = settings
         cards = self.recorder.ledger.cards
         for record in cards if card is None else (cards[card],):

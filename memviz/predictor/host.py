@@ -145,7 +145,6 @@ class HostPeak:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the tensors."""
         return self.pageable_bytes + self.pinned_bytes
 
     @property

@@ -509,7 +509,6 @@ class UniformRouting:
         return None if count is None else _even_counts(count, out)
 
     def _add(self, func: Any, args: Any, out: Tensor) -> Tensor | None:
-        """Add ones to the counts before."""
         target, index, ones = args[0], args[2], args[3]
         if index not in self._places or target.dim() != 1:
             return None
@@ -713,7 +712,6 @@ _DEFAULT_TRANSFERS: dict[Any, Callable[[DefaultValues, Any, Any, Tensor], int | 
 
 
 def has_default(func: Any) -> bool:
-    """Return whether a result may have a default value."""
     return func in _DEFAULT_TRANSFERS
 
 

@@ -69,8 +69,6 @@ class StorageRef(weakref.ref["torch.UntypedStorage"]):
 
 
 class CardRecord:
-    """One card: its allocator, and the history of it."""
-
     def __init__(self, settings: Settings, device: DeviceMemory) -> None:
         self.history = ModelHistory()
         self.allocator = CachingAllocator(settings, device, self.history.add)
@@ -210,7 +208,6 @@ class Ledger(CardRecord):
             self.cards[allocation.card].allocator.record_stream(allocation.block, stream)
 
     def empty_cache(self) -> None:
-        """Empty the caches of all cards."""
         for card in range(len(self.cards)):
             with self.on(card):
                 self.history.now = _USERS_CODE
@@ -305,8 +302,6 @@ class CategoryColumn:
 
 @dataclass
 class AllocationColumns:
-    """Data of each allocation, by its number."""
-
     category: CategoryColumn = field(default_factory=CategoryColumn)
     module: array[int] = field(default_factory=lambda: array("i"))
     phase: bytearray = field(default_factory=bytearray)
@@ -413,7 +408,6 @@ def _annotations(marks: Sequence[PhaseMark], part: HistoryPart | None, events: E
 
 
 def _without_native(stacks: Ints4, interner: Interner) -> Ints4:
-    """Return the stacks without frames of C++."""
     table = interner.frozen_stacks()
     shorter = {NO_STACK: NO_STACK}
     for stack in np.unique(stacks).tolist():

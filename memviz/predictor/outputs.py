@@ -155,7 +155,6 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
             os.remove(f"{self._hidden_marker(full)}.hidden")
 
     def _make_real(self, full: str) -> None:
-        """Make a folder that only the twin has."""
         if not os.path.isdir(full) and os.path.isdir(self.twin(full)):
             self._make_real(os.path.dirname(full))
             os.mkdir(full)

@@ -63,8 +63,6 @@ def mask_question(elements: int) -> QuestionKind:
 
 @dataclass
 class AskedQuestion:
-    """A question that the program asked at a place."""
-
     question: QuestionKind
     place: str
     number: int

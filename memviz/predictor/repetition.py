@@ -48,8 +48,6 @@ _PART_DEPTH = 2
 
 @dataclass(frozen=True)
 class Gradient:
-    """Gradient that a pass makes."""
-
     weight: int
     """Its place among the weights."""
     number: int
@@ -310,8 +308,6 @@ class PassRepeater(Repeater):
 
 @dataclass(frozen=True)
 class OutputTensor:
-    """A tensor that a block returned."""
-
     number: int
     """Its allocation; -1 where it is an argument's memory."""
     argument: int
@@ -635,7 +631,6 @@ def is_held_elsewhere(out: Any) -> bool:
 
 
 def tensor_that_owns(ledger: Any, like: torch.Tensor, allocation: LiveAllocation) -> torch.Tensor:
-    """Return a new tensor that owns the allocation."""
     tensor = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="meta")
     ledger.own(tensor.untyped_storage(), allocation)
     return tensor

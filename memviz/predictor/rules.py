@@ -523,7 +523,6 @@ def families_of(operators: Iterable[str]) -> frozenset[str]:
 
 @cache
 def _operators_by_name() -> dict[str, str]:
-    """Operators of all families by their names in stacks."""
     operators = {name: name for name in (COLLECTIVES, COMPILED)}
     for operator in _FAMILIES:
         overloads = getattr(torch.ops.aten, operator).overloads()
@@ -764,8 +763,6 @@ def _spelled_out(func: Operator, key: str) -> Callable[..., Any] | None:
 
 @dataclass
 class OperatorTotals:
-    """Totals of all operators that ran."""
-
     flops: int = 0
     """FLOPs of matrix products, convolutions and attention, a multiply and an add each; others are not counted."""
     bytes_moved: int = 0

@@ -383,7 +383,6 @@ _DEEPEST = 64
 
 
 def _bytes_of_storage(storage: Any) -> Tensor:
-    """Return a tensor of a whole storage, of bytes."""
     with without_functions(), without_modes():
         return torch.empty(0, dtype=torch.uint8).set_(getattr(storage, "_untyped_storage", storage))
 

@@ -75,7 +75,6 @@ def map_tensors(change: Callable[[Tensor], Any], value: Any) -> Any:
 
 
 def written_arguments(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
-    """Yield the arguments that an operator writes to."""
     for at, name in _written_places(func):
         yield from tensors_of(kwargs[name] if name in kwargs else args[at] if at < len(args) else ())
 
@@ -331,7 +330,6 @@ def _broadcast(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _with_number(func: Any, args: Any, kwargs: Any) -> Any:
-    """A tensor and a number."""
     tensor = args[0]
     if any(isinstance(arg, Tensor | complex) for arg in args[1:]) or not tensor.is_floating_point():
         return NotImplemented
@@ -358,7 +356,6 @@ def _like_one_tensor(tensor: Tensor) -> Any:
 
 
 def _broadcasts_to(small: Sequence[int], large: Sequence[int]) -> bool:
-    """Return whether one shape broadcasts to another."""
     sides = zip(reversed(small), reversed(large), strict=False)
     return len(small) <= len(large) and all(side in (1, wanted) for side, wanted in sides)
 
@@ -441,7 +438,6 @@ def _sequences_backward(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _new_list(func: Any, args: Any, kwargs: Any) -> Any:
-    """Return a new tensor for each in a list."""
     if not all(map(_is_plain, args[0])):
         return NotImplemented
     return [_new(tensor.shape, tensor.dtype) for tensor in args[0]]

@@ -46,8 +46,6 @@ _Origin = tuple[str, int]
 
 @dataclass(frozen=True)
 class _Place:
-    """Place in a run of equal layers."""
-
     run: int
     index: int
     count: int
@@ -55,8 +53,6 @@ class _Place:
 
 @dataclass(frozen=True)
 class _TrainedForward(RecordedBlock):
-    """The forward of a layer that ran with gradients."""
-
     categories: Mapping[int, int]
     order: tuple[int, ...]
     """Its allocations without workspaces."""
@@ -73,8 +69,6 @@ class _TrainedForward(RecordedBlock):
 
 @dataclass
 class _RanLayer:
-    """A layer of which the backward is recorded."""
-
     key: Hashable
     place: _Place
     forward: _TrainedForward

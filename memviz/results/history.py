@@ -37,8 +37,6 @@ Parts = Mapping[str, int]
 
 @dataclass(frozen=True)
 class _Figures:
-    """The figures of one file."""
-
     peak_bytes: int
     reserved_bytes: int | None
     origin: str
@@ -365,5 +363,4 @@ def _read_commits(path: Path) -> dict[str, _Commit]:
 
 
 def _commit_of(name: str, commits: Mapping[str, _Commit]) -> _Commit:
-    """Return the commit whose hash is in the name."""
     return next((commits[token[:_SHORT]] for token in _COMMIT.findall(name) if token[:_SHORT] in commits), _NO_COMMIT)

@@ -75,7 +75,6 @@ def share(part: int, total: int) -> float:
 
 
 def stacked_bars(parts: Sequence[int], total: int, opacities: Sequence[float]) -> tuple[Bar, ...]:
-    """Return bars that follow one another."""
     bars, at = [], 0
     for part, opacity in zip(parts, opacities, strict=True):
         bars.append(Bar(share(at, total), share(at + part, total), opacity))

@@ -78,8 +78,6 @@ OPTIMIZERS = {
 
 @dataclass(frozen=True)
 class RunHeadline:
-    """A headline and the variant that it is about."""
-
     headline: Headline
     number: int
 

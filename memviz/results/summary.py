@@ -153,7 +153,6 @@ class Summary(Result):
 
 
 def summary_result(trace: Trace, device: str | None = None) -> Summary:
-    """Summarize the named device, or all devices."""
     first = choose_device(trace, device)
     devices = trace.devices if device is None else (first,)
     for each in devices:

@@ -157,18 +157,6 @@ class ModelStage(nn.Module):
         return loss
 
 
-def check_pipeline(plan: Plan, model: nn.Module) -> None:
-    inner, count = decoder_of(model), plan.parallel.pipeline
-    if inner is None:
-        raise UsageError("pipeline parallelism needs a transformers decoder, such as Llama, Qwen3 or Mixtral.")
-    if not plan.workload.training:
-        raise UsageError("pipeline works in training only. Set mode=training.")
-    if not getattr(plan.workload, "sequence", None):
-        raise UsageError("pipeline sends tensors of one shape: set the number of tokens with sequence.")
-    if len(inner.layers) < count:
-        raise UsageError(f"pipeline has {count} stages, but this model has {len(inner.layers)} blocks.")
-
-
 def _keep_stage(model: Any, number: int, count: int) -> None:
     """Keep the blocks of one stage: equally many in each, the remainder in the first stages."""
     inner = decoder_of(model)
@@ -248,7 +236,15 @@ def prepare_rank(
     assert device.rank is not None
     parallel = plan.parallel
     if parallel.pipeline > 1:
-        check_pipeline(plan, model)
+        inner, count = decoder_of(model), plan.parallel.pipeline
+        if inner is None:
+            raise UsageError("pipeline parallelism needs a transformers decoder, such as Llama, Qwen3 or Mixtral.")
+        if not plan.workload.training:
+            raise UsageError("pipeline works in training only. Set mode=training.")
+        if not getattr(plan.workload, "sequence", None):
+            raise UsageError("pipeline sends tensors of one shape: set the number of tokens with sequence.")
+        if len(inner.layers) < count:
+            raise UsageError(f"pipeline has {count} stages, but this model has {len(inner.layers)} blocks.")
     if parallel.tensor > 1:
         check_tensor(model, parallel.tensor)
     tell(f"splitting the model for rank {device.rank.number} of {device.rank.world_size}")

@@ -322,7 +322,6 @@ class TorchWarnings:
         self.words: list[str] = []
 
     def add(self, message: Warning | str, category: type[Warning], filename: str, *_: Any, **__: Any) -> None:
-        """Replace `warnings.showwarning`."""
         text = str(message)
         if _FROM_CPP not in text and "/torch/" not in filename.replace("\\", "/"):
             return

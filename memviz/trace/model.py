@@ -323,8 +323,6 @@ class Purposes(Columns):
 
 @dataclass(frozen=True, eq=False)
 class Spans(Columns):
-    """Phases one after the other."""
-
     phase: Bytes1
     step: Ints4
     first: Ints8
@@ -508,7 +506,6 @@ def take_rows(columns: Rows, rows: Ints8) -> Rows:
 
 
 def first_or_second(is_first: Bools, first: Rows, second: Rows) -> Rows:
-    """Row by row."""
     pairs = zip(first.columns(), second.columns(), strict=True)
     return type(first)(**{name: np.where(is_first, mine, theirs) for (name, mine), (_, theirs) in pairs})
 

@@ -126,7 +126,6 @@ def annotations_of(rows: Iterable[Any], interner: Interner) -> Annotations:
 
 
 def split_by_device(rows: AnnotationRows) -> list[tuple[int, AnnotationRows]]:
-    """Each device's own."""
     if len(rows) and (rows.device == rows.device[0]).all():
         return [(int(rows.device[0]), rows)]
     return [(number, rows.select(rows.device == number)) for number in np.unique(rows.device).tolist()]

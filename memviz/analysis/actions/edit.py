@@ -52,7 +52,6 @@ def inferred_purposes(trace: Trace, device: DeviceTrace) -> TakenOver:
 
 
 def _rows_at(place: Ints8, count: int) -> Ints8:
-    """The row at each place, or -1."""
     row = np.full(count, -1, dtype=np.int64)
     has_place = np.flatnonzero(place >= 0)
     row[place[has_place]] = has_place

@@ -99,7 +99,6 @@ _NODE_CALLS = ("::apply(", "_apply_functional(")
 
 @cached
 def frame_kinds(trace: Trace) -> Bytes1:
-    """A FrameKind per distinct frame."""
     frames, strings = trace.stacks.frames, trace.strings
     of_file = {int(code): _file_kind(path_of(strings[code])) for code in distinct(frames.filename)}
     kinds = np.empty(len(frames), dtype=np.uint8)
@@ -189,7 +188,6 @@ def last_place(stacks: Stacks, places: Bools) -> Ints8:
 
 
 def only_places(stacks: Stacks, places: Bools) -> Stacks:
-    """The same stacks with only these places."""
     before = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(places)])
     return Stacks(stacks.frames, before[stacks.offsets], stacks.indices[places])
 

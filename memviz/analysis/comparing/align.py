@@ -59,7 +59,6 @@ class Aligned:
 
 
 def list_alignments(sides: Sequence[Pair]) -> tuple[Alignment, ...]:
-    """Those that hold for all of them."""
     # A step that ended before the recording began has no length.
     shared = [
         all(step.end_event >= step.start_event for step in matching)

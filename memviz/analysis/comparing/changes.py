@@ -55,8 +55,6 @@ def _flat_settings(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tu
 
 @dataclass(frozen=True)
 class Moment:
-    """A trace's peak."""
-
     source: str
     """The file's name."""
     which: DeviceName

@@ -135,7 +135,6 @@ class Facts:
         return Certainty.SURE if is_sure else Certainty.PROBABLE
 
     def by_site(self, rows: Ints8) -> Iterator[tuple[Site, Ints8]]:
-        """Split rows by their site."""
         table = sites(self.trace)
         codes = table.of_stack[self.rows.stack[rows]]
         order = np.argsort(codes, kind="stable")

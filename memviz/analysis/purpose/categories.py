@@ -183,7 +183,6 @@ def _most_live_at_once(sizes: Ints8, size: Ints8, start: Ints8, end: Ints8, coun
 
 
 def _rank_within_code(code: Ints8, order_by: Ints8) -> Ints8:
-    """Number the rows of each code from 0."""
     order = np.lexsort((order_by, code))
     rank = np.empty(len(code), dtype=np.int64)
     rank[order] = np.arange(len(code)) - np.searchsorted(code[order], code[order])

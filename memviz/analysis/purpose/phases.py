@@ -73,7 +73,6 @@ def phases(trace: Trace, device: DeviceTrace) -> Bytes1:
 
 
 def activity_of_rows(trace: Trace, device: DeviceTrace) -> Bytes1:
-    """An Activity per row of `lifetimes`."""
     rows = lifetimes(device)
     doing = stack_signs(trace).doing[rows.stack]
     begun = (rows.start >= 0) & (rows.stack == NO_STACK)

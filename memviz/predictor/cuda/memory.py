@@ -61,7 +61,6 @@ class OutOfMemoryReport:
         self._card = card
 
     def free_bytes(self, allocator: CachingAllocator) -> int:
-        """Return the free memory as the driver reports it."""
         return max(0, self._card.usable_bytes - allocator.statistics.reserved)
 
     def note(self, failure: AllocationFailed, ledger: Ledger) -> None:

@@ -64,8 +64,6 @@ class _InThread(threading.local):
 
 
 class StreamOrder:
-    """Streams of the cards."""
-
     def __init__(
         self, ledger: Ledger, position: ProgramPosition, assumptions: Assumptions, named: NamedDevices
     ) -> None:
@@ -118,12 +116,6 @@ class StreamOrder:
     def numbered(self, stream_id: int, device: Any = None) -> Lane:
         return self._lanes[self._named.card(device), stream_id]
 
-    def with_handle(self, handle: int) -> Lane:
-        """Return a lane of the card that the ledger has turned to."""
-        card = self._ledger.card
-        lanes = (lane for lane in self._lanes.values() if lane.handle == handle and lane.card == card)
-        return next(lanes, self.defaults[card])
-
     def device_of(self, lane: Lane) -> torch.device:
         return self._named.device(lane.card)
 
@@ -137,7 +129,9 @@ class StreamOrder:
         else:
             # Backward runs each node on the stream of its forward operator.
             self._of_node = self._position.stream_of_node(self._of_node)
-            lane = self.with_handle(self._of_node)
+            card = self._ledger.card
+            lanes = (lane for lane in self._lanes.values() if lane.handle == self._of_node and lane.card == card)
+            lane = next(lanes, self.defaults[card])
         return lane.handle, lane.capture or pool
 
     def launched(self) -> None:

@@ -64,8 +64,6 @@ _HALVES = ("bf16", "fp16")
 
 @dataclass(frozen=True)
 class Work:
-    """Work of one step."""
-
     flops: int
     bytes_moved: int
     host_bytes: int

@@ -38,8 +38,6 @@ Named = Callable[[tuple[Optimization, ...]], str]
 
 @dataclass(frozen=True)
 class LargestValue:
-    """The largest value of a knob, with one configuration."""
-
     knob: str
     found: Largest
     request: Request

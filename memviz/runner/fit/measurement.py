@@ -168,7 +168,6 @@ def worker_threads(client: Any, address: str) -> int:
 
 
 def _on_every_worker(client: Any, address: str, state: Any, task: str) -> dict[str, Any]:
-    """Call a function on every worker."""
     try:
         states: dict[str, Any] = client.run(state)
     except Exception as error:

@@ -44,7 +44,6 @@ def layouts_of(plan: Plan) -> tuple[Mapping[str, str], ...]:
 
 
 def with_layout(request: Request, option: Mapping[str, str]) -> Request:
-    """Return the request with one of these layouts."""
     axes = {name: text for name, text in option.items() if name in LAYOUT_SETTINGS}
     settings = {name: text for name, text in option.items() if name not in LAYOUT_SETTINGS}
     return replace(request, parallel=axes, settings={**request.settings, **settings})

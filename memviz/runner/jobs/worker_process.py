@@ -49,8 +49,6 @@ _LOOK_SECONDS = 0.25
 
 @dataclass(frozen=True)
 class RunEvent:
-    """Progress or outcome of one request of a worker."""
-
     kind: Literal["phase", "figures", "done", "failed"]
     number: int
     phase: str = ""

@@ -149,7 +149,11 @@ def compare_outputs(
     comparison = _Comparison(reference, step, apply, claim, frozenset(withheld), split)
     if trained_beside is not None:
         comparison = replace(comparison, reference=trained_beside(reference), origin=reference)
-        idle += comparison.train_adapters(optimizer, steps)
+        before = adapter_weights(comparison.reference)
+        comparison.step.losses(comparison.reference, steps, optimizer)
+        comparison.adapters = adapter_weights(comparison.reference)
+        still = all(torch.equal(weight, before[name]) for name, weight in comparison.adapters.items())
+        idle += [NotExercised("adapters", f"{steps} training steps did not change them")] if still else []
     numerics = comparison.run(optimizer, steps)
     if len(idle) >= len(changes) and not numerics.same:
         idle = []
@@ -190,14 +194,6 @@ class _Comparison:
         against_stored = self._beside_stored().run(make, 0)
         notes = tuple(dict.fromkeys((*numerics.notes, *against_stored.notes)))
         return replace(numerics, beside_stored=against_stored, notes=notes)
-
-    def train_adapters(self, make: MakeOptimizer, steps: int) -> list[NotExercised]:
-        """In the reference; a change that has not come to differ from nothing is none to compare."""
-        before = adapter_weights(self.reference)
-        self.step.losses(self.reference, steps, make)
-        self.adapters = adapter_weights(self.reference)
-        still = all(torch.equal(weight, before[name]) for name, weight in self.adapters.items())
-        return [NotExercised("adapters", f"{steps} training steps did not change them")] if still else []
 
     def _beside_stored(self) -> _Comparison:
         with computing_in(self.reference) as usual:
@@ -280,7 +276,6 @@ class _Comparison:
 
     @property
     def _changed_step(self) -> ComparedStep:
-        """The step with the split of the changed model."""
         return replace(self.step, split=self.split)
 
     def _in_float64(self, model: nn.Module, step: ComparedStep | None = None) -> StepResult | None:

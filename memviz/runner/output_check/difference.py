@@ -693,7 +693,6 @@ class LossCurve:
 
     @property
     def worst(self) -> float:
-        """Largest relative difference."""
         return max(map(_relative_difference, self.reference, self.ours), default=0.0)
 
     @property

@@ -81,8 +81,6 @@ PHASES = {"forward": Phase.FORWARD, "backward": Phase.BACKWARD, "optimizer step"
 
 @dataclass(frozen=True)
 class Mark:
-    """From here on."""
-
     counts: Counts
     phase: Phase
     module: str

@@ -48,8 +48,6 @@ _on: list[str] = []
 
 @dataclass(frozen=True)
 class HistorySnapshot:
-    """Snapshot and allocation counts of one moment."""
-
     snapshot: dict[str, Any]
     counts: Counts | None
     """None where torch does not count allocations (XPU), or where they went on while it was taken."""

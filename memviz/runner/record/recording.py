@@ -324,7 +324,14 @@ def recording(
         try:
             yield done
         except BaseException as error:
-            _finish_after_error(error, done, target)
+            try:
+                done.history.failed(error)
+                _finish(done, target)
+            except Exception as other:
+                error.add_note(f"memviz could not save the recording: {other}")
+            else:
+                if target is not None:
+                    error.add_note(f"memviz wrote the recording until now to {target}.")
             raise
         _finish(done, target)
     finally:
@@ -337,18 +344,6 @@ def _finish(done: Recording, target: Path | None) -> None:
     taken, done.trace = done.finish(target.name if target else "")
     if target is not None:
         write_snapshot(target, with_labels(taken.snapshot, done.trace))
-
-
-def _finish_after_error(error: BaseException, done: Recording, target: Path | None) -> None:
-    """Finish after an error of the program; a failure of the recording only adds a note to it."""
-    try:
-        done.history.failed(error)
-        _finish(done, target)
-    except Exception as other:
-        error.add_note(f"memviz could not save the recording: {other}")
-    else:
-        if target is not None:
-            error.add_note(f"memviz wrote the recording until now to {target}.")
 
 
 def free_path(path: Path, *, overwrite: bool) -> Path:
