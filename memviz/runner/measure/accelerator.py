@@ -181,10 +181,10 @@ def _in_words() -> Iterator[None]:
         remedy = "Driver and PyTorch must match: `nvidia-smi` shows the newest CUDA version of the driver."
         if is_out_of_memory(error):
             what, remedy = "The GPU of this machine has no free memory:", "`nvidia-smi` shows which processes use it."
-        raise UsageError(f"{what} {first_line(error)} {remedy}") from error
+        raise UsageError(f"{what} {error_sentence(error)} {remedy}") from error
 
 
-def first_line(error: BaseException) -> str:
+def error_sentence(error: BaseException) -> str:
     """Return the first line of torch's long errors; the class where an error has no text or fails to make it."""
     try:
         text = str(error).strip().partition("\n")[0].rstrip(" .")

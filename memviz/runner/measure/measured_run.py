@@ -21,7 +21,7 @@ from torch import nn
 from memviz.allocator.settings import Settings, parse_settings
 from memviz.errors import UsageError
 from memviz.runner.jobs.worker_process import LEFT_OUT
-from memviz.runner.measure.accelerator import Accelerator, Disturbances, first_line
+from memviz.runner.measure.accelerator import Accelerator, Disturbances, error_sentence
 from memviz.runner.measure.cuda_device import CudaDevice
 from memviz.runner.plan import Plan, pieces_of
 from memviz.runner.request import Seconds
@@ -222,7 +222,7 @@ def _time_steps(
             )
         return seconds, (*notes, *disturbances.notes())
     except (Exception, SystemExit) as error:
-        return None, (*notes, f"Its seconds could not be measured: {first_line(error)}")
+        return None, (*notes, f"Its seconds could not be measured: {error_sentence(error)}")
     finally:
         with suppress(Exception):
             _let_go(plan, accelerator)

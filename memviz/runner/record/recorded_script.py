@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 
 from memviz.errors import UsageError
 from memviz.mesh import coordinates, sizes_of
-from memviz.runner.measure.accelerator import Accelerator, find_accelerator, first_line
+from memviz.runner.measure.accelerator import Accelerator, error_sentence, find_accelerator
 from memviz.runner.record.log import Log
 from memviz.runner.record.memory_history import HistorySnapshot, RecordedHistory, StackKind
 from memviz.runner.record.recording import (
@@ -171,7 +171,7 @@ class Profile:
         except Exception as error:
             self._running = None
             self.is_over.set()
-            self._print_note(f"The profiler could not be turned on: {first_line(error)}")
+            self._print_note(f"The profiler could not be turned on: {error_sentence(error)}")
 
     def write(self) -> bool:
         """Stop the profiler and write its file. Return True if there is one."""
@@ -182,7 +182,7 @@ class Profile:
             running.stop()
             running.export_chrome_trace(str(self.path))
         except Exception as error:
-            self._print_note(f"The profile is not written. {first_line(error)}")
+            self._print_note(f"The profile is not written. {error_sentence(error)}")
             return False
         finally:
             self.is_over.set()
@@ -416,7 +416,7 @@ class _RecordingWriter:
         try:
             self.history.start()
         except Exception as error:
-            self.why_not = f"Recording could not be turned on: {first_line(error)}"
+            self.why_not = f"Recording could not be turned on: {error_sentence(error)}"
             return _print_note(self.why_not)
         self.history.when_out_of_memory = self.ran_out
         self.has_started = True
@@ -566,7 +566,7 @@ class _RecordingWriter:
         except UsageError:
             raise
         except Exception as error:
-            _print_note(f"The recording has no labels: {first_line(error)}")
+            _print_note(f"The recording has no labels: {error_sentence(error)}")
             return snapshot.snapshot
 
 
