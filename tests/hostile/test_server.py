@@ -113,30 +113,21 @@ def test_a_page_under_a_borrowed_name_reads_nothing_by_any_route(server: Server)
         ("diff", [None, "site", 3], "Name a snapshot file."),
         ("diff", [{"path": "/etc/passwd", "meta": {"_type": "gradio.FileData"}}, "site", 3], "only files uploaded"),
         ("report", [], "/report takes files (a list of uploaded files)."),
+        # A run is not of a file.
+        ("run", [None, None, None, None], "There is no workload None."),
+        ("run", [HALF, {}, [], ""], "There is no workload \ufffd."),
+        ("run", ["feed_forward", [1], [], ""], "settings must be an object"),
+        ("run", ["feed_forward", {"seed": 2**80}, [], ""], "settings: seed is not a supported number."),
+        ("run", ["feed_forward", {"batch": "9" * 5000}, [], ""], "settings: batch is longer than 200 characters."),
+        ("run", ["feed_forward", {}, [5], ""], "optimizations must be an object"),
+        ("run", ["feed_forward", {}, {"name": "checkpointing"}, ""], "optimizations must be a list"),
+        ("run", ["feed_forward"], "/run takes 4 values (workload, settings, optimizations, card), not 1."),
     ],
 )
 def test_a_wrong_question_is_answered_in_words(
     server: Server, file: dict[str, Any], name: str, more: list[Any], words: str
 ):
-    kind, said = told(server, name, [file, *more])
-    assert (kind, words in said["error"]) == ("error", True), said
-
-
-@pytest.mark.parametrize(
-    ("asked", "words"),
-    [
-        ([None, None, None, None], "There is no workload None."),
-        ([HALF, {}, [], ""], "There is no workload \ufffd."),
-        (["feed_forward", [1], [], ""], "settings must be an object"),
-        (["feed_forward", {"seed": 2**80}, [], ""], "settings: seed is not a supported number."),
-        (["feed_forward", {"batch": "9" * 5000}, [], ""], "settings: batch is longer than 200 characters."),
-        (["feed_forward", {}, [5], ""], "optimizations must be an object"),
-        (["feed_forward", {}, {"name": "checkpointing"}, ""], "optimizations must be a list"),
-        (["feed_forward"], "/run takes 4 values (workload, settings, optimizations, card), not 1."),
-    ],
-)
-def test_a_wrong_run_is_answered_in_words(server: Server, asked: list[Any], words: str):
-    kind, said = told(server, "run", asked)
+    kind, said = told(server, name, more if name == "run" else [file, *more])
     assert (kind, words in said["error"]) == ("error", True), said
 
 

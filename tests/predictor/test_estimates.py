@@ -1,5 +1,7 @@
 """Estimates from edited requests, compared to a prediction of the program with the same change."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -95,18 +97,16 @@ def expect_near(recorded: Trace, kind: ActionKind, changed: Trace) -> None:
 
 
 @pytest.mark.slow
-def test_checkpointed_layers_peak_as_the_program_with_checkpoints_does(shape: int) -> None:
-    expect_near(trained(shape), ActionKind.CHECKPOINT, trained(shape, checkpointed=True))
-
-
-@pytest.mark.slow
-def test_half_the_precision_peaks_as_the_model_in_bfloat16_does(shape: int) -> None:
-    expect_near(trained(shape), ActionKind.HALF_PRECISION, trained(shape, dtype=torch.bfloat16))
-
-
-@pytest.mark.slow
-def test_autocast_peaks_as_the_program_under_autocast_does(shape: int) -> None:
-    expect_near(trained(shape), ActionKind.AUTOCAST, trained(shape, autocast=True))
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        (ActionKind.CHECKPOINT, {"checkpointed": True}),
+        (ActionKind.HALF_PRECISION, {"dtype": torch.bfloat16}),
+        (ActionKind.AUTOCAST, {"autocast": True}),
+    ],
+)
+def test_an_estimate_peaks_as_the_changed_program_does(shape: int, kind: ActionKind, change: dict[str, Any]) -> None:
+    expect_near(trained(shape), kind, trained(shape, **change))
 
 
 @pytest.mark.slow

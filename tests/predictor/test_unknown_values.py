@@ -173,18 +173,11 @@ def test_a_natural_answer_is_given_and_stated_with_the_line(way: str) -> None:
         assert any(sentence in what for what in stated(device))
 
 
-@pytest.mark.slow
-def test_a_loop_that_waits_for_a_number_to_change_is_stopped() -> None:
-    with PredictedDevice(A100), pytest.raises(DataNeeded, match="would not end"):
-        loss = there().item()
-        while loss > 0.5:
-            pass
-
-
-def test_a_loop_that_waits_for_a_tensor_to_change_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("read", [torch.Tensor.item, torch.Tensor.detach])
+def test_a_loop_that_waits_for_a_value_to_change_is_stopped(read: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(assumptions, "_MOST_DECISIONS", 100)
     with PredictedDevice(A100), pytest.raises(DataNeeded, match="would not end"):
-        loss = there()
+        loss = read(there())
         while loss > 0.5:
             pass
 

@@ -49,18 +49,14 @@ def test_what_a_browser_says_is_kept_within_bounds(device, said, chosen):
         ({"act": "more"}, ExploreState(is_long=True)),
         ({"act": "zoom", "lightGroup": "1,2", "lightBy": "path"}, ExploreState(path="1,2", path_key=KEY)),
         ({"act": "zoom", "lightGroup": "1,2", "value": "1"}, ExploreState(path="1", path_key=KEY)),
+        *(({"act": act}, ExploreState()) for act in ("", "by", "drop")),
+        ({"act": "tab", "value": "<b>"}, ExploreState()),
+        ({"act": "sort", "value": "__class__"}, ExploreState()),
+        ({}, ExploreState()),
     ],
 )
-def test_a_click_changes_one_thing(data, look):
+def test_a_click_changes_one_thing_and_what_is_no_control_nothing(data, look):
     assert ExploreState().clicked(data, KEY) == look
-
-
-@pytest.mark.parametrize(
-    "data",
-    [{}, {"act": "tab", "value": "<b>"}, {"act": "by"}, {"act": "sort", "value": "__class__"}, {"act": "drop"}],
-)
-def test_what_is_no_control_changes_nothing(data):
-    assert ExploreState().clicked(data, KEY) == ExploreState()
 
 
 def test_a_path_belongs_to_its_trace_and_a_query_is_bounded():
