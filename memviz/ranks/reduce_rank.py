@@ -31,7 +31,7 @@ from memviz.analysis.lifetimes import live_rows
 from memviz.analysis.peak import failed_requests, peak
 from memviz.analysis.purpose.phases import phase_spans
 from memviz.analysis.purpose.reasons import Certainty
-from memviz.analysis.timeline import by_event, timeline
+from memviz.analysis.timeline import timeline
 from memviz.errors import MemvizError, first_line
 from memviz.memory import large_blocks_kept
 from memviz.ranks.places import Place, file_system, is_remote, zip_member
@@ -103,8 +103,11 @@ def _seen(trace: Trace, device: DeviceTrace) -> list[Bounds]:
 
 def _columns(device: DeviceTrace, part: StepPart, columns: int) -> Ints8:
     """The highest of each column; a part of fewer events than columns shows each of them several times."""
-    highest = by_event(device, columns, first=part.first_event, last=max(part.last_event, part.first_event)).live_max
-    return np.asarray(highest[np.arange(columns) * len(highest) // columns], dtype=np.int64)
+    # Row e + 1 of the timeline belongs to event e.
+    begin, end = part.first_event + 1, max(part.last_event, part.first_event) + 2
+    count = min(columns, end - begin)
+    highest = np.maximum.reduceat(timeline(device).live[:end], begin + np.arange(count) * (end - begin) // count)
+    return np.asarray(highest[np.arange(columns) * count // columns], dtype=np.int64)
 
 
 MOST_SITES = 128

@@ -80,6 +80,18 @@ def test_compare(opened: Any) -> None:
     expect_nothing_serious(opened)
 
 
+def test_a_pinned_allocation_beside_the_timeline_and_as_a_sheet(opened: Any) -> None:
+    turn_to(opened, "Explore")
+    opened.locator("#timeline .mvt[data-drawn] .mvt-pilltext").wait_for()
+    opened.locator("#timeline .mvt-plot").focus()
+    for key in ("ArrowUp", "Enter"):
+        opened.keyboard.press(key)
+    opened.locator("#inspector .mv-pinned").wait_for()
+    expect_nothing_serious(opened, "#inspector")
+    opened.keyboard.press("Escape")
+    opened.locator("#inspector .mv-pinned").wait_for(state="detached")
+
+
 def test_explore_with_a_filter_a_ruler_and_part_of_the_height(opened: Any) -> None:
     turn_to(opened, "Explore")
     opened.locator("#timeline .mvt[data-drawn] .mvt-pilltext").wait_for()
@@ -94,18 +106,6 @@ def test_explore_with_a_filter_a_ruler_and_part_of_the_height(opened: Any) -> No
     opened.locator("#timeline .mvt-more").click()
     opened.set_viewport_size({"width": min(WIDTHS), "height": HEIGHT})
     expect_nothing_serious(opened, "#timeline")
-
-
-def test_a_pinned_allocation_beside_the_timeline_and_as_a_sheet(opened: Any) -> None:
-    turn_to(opened, "Explore")
-    opened.locator("#timeline .mvt[data-drawn] .mvt-pilltext").wait_for()
-    opened.locator("#timeline .mvt-plot").focus()
-    for key in ("ArrowUp", "Enter"):
-        opened.keyboard.press(key)
-    opened.locator("#inspector .mv-pinned").wait_for()
-    expect_nothing_serious(opened, "#inspector")
-    opened.keyboard.press("Escape")
-    opened.locator("#inspector .mv-pinned").wait_for(state="detached")
 
 
 @pytest.mark.parametrize("view", ["Segments", "Events", "Never freed"])

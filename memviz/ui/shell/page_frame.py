@@ -207,10 +207,9 @@ def traces_html(session: Session, find: Find, table: NamedRanks | None = None) -
         rows.insert(0, tag("div", choose, _close_button(session.table, table.name), class_="mv-trace"))
     many = len(rows)
     if many > _MOST_SHOWN:
-        rest = rows[_MOST_SHOWN:]
-        is_chosen = session.chosen in {opened.key for opened in session.opened[_MOST_SHOWN - many :]}
-        summary = tag("summary", f"{len(rest)} more")
-        rows = [*rows[:_MOST_SHOWN], tag("details", summary, *rest, open=is_chosen, class_="mv-more-traces")]
+        rest = (tag("summary", f"{many - _MOST_SHOWN} more"), *rows[_MOST_SHOWN:])
+        is_chosen = any(opened.key == session.chosen for opened in session.opened[_MOST_SHOWN - many :])
+        rows[_MOST_SHOWN:] = [tag("details", *rest, open=is_chosen, class_="mv-more-traces")]
     close = button("Close all", "close-all", "mv-close-all") if many > 1 else ""
     return tag(
         "section", tag("h2", "Open traces ", tag("span", many) if many > 1 else "", close), *rows, class_="mv-traces"
