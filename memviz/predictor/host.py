@@ -555,6 +555,13 @@ class Host:
         try:
             out = func(*map_tensors(shape_of, args), **map_tensors(shape_of, shape_kwargs))
         except NotImplementedError as error:
+            is_unknown = any(tensor in self.unknown for tensor in tensors_of((args, kwargs)))
+            if is_unknown and torch.Tag.dynamic_output_shape not in func.tags:
+                # torch knows its shapes only by running it: on the zeros that stand in for values.
+                out = func(*args, **kwargs)
+                for result in tensors_of(out):
+                    self.unknown.add(result)
+                return out
             why = "the size of its result depends on the values of a large tensor, which are not computed"
             raise not_predicted(name_for_users(func), why) from error
         for written in written_arguments(func, args, kwargs):

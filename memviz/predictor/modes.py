@@ -78,6 +78,7 @@ from memviz.predictor.tensor_answers import (
     TensorAnswers,
     ValueReads,
     answer_lengths,
+    follow_pickles,
     has_unknown_numbers,
     stop_at_unknown_numbers,
     with_dtype_of_numbers,
@@ -420,6 +421,7 @@ def follow_cuda(
     tensors = TensorAnswers(recorder, devices)
     entered = FakeCudaMode(devices, tensors, order, recorder, peers)
     mode: Mode = lambda: entered  # noqa: E731
+    follow_pickles(patches, recorder)
     patches.replace(Tensor, "__reduce_ex__", tensors.write_out(Tensor.__reduce_ex__))
     _follow_moves(patches, recorder, devices)
     machine, memory = FakeMachine(recorder.card, devices), MemoryFunctions(device, devices, report)
