@@ -50,6 +50,7 @@ def test_operators_without_a_rule_of_torchs_own_have_one_here() -> None:
 
 @pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated")
 @pytest.mark.filterwarnings("ignore:Please use quant_min")
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
 def test_training_for_quantization_runs_to_the_quantized_weights() -> None:
     with PredictedDevice(A100) as device:
         model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)).cuda().train()
