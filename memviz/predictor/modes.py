@@ -158,7 +158,7 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             out = self._run_body(func, treatment, args, kwargs)
             if out is not NotImplemented:
                 return out
-        if treatment.parts_in is not None:
+        if treatment.parts_in is not None and self._takes_apart(func, args):
             with self, self.autocast.running(func.name().removeprefix("aten::")):
                 return treatment.parts_in(*args, **kwargs)
         shapes = None if treatment.is_view or treatment.resizes else shape_key(args, kwargs)
@@ -172,6 +172,11 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if treatment.may_choose:
                 self.recorder.choices.follow(func, args, out)
         return out
+
+    def _takes_apart(self, func: Any, args: Any) -> bool:
+        """Return False where a kernel of the predictor meets the host's data, which torch's own kernel computes."""
+        is_ours = func.name().removeprefix("aten::") in self._kernels
+        return not is_ours or any(tensor.is_meta for tensor in tensors_of(args))
 
     def _run_body(self, func: Any, treatment: Treatment, args: Any, kwargs: Any) -> Any:
         """Run a library's operator as it is written, or return NotImplemented where that needs more than torch."""

@@ -71,3 +71,5 @@ def test_weights_are_trained_for_quantization_and_quantized() -> None:
         weight = model.cpu()[0].weight.detach()
         scales, zeros = torch.ones(64), torch.zeros(64, dtype=torch.long)
         assert torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8).shape == (64, 64)
+        whole = torch.quantize_per_tensor(weight, 1.0, 0, torch.qint8)
+        assert whole.is_quantized and whole.dequantize().shape == (64, 64)
