@@ -206,9 +206,12 @@ def _predict(args: argparse.Namespace) -> int:
         outputs=args.outputs and args.outputs.absolute(),
         optimizations=parse_optimizations(args.optimizations, list(map(pair, args.set))),
     )
+    streams = sys.stdout, sys.stderr
     try:
         done = predict_script(script, order, progress)
     finally:
+        # Programs put loggers in their place.
+        sys.stdout, sys.stderr = streams
         progress("")
     # To stderr: stdout belongs to the script.
     if done.stopped is not None:

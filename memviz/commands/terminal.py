@@ -88,7 +88,8 @@ def print_line(text: str) -> None:
 def progress(line: str) -> None:
     """Show a line on a terminal, which the next one replaces; empty words remove it."""
     stream = sys.stderr
-    if not stream.isatty():
+    # A program's own stream need not have it.
+    if not getattr(stream, "isatty", bool)():
         return
     plain = cast(TextIO, getattr(stream, "_stream", stream))
     with suppress(OSError, UnicodeEncodeError):

@@ -39,7 +39,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from memviz.predictor.assumptions import Assumptions, data_needed, not_predicted, refusing
-from memviz.predictor.compat import LateDynamo, Patches, without_functions, without_modes
+from memviz.predictor.compat import LateDynamo, Patches, without_functions
 from memviz.predictor.compiled import Compiler
 from memviz.predictor.cuda.machine import on_card
 from memviz.predictor.position import NO_TASK, ProgramPosition, frames
@@ -47,6 +47,7 @@ from memviz.predictor.recorder import AllocationRecorder
 from memviz.predictor.repetition import BlockRepeater
 from memviz.predictor.saved_files import path_of
 from memviz.predictor.shapes import tensors_among
+from memviz.predictor.tensor_answers import rebuild_without_values
 from memviz.trace.model import Stage
 
 _NO_FAST_PATH = (
@@ -672,21 +673,10 @@ def follow_workers(patches: Patches, recorder: AllocationRecorder) -> None:
             raise data_needed("sending a tensor of the card to another process")
         if not recorder.host.is_unknown(tensor):
             return original_reduce(tensor)
-        return _rebuild_unknown, (tuple(tensor.shape), tensor.stride(), tensor.dtype)
+        return rebuild_without_values, (tuple(tensor.shape), tensor.stride(), tensor.dtype)
 
     share: Any = refusing("sharing memory of the card with another process", "its handle is not valid there")
     patches.put(torch.UntypedStorage, "_share_cuda_", share)
-    _rebuilders.append(recorder)
-    patches.callback(_rebuilders.clear)
     for kind in (Tensor, nn.Parameter):
         ForkingPickler.register(kind, reduce_tensor)
         patches.callback(ForkingPickler.register, kind, original_reduce)
-
-
-_rebuilders: list[AllocationRecorder] = []
-"""Recorder of the device in use. A global, because pickle calls the receiving function."""
-
-
-def _rebuild_unknown(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    with without_functions(), without_modes():
-        return _rebuilders[0].host.blank_like(torch.empty_strided(shape, stride, dtype=dtype, device="meta"))

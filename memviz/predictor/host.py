@@ -538,6 +538,8 @@ class Host:
             raise data_needed(name_for_users(func))
 
     def _by_shapes(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if any(tensor.is_quantized for tensor in tensors_of((args, kwargs))):
+            return self._run_on_zeros(func, args, kwargs)
         twins: dict[int, Tensor] = {}
         originals: dict[int, Tensor] = {}
 
@@ -554,8 +556,14 @@ class Host:
         try:
             out = func(*map_tensors(shape_of, args), **map_tensors(shape_of, shape_kwargs))
         except NotImplementedError as error:
+            is_unknown = any(tensor in self.unknown for tensor in tensors_of((args, kwargs)))
+            if is_unknown and torch.Tag.dynamic_output_shape not in func.tags:
+                # torch knows its shapes only by running it.
+                return self._run_on_zeros(func, args, kwargs)
             why = "the size of its result depends on the values of a large tensor, which are not computed"
             raise not_predicted(name_for_users(func), why) from error
+        if any(result.is_quantized for result in tensors_of(out)):
+            return self._run_on_zeros(func, args, kwargs)
         for written in written_arguments(func, args, kwargs):
             if written.shape != twins[id(written)].shape:
                 written.resize_(twins[id(written)].shape)
@@ -563,6 +571,13 @@ class Host:
         results = map_tensors(lambda twin: originals[id(twin)] if id(twin) in originals else self.blank_like(twin), out)
         self.stand_ins.follow(func, args, results)
         return results
+
+    def _run_on_zeros(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operator on the zeros that stand in for values."""
+        out = func(*args, **kwargs)
+        for result in tensors_of(out):
+            self.unknown.add(result)
+        return out
 
     def blank_like(self, tensor: Tensor, **changes: Any) -> Tensor:
         """Return a host tensor without values, with the layout of `torch.empty_like`."""

@@ -78,6 +78,7 @@ from memviz.predictor.tensor_answers import (
     TensorAnswers,
     ValueReads,
     answer_lengths,
+    follow_pickles,
     has_unknown_numbers,
     stop_at_unknown_numbers,
     with_dtype_of_numbers,
@@ -157,7 +158,7 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             out = self._run_body(func, treatment, args, kwargs)
             if out is not NotImplemented:
                 return out
-        if treatment.parts_in is not None:
+        if treatment.parts_in is not None and self._takes_apart(func, args):
             with self, self.autocast.running(func.name().removeprefix("aten::")):
                 return treatment.parts_in(*args, **kwargs)
         shapes = None if treatment.is_view or treatment.resizes else shape_key(args, kwargs)
@@ -171,6 +172,11 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if treatment.may_choose:
                 self.recorder.choices.follow(func, args, out)
         return out
+
+    def _takes_apart(self, func: Any, args: Any) -> bool:
+        """Return False where a kernel of the predictor meets the host's data, which torch's own kernel computes."""
+        is_ours = func.name().removeprefix("aten::") in self._kernels
+        return not is_ours or any(tensor.is_meta for tensor in tensors_of(args))
 
     def _run_body(self, func: Any, treatment: Treatment, args: Any, kwargs: Any) -> Any:
         """Run a library's operator as it is written, or return NotImplemented where that needs more than torch."""
@@ -420,6 +426,7 @@ def follow_cuda(
     tensors = TensorAnswers(recorder, devices)
     entered = FakeCudaMode(devices, tensors, order, recorder, peers)
     mode: Mode = lambda: entered  # noqa: E731
+    follow_pickles(patches, recorder)
     patches.replace(Tensor, "__reduce_ex__", tensors.write_out(Tensor.__reduce_ex__))
     _follow_moves(patches, recorder, devices)
     machine, memory = FakeMachine(recorder.card, devices), MemoryFunctions(device, devices, report)

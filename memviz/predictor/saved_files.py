@@ -174,7 +174,7 @@ def path_of(file: Any) -> str | None:
     return os.path.abspath(file.name) if is_file and file.seekable() and file.tell() == 0 else None
 
 
-_NOT_WRITTEN = (
+NOT_WRITTEN = (
     "values that are not computed were not written to a file; loading it in a prediction restores their shapes"
 )
 
@@ -262,7 +262,7 @@ class SavedFiles:
             obj = _with_tensors_mapped(self._on_host, obj)
         path = path_of(f)
         if is_unknown:
-            self._assumptions.state(_NOT_WRITTEN)
+            self._assumptions.state(NOT_WRITTEN)
         if path is None or not (is_unknown or isinstance(f, str | os.PathLike)):
             return self._write(obj, f, *args, **kwargs)
         if isinstance(f, str | os.PathLike):
@@ -310,7 +310,7 @@ class SavedFiles:
         with without_functions():
             if not any(map(self.host.is_unknown, tensors_among(tensors, _DEEPEST, with_owners=True))):
                 return False
-        self._assumptions.state(_NOT_WRITTEN)
+        self._assumptions.state(NOT_WRITTEN)
         with open(self._outputs.place(f, copy=False, always=True) or f, "wb") as file:
             file.write(_safetensors_header(tensors, metadata))
             file.truncate(file.tell() + sum(tensor.nbytes for tensor in tensors.values()))

@@ -480,6 +480,11 @@ _FOREACH_IN_PLACE = (
 )
 
 
+def _quantized_with_mask(func: Any, args: Any, kwargs: Any) -> Any:
+    """Return the rounded tensor, and a mask of the elements in range that backward reads."""
+    return torch.empty_like(args[0]), torch.empty_like(args[0], dtype=torch.bool)
+
+
 def _geqrf(func: Any, args: Any, kwargs: Any) -> tuple[Tensor, Tensor]:
     *batch, rows, columns = args[0].shape
     return args[0].new_empty((*batch, columns, rows)).mT, args[0].new_empty((*batch, min(rows, columns)))
@@ -497,6 +502,19 @@ def _product_of_int4(func: Any, args: Any, kwargs: Any) -> Tensor:
     return args[0].new_empty(args[0].shape[0], 8 * args[1].shape[0])  # type: ignore[no-any-return]
 
 
+_QUANTIZED_WITH_MASK = (
+    aten.fake_quantize_per_tensor_affine_cachemask.default,
+    aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default,
+    aten.fake_quantize_per_channel_affine_cachemask.default,
+)
+_QUANTIZED_BY_LEARNED = (
+    aten._fake_quantize_learnable_per_tensor_affine.default,
+    aten._fake_quantize_learnable_per_channel_affine.default,
+)
+_GRADIENTS_OF_LEARNED = (
+    aten._fake_quantize_learnable_per_tensor_affine_backward.default,
+    aten._fake_quantize_learnable_per_channel_affine_backward.default,
+)
 _FUSED = [getattr(aten, name) for name in ("_fused_sgd_", "_fused_adagrad_") if hasattr(aten, name)]
 SHAPE_RULES: dict[Any, ShapeRule] = {
     **dict.fromkeys(_ONE_TO_ONE, _elementwise),
@@ -506,6 +524,9 @@ SHAPE_RULES: dict[Any, ShapeRule] = {
     aten.mean.dim: _reduced,
     aten.addmm.default: _addmm,
     aten.geqrf.default: _geqrf,
+    **dict.fromkeys(_QUANTIZED_WITH_MASK, _quantized_with_mask),
+    **dict.fromkeys(_QUANTIZED_BY_LEARNED, lambda func, args, kwargs: torch.empty_like(args[0])),
+    **dict.fromkeys(_GRADIENTS_OF_LEARNED, lambda func, args, kwargs: tuple(map(torch.empty_like, args[1:4]))),
     **dict.fromkeys(_GRADIENTS, lambda func, args, kwargs: torch.empty_like(args[1])),
     **{
         getattr(packet, overload): _product_of_dtype

@@ -32,13 +32,14 @@ from memviz.predictor.assumptions import (
     name_for_users,
     remedy_for,
 )
-from memviz.predictor.compat import Patches
+from memviz.predictor.compat import Patches, without_functions, without_modes
 from memviz.predictor.cuda.machine import META, NamedDevices, cast_to_type
 from memviz.predictor.known_values import CHOSEN_EVENLY, FIRST_CHOSEN
 from memviz.predictor.position import frames
 from memviz.predictor.questions import CONDITION, NUMBER, WHOLE_NUMBER, count_question, mask_question
 from memviz.predictor.recorder import AllocationRecorder, swap_data
 from memviz.predictor.rules import Treatment
+from memviz.predictor.saved_files import NOT_WRITTEN
 from memviz.predictor.shapes import leaves_of, lies_on_device, map_tensors, tensors_among, tensors_of
 
 aten = torch.ops.aten
@@ -194,18 +195,21 @@ class TensorAnswers:
     def write_out(self, original: Any) -> Any:
         """Return a replacement for `Tensor.__reduce_ex__`, by which torch.save and others write a tensor."""
 
-        def reduce_or_stop(tensor: Tensor, protocol: Any) -> Any:
+        def reduce_without_values(tensor: Tensor, protocol: Any) -> Any:
             with torch._C.DisableTorchFunction():
                 if self._host.to_file is not None:
                     return original(self._host.to_file(tensor), protocol)
-                is_unknown = self._host.is_unknown(tensor)
+                has_values = not (self._host.is_unknown(tensor) or lies_on_device(tensor))
+                card = self._recorder.card_of(tensor)
+                layout = (tuple(tensor.shape), tensor.stride(), tensor.dtype) if not has_values else None
             caller = next(frames(), None)
             # `copy.copy` shares the memory.
-            if is_unknown and (caller is None or caller.f_code.co_filename != copy.__file__):
-                raise data_needed("torch.save, pickling or sending to another process")
-            return original(tensor, protocol)
+            if layout is None or (caller is not None and caller.f_code.co_filename == copy.__file__):
+                return original(tensor, protocol)
+            self._assumptions.state(NOT_WRITTEN)
+            return rebuild_without_values, (*layout, card, tensor.requires_grad)
 
-        return reduce_or_stop
+        return reduce_without_values
 
     def _even_shares(self, tensor: Tensor) -> Tensor | None:
         """Return counts that are taken to be even, unless the user stated others for this line."""
@@ -697,3 +701,28 @@ class ValueReads:
         if isinstance(stated, bool):
             return tensor.numel() if stated else 0
         return int(stated)
+
+
+_in_use: list[AllocationRecorder] = []
+"""Recorder of the device in use. A global, because pickle calls the receiving function."""
+
+
+def follow_pickles(patches: Patches, recorder: AllocationRecorder) -> None:
+    _in_use.append(recorder)
+    patches.callback(_in_use.clear)
+
+
+def rebuild_without_values(
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+    dtype: torch.dtype,
+    card: int | None = None,
+    requires_grad: bool = False,
+) -> Tensor:
+    """Return a tensor that was pickled without values: on its card again, or on the host."""
+    if card is not None:
+        made = torch.empty_strided(shape, stride, dtype=dtype, device=f"cuda:{card}")
+    else:
+        with without_functions(), without_modes():
+            made = _in_use[0].host.blank_like(torch.empty_strided(shape, stride, dtype=dtype, device="meta"))
+    return made.requires_grad_(requires_grad)

@@ -379,7 +379,7 @@ NOT_KNOWN = 4
 INTERRUPTED = 128 + signal.SIGINT
 _ONLY_OWN = "not predicted. Predict the script of the other process, with --world-size N for several"
 _NO_MEMORY = "allocated no GPU memory"
-_STARTED_OTHERS = f"the main process {_NO_MEMORY} and started other Python processes, which are {_ONLY_OWN}"
+_STARTED_OTHERS = f"the main process {_NO_MEMORY} and started other processes, which are {_ONLY_OWN}"
 
 
 # Processes that the program starts. Each new Python process finds `child_start/sitecustomize.py`, marks that it began,
@@ -623,13 +623,12 @@ class ScriptPrediction:
             return self.children.not_known
         if self.estimate.children_used_the_card:
             return f"a fork of the program used the card, which is {_ONLY_OWN}"
+        failed = self.exit_status and not self.is_status_ours
+        if failed and not self._used_a_card:
+            return f"the program {_NO_MEMORY} before it ended with exit status {int(self.exit_status)}"
         if not self.estimate.peak_reserved and self.estimate.commands:
             return _STARTED_OTHERS
-        if self.is_status_ours:
-            return ""
-        if self.exit_status and not self._used_a_card:
-            return f"the program {_NO_MEMORY} before it ended with exit status {int(self.exit_status)}"
-        if self.exit_status:
+        if failed:
             return f"the program ended with exit status {int(self.exit_status)}, and only memory until then is counted"
         return ""
 

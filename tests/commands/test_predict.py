@@ -277,6 +277,7 @@ ENDINGS = {
     "elsewhere": "import sys\nsys.stdout = open('log.txt', 'w')\nprint('in the file')\n",
     "printed as bytes": "import sys\nsys.stdout.buffer.write(b'half')\n",
     "its own stream": "import os\nos.fdopen(1, 'w', closefd=False).write('whole\\n')\n",
+    "a logger": "import sys\nsys.stderr = sys.stdout = type('Log', (), {'write': len, 'flush': int})\nprint('lost')\n",
     "nowhere": "import sys\nsys.stdout.close()\n",
     "redirected": "import contextlib, io\nwith contextlib.redirect_stdout(io.StringIO()):\n    print('x')\n",
     "a process": "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'print(1)'], check=True)\n",
@@ -289,7 +290,10 @@ ENDINGS = {
 }
 
 
-@pytest.mark.parametrize("ending", ["no end of line", "at exit", *slow(*list(ENDINGS)[2:])])
+@pytest.mark.parametrize(
+    "ending",
+    ["no end of line", "at exit", "a logger", *slow(*(name for name in list(ENDINGS)[2:] if name != "a logger"))],
+)
 def test_the_json_is_the_last_line_whatever_the_script_does_with_its_output(tmp_path: Path, ending: str) -> None:
     done = predict(tmp_path, "import torch\nx = torch.ones(8).cuda()\n" + ENDINGS[ending], "-o", "run.pickle")
     assert done.returncode == 0, done.stderr

@@ -433,3 +433,13 @@ class _Own(torch.autograd.Function):
 
 def test_what_a_program_writes_out_of_place_takes_memory() -> None:
     assert _of_full_size(lambda x: _Own.apply(x)) == 2
+
+
+def test_the_host_computes_what_has_a_kernel_of_the_predictor() -> None:
+    with PredictedDevice(A100):
+        shares = torch.distributions.Dirichlet(torch.ones(4)).sample()
+        assert float(shares.sum()) == pytest.approx(1) and 0 <= float(shares[0]) <= 1
+        x = torch.ones(3, requires_grad=True)
+        torch.nn.functional.mish(x).sum().backward()
+        assert x.grad is not None and x.grad.tolist() == pytest.approx([1.0490] * 3, abs=1e-3)
+        assert torch.nn.functional.one_hot(torch.arange(2)).tolist() == [[1, 0], [0, 1]]

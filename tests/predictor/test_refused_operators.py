@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.ao import quantization
 
 from memviz.errors import UsageError
 from memviz.predictor.device import PredictedDevice
@@ -45,3 +46,30 @@ def test_operators_without_a_rule_of_torchs_own_have_one_here() -> None:
         assert scores.grad is not None and scores.grad.is_cuda and scores.grad.shape == (4, 5)
         factors, tau = torch.geqrf(scores.detach())
         assert factors.is_cuda and factors.shape == (4, 5) and factors.stride() == (1, 4) and tau.shape == (4,)
+
+
+@pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated")
+@pytest.mark.filterwarnings("ignore:Please use quant_min")
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_weights_are_trained_for_quantization_and_quantized() -> None:
+    with PredictedDevice(A100) as device:
+        model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)).cuda().train()
+        model.qconfig = quantization.get_default_qat_qconfig("fbgemm")  # type: ignore[assignment]
+        quantization.prepare_qat(model, inplace=True)
+        model(torch.randn(2, 64, device="cuda")).sum().backward()
+        x = torch.ones(1000, device="cuda", requires_grad=True)
+        before = device.allocated_bytes
+        rounded = torch.fake_quantize_per_tensor_affine(x, 0.1, 0, 0, 255)
+        # The result, and a mask of one byte an element.
+        assert device.allocated_bytes - before == 4096 + 1024
+        rounded.sum().backward()
+        learned = torch._fake_quantize_learnable_per_tensor_affine(
+            x, torch.ones(1, device="cuda", requires_grad=True), torch.zeros(1, device="cuda"), 0, 255
+        )
+        learned.sum().backward()
+        assert x.grad is not None and x.grad.shape == x.shape
+        weight = model.cpu()[0].weight.detach()
+        scales, zeros = torch.ones(64), torch.zeros(64, dtype=torch.long)
+        assert torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8).shape == (64, 64)
+        whole = torch.quantize_per_tensor(weight, 1.0, 0, torch.qint8)
+        assert whole.is_quantized and whole.dequantize().shape == (64, 64)

@@ -2,10 +2,12 @@
 
 import io
 import os
+import pickle
 from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from memviz.predictor.device import PredictedDevice
 from tests.predictor.rows import A100
@@ -105,3 +107,16 @@ def test_safetensors_that_are_there_have_their_values(tmp_path: Path) -> None:
     with PredictedDevice(A100):
         assert library.load_file(path, device=0)["steps"].tolist() == [0, 1, 2, 3]
     assert path.exists()
+
+
+def test_what_is_pickled_comes_back_on_its_card() -> None:
+    with PredictedDevice(A100) as device:
+        model = nn.Linear(1000, 1000, device="cuda")
+        before = device.allocated_bytes
+        twin = pickle.loads(pickle.dumps(model))
+        assert device.allocated_bytes == 2 * before
+        assert isinstance(twin.weight, nn.Parameter) and twin.weight.is_cuda and twin.weight.requires_grad
+        twin(torch.ones(1, 1000, device="cuda")).sum().backward()
+        host = pickle.loads(pickle.dumps({"loss": torch.rand(3, device="cuda").cpu()}))["loss"]
+        assert host.shape == (3,) and host.device.type == "cpu" and "unknown" in str(host)
+        assert pickle.loads(pickle.dumps(torch.arange(3))).tolist() == [0, 1, 2]
