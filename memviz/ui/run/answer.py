@@ -18,7 +18,7 @@ from memviz.allocator.replayer import CardMemory
 from memviz.errors import MemvizError, TraceError, UsageError
 from memviz.predictor.cards import card_named, short_name
 from memviz.results.fit import cheapest_fitting
-from memviz.results.run import base_of
+from memviz.results.run import base_of, variants_headline
 from memviz.runner.jobs.kept_runs import KeptRuns, default_folder
 from memviz.runner.jobs.limits import TIMEOUT_SECONDS, most_bytes, most_seconds
 from memviz.runner.jobs.service import OrderStatus, Scheduler, Searches, SearchOrder, SearchStatus, Variant
@@ -461,12 +461,17 @@ class RunAnswers:
         return self.predictions.traces([status.variants[number] for number in numbers])
 
     def shown(self, status: OrderStatus) -> int:
-        """Return the number of the variant beside the baseline: the chosen one, or else the last that has run."""
+        """Return the number of the variant beside the baseline: the chosen one, else the headline's or the last run.
+
+        A headline about a pinned variant does not hide what the form has now.
+        """
         chosen = self._chosen.get(status.id)
         last = len(status.variants) - 1
         if not status.is_over:
             last = max((number for number, one in enumerate(status.variants) if one.run is not None), default=last)
-        return last if chosen is None or chosen > last else chosen
+        elif (best := variants_headline(status.variants).number) and not status.variants[best].is_pinned:
+            last = best
+        return last if chosen is None or chosen >= len(status.variants) else chosen
 
     def opened(self, session: Session, order: str, numbers: list[int] | None = None) -> Session:
         """The traces of these variants, or of all, as open traces; the first few are compared, baseline first."""

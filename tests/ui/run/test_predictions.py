@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from memviz.results.run import variants_headline
 from memviz.runner.jobs.service import OrderStatus
 from memviz.runner.prices import Price
 from memviz.runner.request import Request
@@ -86,6 +87,15 @@ def test_a_variant_chosen_while_an_answer_is_drawn_stays_chosen(
     drawn = tab._answer_values(RunState(), order)
     assert "name" in drawn["A"] and not drawn["B"]
     assert answers.shown(order) == 0 and drawn["results"] == results_html(answers.checked(order), 0)
+
+
+def test_the_picture_is_of_the_variant_that_the_headline_names(answers: RunAnswers) -> None:
+    base, eight = asked((("split_feed_forward", {"splits": "8"}),), sequence="4096").requests
+    two = replace(eight, optimizations=(("split_feed_forward", {"splits": "2"}),))
+    sweep = answered(answers, RunRequests((base, eight, two), ("none", "eight", "two")), "fay")
+    assert variants_headline(sweep.variants).number == answers.shown(sweep) == 1
+    assert [trace.name for trace in answers.shown_pair(sweep)] == ["none", "eight"]
+    assert answers.shown(answers.checked(sweep, [(eight, "eight")])) == 2
 
 
 def test_a_price_is_the_difference_of_two_answers_and_its_negative_is_never_shown(answers: RunAnswers) -> None:
