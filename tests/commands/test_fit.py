@@ -187,7 +187,7 @@ def test_gpus_are_parted_in_every_way_and_the_command_makes_the_same_run(
     monkeypatch.setattr(space, "OPTIMIZATIONS", ())
     small = ["llama", "--set", "layers=2", "--set", "sequence=64", "--set", "batch=1", "--set", "mode=training"]
     answer = fit(*small, "--gpus", "2")
-    assert answer["tried"] == 4
+    assert answer["tried"] == 5
     parallel = [way["parallel"] for way in answer["front"]]
     assert {"tensor": 2} in parallel
     way = answer["front"][parallel.index({"tensor": 2})]
