@@ -21,8 +21,8 @@ import inspect
 import math
 import sys
 import textwrap
-from collections.abc import Callable, Mapping, MutableMapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -92,23 +92,31 @@ class Patches(ExitStack):
         for name, value in values.items():
             self.put(owner, name, value)
 
-    def after_import(self, name: str, change: Callable[[ModuleType], None]) -> None:
+    def after_import(
+        self,
+        name: str,
+        change: Callable[[ModuleType], None],
+        around: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
         """Change a module of another library as soon as it is imported; now, if it is already."""
         module = sys.modules.get(name)
         if module is not None and not isinstance(module, LateDynamo):
             return change(module)
-        finder = _Changing(name, change)
+        finder = _Changing(name, change, around)
         sys.meta_path.insert(0, finder)
         self.callback(sys.meta_path.remove, finder)
         return None
 
 
 class _Changing:
-    """Finder of one module, which is changed when its own code has run."""
+    """Finder of one module, which is changed when its own code has run, within `around`."""
 
-    def __init__(self, name: str, change: Callable[[ModuleType], None]) -> None:
+    def __init__(
+        self, name: str, change: Callable[[ModuleType], None], around: Callable[[], AbstractContextManager[None]]
+    ) -> None:
         self._name = name
         self._change = change
+        self._around = around
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if name != self._name:
@@ -119,7 +127,8 @@ class _Changing:
             run = spec.loader.exec_module
 
             def exec_module(module: ModuleType) -> None:
-                run(module)
+                with self._around():
+                    run(module)
                 self._change(module)
 
             # On the loader itself, which people and tracebacks ask for the source.
@@ -230,6 +239,23 @@ def _mask_on_host(sz: int, device: Any = None, dtype: torch.dtype | None = None)
     return torch.triu(full, diagonal=1)
 
 
+@contextmanager
+def signatures_of_torch() -> Iterator[None]:
+    """Let `torch._dynamo` be imported: it compares torch's functions with its own, and some are replaced by ours."""
+    signature = inspect.signature
+
+    def signature_of_torch(function: Any, **options: Any) -> inspect.Signature:
+        if str(getattr(function, "__module__", "")).startswith("memviz."):
+            raise ValueError(function)
+        return signature(function, **options)
+
+    vars(inspect)["signature"] = signature_of_torch
+    try:
+        yield
+    finally:
+        vars(inspect)["signature"] = signature
+
+
 class LateDynamo(ModuleType):
     """Replaces `torch._dynamo` until the program uses more of it than its switches.
 
@@ -253,19 +279,7 @@ class LateDynamo(ModuleType):
         if name == "_switched" or name.startswith("__") and name != "__path__":
             raise AttributeError(name)
         self.leave()
-        signature = inspect.signature
-
-        def signature_of_torchs(function: Any, **options: Any) -> inspect.Signature:
-            # The module compares torch's functions with its own; in place of some are ours.
-            if str(getattr(function, "__module__", "")).startswith("memviz."):
-                raise ValueError(function)
-            return signature(function, **options)
-
-        vars(inspect)["signature"] = signature_of_torchs
-        try:
-            return getattr(import_module("torch._dynamo"), name)
-        finally:
-            vars(inspect)["signature"] = signature
+        return getattr(import_module("torch._dynamo"), name)
 
     @classmethod
     def follow(cls, patches: Patches) -> None:

@@ -39,7 +39,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from memviz.predictor.assumptions import Assumptions, data_needed, not_predicted, refusing
-from memviz.predictor.compat import LateDynamo, Patches, without_functions
+from memviz.predictor.compat import LateDynamo, Patches, signatures_of_torch, without_functions
 from memviz.predictor.compiled import Compiler
 from memviz.predictor.cuda.machine import on_card
 from memviz.predictor.position import NO_TASK, ProgramPosition, frames
@@ -308,7 +308,9 @@ def follow_compile(patches: Patches, recorder: AllocationRecorder, compiler: Com
     # There are no graphs between whose replays memory could be handed on.
     patches.replace(torch.compiler, "cudagraph_mark_step_begin", lambda: None)
     patches.after_import(
-        "torch._dynamo", lambda dynamo: patches.put(dynamo, "reset", partial(_reset_dynamo, dynamo.reset))
+        "torch._dynamo",
+        lambda dynamo: patches.put(dynamo, "reset", partial(_reset_dynamo, dynamo.reset)),
+        signatures_of_torch,
     )
     if compiler is None and not isinstance(sys.modules.get("torch._dynamo"), LateDynamo | NoneType):
         patches.enter_context(torch.compiler.set_stance("force_eager"))

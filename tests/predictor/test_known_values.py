@@ -142,6 +142,24 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)
 """
 
 
+_DYNAMO_WITHIN = """
+import sys, torch
+from tests.predictor.rows import A100
+from memviz.predictor.device import PredictedDevice
+with PredictedDevice(A100, as_process=True):
+    torch.ones(1).cuda()
+print("torch._dynamo" in sys.modules)
+with PredictedDevice(A100):
+    print((torch.tensor([3]).cuda() * 2).tolist(), "torch._dynamo" in sys.modules)
+"""
+
+
+def test_an_operator_may_be_the_first_to_import_dynamo() -> None:
+    """torch compares the signatures of functions then, some of which the device has replaced."""
+    done = forked.run(["-c", _DYNAMO_WITHIN], of=forked.light)
+    assert (done.stdout.split("\n"), done.stderr) == (["False", "[6] True", ""], "")
+
+
 @pytest.mark.skipif(not forked.CAN_FORK_RUNS, reason="asks glibc's heap")
 def test_large_ones_take_no_memory_where_the_heap_of_a_long_running_process_has_a_hole_for_them() -> None:
     done = forked.run(["-c", _A_HOLE], of=forked.with_torch)
