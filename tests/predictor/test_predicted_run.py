@@ -29,6 +29,17 @@ def test_what_a_card_keeps_for_itself_is_set_aside_by_kind() -> None:
         assert each.usable_bytes + each.overhead_bytes == card_named(name).memory_bytes
 
 
+def test_what_is_reserved_on_a_card_is_after_the_cache_was_released() -> None:
+    card = card_named("RTX 4090")
+    with PredictedDevice(card) as device:
+        for gibibytes in (12, 13):
+            torch.empty(gibibytes * GiB, dtype=torch.uint8, device="cuda")
+        # Both are cached without a limit; on the card the first is given back for the second.
+        fit = fit_on(device.finish(), card, device.highest_reserved_bytes)
+    assert (fit.fits, fit.peak_reserved_bytes) == (True, 13 * GiB)
+    assert fit.too_much_bytes == 25 * GiB - fit.usable_bytes
+
+
 @pytest.mark.slow
 def test_a_choice_of_kernels_ends_with_its_run() -> None:
     """Many predictions share one process, and none may affect the next."""
