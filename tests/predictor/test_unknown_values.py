@@ -43,7 +43,6 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "arange by a number": lambda: torch.arange(there().item()),
     "tensor_split": lambda: torch.tensor_split(there(9), there(2, dtype=WHOLE).cpu()),
     "lengths": lambda: nn.utils.rnn.pack_padded_sequence(there(3, 4), there(4, dtype=WHOLE).cpu()),
-    "pickle": lambda: pickle.dumps(there(3)),
     "dlpack": lambda: torch.from_dlpack(there(3).cpu()),
     "the older dlpack": lambda: torch.utils.dlpack.to_dlpack(there(3)),
     "the older dlpack of the host": lambda: torch.to_dlpack(there(3).cpu()),
