@@ -7,6 +7,7 @@ import pytest
 from tests.browser.conftest import opened
 from tests.browser.test_axe import RESTS, SERIOUS, TWO_FRAMES, violations
 from tests.browser.test_run import choose_model, done, field, fill, row, switch
+from tests.runner.processes import wait_until
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 expect = playwright.expect
@@ -126,8 +127,12 @@ def test_keys_reach_switches_chips_variants_and_timelines_with_a_visible_focus(t
 def test_on_a_phone_the_answer_comes_before_the_list_and_its_headline_stays(tab: Any) -> None:
     tab.set_viewport_size({"width": 390, "height": 844})
     parts = ("[name='workload']", "#run-head h1", "#run-A .mvt-plot", ".mv-variants", ".mv-price-head", ".mv-find-fit")
-    tops = [tab.locator(part).bounding_box()["y"] for part in parts]
-    assert tops == sorted(tops)
+
+    def is_in_order() -> bool:
+        boxes = [tab.locator(part).bounding_box() for part in parts]
+        return None not in boxes and boxes == sorted(boxes, key=lambda box: box["y"])
+
+    wait_until(is_in_order)
     assert tab.evaluate("document.documentElement.scrollWidth") <= 390
     assert tab.get_by_text("Optimizations", exact=True).filter(visible=True).count() == 1
     switch(tab, "activation_offload").scroll_into_view_if_needed()
@@ -135,8 +140,12 @@ def test_on_a_phone_the_answer_comes_before_the_list_and_its_headline_stays(tab:
     expect(row(tab, 1)).to_contain_text("Activation offload")
     headline = tab.locator("#run-head h1")
     expect(headline).to_contain_text("ctivation offload")
-    box = headline.bounding_box()
-    assert 0 <= box["y"] < 60 and switch(tab, "activation_offload").bounding_box()["y"] > box["y"] + box["height"]
+
+    def stays_above_the_switch() -> bool:
+        box, below = headline.bounding_box(), switch(tab, "activation_offload").bounding_box()
+        return bool(box and below) and 0 <= box["y"] < 60 and below["y"] > box["y"] + box["height"]
+
+    wait_until(stays_above_the_switch)
 
 
 def test_axe_finds_nothing_serious_in_an_answer_with_all_that_opens_in_it(tab: Any) -> None:
