@@ -68,6 +68,8 @@ class Autocast:
         """Enabled state of each nested autocast region; torch itself forgets it below autograd."""
         self._libraries: dict[str, Any] = {}
         """Registrations, by namespace of their operators."""
+        self._library_types: dict[str, torch.dtype] = {}
+        """Types that operators of libraries run in."""
         self._running = 0
         """Number of cast operators that are running; their parts are not cast again."""
         self._cast: dict[int, tuple[Tensor, Tensor]] = {}
@@ -98,7 +100,6 @@ class Autocast:
             namespace, _, name = full_name.partition("::")
             if namespace == "aten" or full_name in self._wrapped:
                 continue
-            self._wrapped.add(full_name)
             if namespace not in self._libraries:
                 self._libraries[namespace] = _Library(namespace, "IMPL")
             self._libraries[namespace].impl(name, self._library_kernel(full_name), "AutogradMeta")
@@ -106,23 +107,17 @@ class Autocast:
     def _library_kernel(self, full_name: str) -> Kernel:
         """Run in the type that Python code registered; torchvision's C++ kernels take fp32 and return their input's."""
         namespace, _, name = full_name.partition("::")
-        run = _run_above_autograd(_operator(name, getattr(torch.ops, namespace)))
         registered = getattr(OPDEFS.get(full_name), "_autocast_dtype", {}).get("cuda")
+        self.names.add(full_name)
+        self._library_types[full_name] = registered or torch.float32
+        run = self.around(full_name, _run_above_autograd(_operator(name, getattr(torch.ops, namespace))))
 
-        def run_cast(*args: Any, **kwargs: Any) -> Any:
-            if not self.casts_now:
-                return run(*args, **kwargs)
+        def return_input_type(*args: Any, **kwargs: Any) -> Any:
+            casts, out = self.casts_now, run(*args, **kwargs)
             with _WithoutFunctionModes():
-                cast_args, cast_kwargs = self._all_to(registered or torch.float32, args, kwargs)
-                self._running += 1
-                try:
-                    out = run(*cast_args, **cast_kwargs)
-                finally:
-                    self._running -= 1
-                returns_input_type = registered is None and _casts(out) and _casts(args[0])
-                return out.to(args[0].dtype) if returns_input_type else out
+                return out.to(args[0].dtype) if casts and _casts(out) and _casts(args[0]) else out
 
-        return run_cast
+        return run if registered else return_input_type
 
     def end(self) -> None:
         self._regions.pop()
@@ -181,6 +176,8 @@ class Autocast:
             return self._all_to(torch.get_autocast_dtype("cuda"), args, kwargs)
         if name in TO_SINGLE:
             return self._all_to(torch.float32, args, kwargs)
+        if name in self._library_types:
+            return self._all_to(self._library_types[name], args, kwargs)
         if name in TO_WIDEST:
             tensors = [leaf for leaf in leaves_of(args) if _casts(leaf)]
             wide = any(tensor.dtype == torch.float32 for tensor in tensors)

@@ -227,6 +227,11 @@ def mesh_text(mesh: Mesh) -> str:
     return " ".join(f"{axis}{place}" for axis, place in mesh)
 
 
+def rank_label(rank: Rank, given: str | None = None) -> str:
+    """Return the rank's coordinates on the mesh, and the name that a visitor gave it."""
+    return " ".join(filter(None, (mesh_text(mesh_of(rank)), given)))
+
+
 def by_mesh(ranks: Sequence[Rank]) -> tuple[Rank, ...]:
     """Neighbours on the mesh beside each other; by number where not all say the same axes."""
     places = {rank.number: mesh_of(rank) for rank in ranks}

@@ -374,7 +374,7 @@ class _Page:
         if query.get("tab") == ranks.ID and has_ranks(self.context, linked or session):
             return [*self._shown(linked or session, tab=ranks.ID), gr.skip(), gr.skip()]
         if linked is not None:
-            named_tab = next((tab.id for tab in self.tabs.children if tab.id == query.get("tab")), None)
+            named_tab = next((tab.id for tab in self.tabs.children if tab.visible and tab.id == query.get("tab")), None)
             return [*self._shown(linked, state=view_state(query), tab=named_tab), gr.skip(), gr.skip()]
         is_missing = bool(wanted) or "traces" in query
         given = ranks.ID if self.context.given_ranks is not None and not is_missing else None

@@ -133,6 +133,13 @@ def test_an_estimate_is_one_step_though_it_opens_a_trace_and_turns_to_another_ta
     playwright.expect(page.locator("#compare-top h1")).to_contain_text("checkpoint 8 layers")
 
 
+@pytest.mark.parametrize(("tab", "shown"), [("run", "Run"), ("ranks", "Explore")])
+def test_a_link_to_a_trace_turns_to_its_tab_unless_that_is_hidden(page: Any, server: str, tab: str, shown: str) -> None:
+    page.goto(f"{server}?trace=sample:training.pickle.gz&tab={tab}")
+    page.locator("#traces .mv-chosen").wait_for()
+    playwright.expect(page.get_by_role("tab", name=shown, selected=True)).to_be_visible()
+
+
 def test_the_address_names_the_trace_that_is_shown_and_nothing_of_another_one(opened: Any) -> None:
     opened.locator("#timeline .mvt-plot").focus()
     for key in ("ArrowRight", "ArrowRight"):

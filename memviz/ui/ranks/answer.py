@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from memviz.errors import UsageError
-from memviz.ranks.numbers import Rank, by_mesh, mesh_of, mesh_text, once_more, rank_in_name
+from memviz.ranks.numbers import Rank, by_mesh, once_more, rank_in_name, rank_label
 from memviz.ranks.places import Place
 from memviz.ranks.reduce_rank import keep_row, row_of
 from memviz.ranks.row import FailedFile, RankRow
@@ -165,10 +165,7 @@ def rank_map_value(
     group_of = {number: i for i, group in enumerate(job.groups) for number in group.ranks}
     return {
         "ranks": [rank.number for rank in ranks],
-        "names": [
-            " ".join(filter(None, (str(rank.number), mesh_text(mesh_of(rank)), given.get(rank.number))))[:_LONGEST]
-            for rank in ranks
-        ],
+        "names": [f"{rank.number} {rank_label(rank, given.get(rank.number))}".strip()[:_LONGEST] for rank in ranks],
         "peaks": [rank.row.peak_bytes for rank in ranks],
         "groups": [group_of[rank.number] for rank in ranks],
         "outliers": [one.rank for one in job.outliers],

@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 from memviz.predictor.cards import common_cards, short_name
 from memviz.ranks.card import OnCard
-from memviz.ranks.numbers import Rank, mesh_of, mesh_text
+from memviz.ranks.numbers import Rank, rank_label
 from memviz.ranks.row import Curve
 from memviz.ranks.summary import JobChanges, Outlier, RankChange, RankGroup, RankSummary, by_category, by_site
 from memviz.results.headline import Headline, consecutive_spans
@@ -223,7 +223,7 @@ def one_rank_html(
         return tag("p", "Select a rank in the map to see its figures.", class_="mv-soft mv-onerank")
     against = job.of(job.against(rank.number))
     other = None if against is None or against.number == rank.number else against
-    where = " ".join(filter(None, (mesh_text(mesh_of(rank)), given)))
+    where = rank_label(rank, given)
     title = tag("h2", f"Rank {rank.number}", tag("span", f" {where}") if where else "")
     picture = sparkline(rank.row.curve, job.highest.row.peak_bytes, None if other is None else other.row.curve)
     data = {"data_rank": rank.number, "data_job": job_number or None}

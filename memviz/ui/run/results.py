@@ -164,11 +164,12 @@ def head_html(status: OrderStatus | None) -> Html:
     """The verdict, and what the figures are of."""
     if status is None:
         return Html("")
-    headline = variants_headline(status.variants).headline
+    best = variants_headline(status.variants)
+    headline = best.headline
     if not headline.answer:
         # The line above says what is running.
         return Html("")
-    run = status.variants[-1].run
+    run = status.variants[best.number].run
     is_too_much = run is not None and run.fit is not None and run.fit.word == "no"
     kind = "mv-verdict mv-does-not-fit" if is_too_much else "mv-verdict"
     title = tag("h1", headline.answer, " ", tag("span", headline.reason), class_=kind)

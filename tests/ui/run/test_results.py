@@ -396,6 +396,12 @@ def test_while_variants_run_the_newest_that_is_done_is_shown() -> None:
     assert head_html(OrderStatus("x", (variant("Baseline", None, state="running"),))) == ""
 
 
+def test_the_headline_has_the_color_of_the_variant_that_it_names() -> None:
+    worse = (*LTX[:2], variant("Twice", predicted(30, 600)))
+    marked = ["mv-does-not-fit" in head_html(OrderStatus("x", variants)) for variants in (worse, LTX[:1])]
+    assert marked == [False, True]
+
+
 def test_the_details_say_what_nvidia_smi_would_show() -> None:
     alone = run(device="NVIDIA A100 80GB", mode="predicted", peak_reserved_bytes=10 * GIB, fit=None)
     html = words(results_html(OrderStatus("x", (variant("Baseline", alone),))))
