@@ -366,17 +366,8 @@ def _library_call(change: Any, plan: Plan) -> Mapping[str, Any] | None:
 def _import_lines(imports: Sequence[tuple[str, str]]) -> Iterator[str]:
     if not imports:
         return
-    files = ", ".join(f"{module}.py" for module, _ in imports)
-    yield "\n".join(
-        (
-            '# Install memviz ("pip install ." in its checkout), or copy these files of its optimizations here:',
-            f"# {files}",
-            "try:",
-            *(f"    from memviz.optimizations.{module} import {name}" for module, name in imports),
-            "except ModuleNotFoundError:",
-            *(f"    from {module} import {name}" for module, name in imports),
-        )
-    )
+    where = '# "pip install ." in memviz\'s checkout, or copy these files here and drop "memviz.optimizations."'
+    yield "\n".join((where, *(f"from memviz.optimizations.{module} import {name}" for module, name in imports)))
 
 
 def _names_of_the_reader(bodies: Sequence[str]) -> list[str]:

@@ -179,7 +179,7 @@ def test_the_shown_code_of_several_names_what_is_its_readers_and_takes_its_step_
     names = ("allocator_settings", "gradient_accumulation", "optimizer_in_backward", "lora")
     request = Request("llama", {"batch": "4"}, tuple((name, {}) for name in names), optimizer="adamw-fused")
     code = code_of(plan_of(request).optimizations, optimizer=request.optimizer)
-    inside = ("os.environ", "try:", "# From your code", "Lora(", "OptimizerInBackward(", "AdamW(", "for piece")
+    inside = ("os.environ", "from memviz", "# From your code", "Lora(", "OptimizerInBackward(", "AdamW(", "for piece")
     places = [code.index(text) for text in inside]
     assert places == sorted(places)
     code = code_of(plan_of(Request("llama", {"batch": "4"}, (("gradient_accumulation", {}),))).optimizations)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -103,16 +104,18 @@ def _notes_html(variants: Sequence[Variant]) -> Html:
         return Html("")
     usable = f" ({usable_text(run.fit)})" if run.fit else ""
     about = [run.describes, f"{run.device.removeprefix('NVIDIA ')}{usable}", f"Counted: {run.window}"]
-    errors = (variant.run.expected_error for variant in variants if variant.run)
-    sentences = dict.fromkeys(error.sentence for error in errors if error)
+    errors = {each.label: each.run.expected_error.sentence for each in variants if each.run and each.run.expected_error}
+    if len(set(errors.values())) > 1:
+        errors = {label: f"{label}. {sentence}" for label, sentence in errors.items()}
     is_predicted = run.mode == "predicted"
     left_out = "Not included in the prediction" if is_predicted else "Notes on this measurement"
     notes = [tag("li", note) for note in run.notes]
     bill = bill_of_run(run).headline
+    sentences = (" · ".join(about), *dict.fromkeys(errors.values()), f"{bill.answer} {bill.reason}")
     return tag(
         "details",
         tag("summary", tag("h2", f"About this {'prediction' if is_predicted else 'measurement'}", class_="mv-h2")),
-        *(tag("p", text, class_="mv-soft") for text in (" · ".join(about), *sentences, f"{bill.answer} {bill.reason}")),
+        *(tag("p", text, class_="mv-soft") for text in sentences),
         *([tag("h3", left_out), tag("ul", *notes, class_="mv-unseen")] if notes else []),
         class_="mv-about-run mv-more-of-run",
     )
@@ -123,7 +126,7 @@ def _commands(variant: Variant) -> Html:
     run = variant.run
     if run is None:
         return Html("")
-    parts = [code_html(f"On the command line: {cut(variant.label)}", run.command)]
+    parts = [code_html(f"On the command line: {cut(variant.label)}", _one_option_a_line(run.command))]
     if run.code:
         parts.insert(0, code_html(f"In your own script: {cut(variant.label)}", run.code))
     if run.library_code:
@@ -136,9 +139,14 @@ def _commands(variant: Variant) -> Html:
     )
 
 
+def _one_option_a_line(command: str) -> str:
+    words = map(shlex.quote, shlex.split(command))
+    return " ".join(f"\\\n    {word}" if word.startswith("--") else word for word in words)
+
+
 def code_html(title: str, text: str) -> Html:
     copy = tag("button", "Copy", type="button", data_mv_copy=text)
-    return tag("div", tag("p", tag("span", title), copy), tag("pre", text), class_="mv-code-block")
+    return tag("div", tag("p", tag("span", title), copy), tag("pre", text, tabindex="0"), class_="mv-code-block")
 
 
 _MOST_WORDS = 400
@@ -193,8 +201,9 @@ def _facts(status: OrderStatus) -> Html:
         return Html("")
     where = "predicted for" if runs[0].mode == "predicted" else "measured on"
     parts = [tag("span", f"{where} {short_name(runs[0].device)}", title=f"Counted: {runs[0].window}")]
-    error = next((run.expected_error for run in runs if run.expected_error), None)
-    if error is not None:
+    errors = [run.expected_error for run in runs if run.expected_error]
+    if errors:
+        error = max(errors, key=lambda one: (one.is_lower_bound, not one.covered, one.share))
         parts.append(tag("span", _error_text(error), title=error.sentence))
     return tag("p", *parts, class_="mv-facts")
 
