@@ -197,7 +197,9 @@ def traces_html(session: Session, find: Find, table: NamedRanks | None = None) -
     # Two are compared in their own tab; of many, as of ranks, a glance says which is highest.
     highest = max(peaks) if len(peaks) >= _MANY else 0
     longest = _BESIDE_A_BADGE if len(session.compared) > 1 else _LONGEST_NAME
-    names = distinct_labels(differing_names([opened.name for opened in session.opened]), longest)
+    # A name that the visitor gave is not cut, nor does it lengthen the others.
+    short = iter(differing_names([opened.name for opened in session.opened if not opened.is_renamed]))
+    names = distinct_labels([each.name if each.is_renamed else next(short) for each in session.opened], longest)
     labelled = zip(names, pairs, strict=True)
     rows = [_trace_row(name, opened, session, pair, highest=highest) for name, (opened, pair) in labelled]
     if table is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -307,3 +308,14 @@ def test_a_new_name_is_kept_by_the_browser_bounded_and_can_be_taken_back() -> No
     assert found is not None and found[0].about.source == renamed.opened[0].name
     assert session_after(context, renamed, {"act": "rename", "key": opened.key, "name": " "}) == session
     assert session_after(context, session, {"act": "rename", "key": "gone", "name": "y"}) == session
+
+
+def test_a_given_name_does_not_lengthen_those_of_the_others() -> None:
+    context = Context(TraceStore())
+    session = Session()
+    for number in range(3):
+        opened = open_trace(context.store, trace_of([alloc(1, 512 * (number + 1))]))
+        session = session.with_opened(replace(opened, name=f"experiment_rate{number}_final"))
+    act = {"act": "rename", "key": session.opened[1].key, "name": "mine"}
+    for shown, expected in ((session, "rate1"), (session_after(context, session, act), "mine")):
+        assert re.findall("<b[^>]*>([^<]*)</b>", traces_html(shown, context.of)) == ["rate0", expected, "rate2"]
