@@ -1,5 +1,5 @@
 // @ts-check
-// The plots that are seen, below each other, with the page's headline and what their colours mean, as a picture that
+// The plots that are seen, beside or below each other as on the page, with the page's headline and what their colours mean, as a picture that
 // needs nothing else. A plot that hears `memviz:picture` adds itself to the list that comes with it.
 import { all, el, saveFile, say, shape, token } from "./base.js";
 
@@ -27,20 +27,20 @@ const seen = (/** @type {string} */ selector) => all(selector).find((node) => no
 
 /** @param {Part[]} parts */
 function svgOf(parts) {
-  const width = Math.max(...parts.map((part) => part.width + part.room.left + part.room.right)) + 2 * EDGE;
+  const rows = rowsOf(parts);
+  const width = Math.max(...rows.map((row) => row.reduce((sum, part) => sum + wide(part), 0))) + 2 * EDGE;
   const [ink, soft] = ["--mv-ink", "--mv-ink-2"].map((name) => token(document.body, name));
   const svg = shape("svg", { xmlns: "http://www.w3.org/2000/svg", "font-family": FONT, "font-size": 12 });
-  let y = EDGE;
-  const write = (/** @type {string} */ text, /** @type {Record<string, any>} */ look, high = LINE, letter = LETTER) => {
-    for (const line of wrapped(text, (width - 2 * EDGE) / letter)) svg.append(shape("text", { x: EDGE, y: (y += high) - 6, fill: ink, ...look }, line));
-  };
-  write(seen("#frame h1")?.innerText || "", { "font-size": HEAD.size, "font-weight": 700 }, HEAD.line, HEAD.letter);
+  const write = (/** @type {string} */ text, /** @type {Record<string, any>} */ look, y = EDGE, room = width - 2 * EDGE, x = EDGE, { line, letter } = { line: LINE, letter: LETTER }) =>
+    wrapped(text, room / letter).reduce((below, words) => (svg.append(shape("text", { x, y: below + line - 6, fill: ink, ...look }, words)), below + line), y);
+  let y = write(seen("#frame h1")?.innerText || "", { "font-size": HEAD.size, "font-weight": 700 }, EDGE, width - 2 * EDGE, EDGE, HEAD);
   const facts = seen("#frame .mv-facts:not(.mv-onerank *)")?.children || [];
-  write(Array.from(facts, (fact) => fact.textContent).join(" · "), { fill: soft });
-  for (const part of parts) {
-    if (part.title) write(part.title, { "font-weight": 700 });
-    svg.append(drawn(part, y));
-    y += part.height + part.room.upper + part.room.lower;
+  y = write(Array.from(facts, (fact) => fact.textContent).join(" · "), { fill: soft }, y);
+  for (const row of rows) {
+    const left = row.map((_, i) => row.slice(0, i).reduce((sum, part) => sum + wide(part), EDGE));
+    const top = Math.max(...row.map((part, i) => write(part.title || "", { "font-weight": 700 }, y, wide(part), left[i])));
+    row.forEach((part, i) => svg.append(drawn(part, left[i], top)));
+    y = top + Math.max(...row.map((part) => part.height + part.room.upper + part.room.lower));
   }
   y = legend(svg, new Map(parts.flatMap(({ keys }) => keys.map(([colour, key]) => [key, colour]))), y, width);
   const height = y + EDGE;
@@ -49,9 +49,21 @@ function svgOf(parts) {
   return { text: new XMLSerializer().serializeToString(svg), width, height };
 }
 
-/** @param {Part} part @param {number} y */
-function drawn({ nodes, canvas, width, height, room }, y) {
-  const group = shape("g", { transform: `translate(${EDGE + room.left} ${y + room.upper})` });
+const wide = (/** @type {Part} */ part) => part.width + part.room.left + part.room.right;
+
+/** Plots that begin at the same height of the page are one row. @param {Part[]} parts */
+function rowsOf(parts) {
+  /** @type {Map<number, Part[]>} */ const rows = new Map();
+  for (const part of parts) {
+    const top = Math.round(part.nodes[0]?.getBoundingClientRect().top ?? rows.size);
+    rows.set(top, [...(rows.get(top) || []), part]);
+  }
+  return [...rows.values()];
+}
+
+/** @param {Part} part @param {number} x @param {number} y */
+function drawn({ nodes, canvas, width, height, room }, x, y) {
+  const group = shape("g", { transform: `translate(${x + room.left} ${y + room.upper})` });
   const picture = canvas && { href: canvas.node.toDataURL("image/png"), x: canvas.left, width: canvas.width, height };
   if (picture) group.append(shape("image", { ...picture, preserveAspectRatio: "none", "image-rendering": "pixelated" }));
   // An SVG of the page has its size from the page.
