@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -102,6 +103,11 @@ def test_a_switch_answers_by_itself_with_timelines_prices_and_an_output_check(ta
     tab.locator("#run-A .mvt-plot").focus()
     tab.keyboard.press("+")
     tab.wait_for_function(f"{drawn}.filter((each) => each.memviz.viewport.first > 0).length === 2")
+    with tab.expect_download() as download:
+        tab.locator("summary", has_text="Share").click()
+        tab.get_by_role("button", name="Picture (SVG)").click()
+    picture = ElementTree.parse(download.value.path()).getroot()
+    assert float(picture.get("width", 0)) > float(picture.get("height", 0)), "A and B are side by side"
     tab.get_by_role("button", name="Compare both").click()
     scores = tab.locator("#compare-top .mv-scores")
     expect(scores).to_contain_text("FLOP")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -126,7 +125,7 @@ def _commands(variant: Variant) -> Html:
     run = variant.run
     if run is None:
         return Html("")
-    parts = [code_html(f"On the command line: {cut(variant.label)}", _one_option_a_line(run.command))]
+    parts = [code_html(f"On the command line: {cut(variant.label)}", run.command)]
     if run.code:
         parts.insert(0, code_html(f"In your own script: {cut(variant.label)}", run.code))
     if run.library_code:
@@ -137,11 +136,6 @@ def _commands(variant: Variant) -> Html:
         tag("div", *parts, class_="mv-take-away", aria_live="polite"),
         class_="mv-more-of-run",
     )
-
-
-def _one_option_a_line(command: str) -> str:
-    words = map(shlex.quote, shlex.split(command))
-    return " ".join(f"\\\n    {word}" if word.startswith("--") else word for word in words)
 
 
 def code_html(title: str, text: str) -> Html:
