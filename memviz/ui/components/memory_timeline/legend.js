@@ -218,7 +218,7 @@ export class Legend extends Part {
       nodes[i].remove();
       this.more.hidden = false;
       const bytes = [...folded].reduce((sum, item) => sum + items[item].bytes, 0);
-      this.more.replaceChildren(`${folded.size} more `, el("b", {}, bytesText(bytes)));
+      this.more.replaceChildren(`${folded.size} ${folded.size < nodes.length ? "more" : "colours"} `, el("b", {}, bytesText(bytes)));
     }
     this.list.replaceChildren(...nodes.filter((_, i) => folded.has(i)));
     if (!folded.size) this.open(false);

@@ -311,6 +311,8 @@ export class MemoryTimeline extends Component {
     if (this.reading.total) this.schedule();
     if (this.isAway || !this.data || !value || (!this.isStale && viewport.width === width && viewport.height === height)) return;
     Object.assign(viewport, { width, height });
+    // The pointer is elsewhere in it now.
+    this.interaction.hideTip();
     this.labels.resize();
     // Of linked ones, with what tells it from the others: names mostly differ at their ends.
     this.name.title = value.name || "";
