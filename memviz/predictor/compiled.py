@@ -45,7 +45,10 @@ _PREDICTED = (
     "Kernels and padding chosen by timing are not followed."
 )
 _STOPPED = "{name} ran uncompiled, operator by operator: torch's compiler failed ({reason})."
-_BACKEND = 'The backend "{name}" of torch.compile is not predicted: its graphs ran uncompiled, operator by operator.'
+_BACKEND = (
+    'The backend "{name}" of torch.compile is not predicted: its graphs ran uncompiled, operator by operator. A '
+    'backend that fuses operators needs less; the default one, "inductor", is predicted.'
+)
 _BROKEN = "torch.compile breaks its graph at {where} ({reason}): each part is compiled separately."
 _FUSED_STEP = (
     "A compiled optimizer step is predicted to create its states and to update them and the weights in place, without "
