@@ -156,6 +156,8 @@ LT_MAY_BE_SHARED_SINCE, LT_KEPT_SINCE, LT_SHARED_SINCE = (2, 7), (2, 9), (2, 11)
 stream instead of per call, and with cuBLAS's for both."""
 WIDE_HALVES_SINCE, WIDE_SINGLES_SINCE = (2, 7), (2, 10)
 """Sums along memory read 8 elements at once; since when is estimated. It matters to rows of a few thousand."""
+COLLECTIVES_KEEP_TENSORS_SINCE = (2, 8)
+"""Before, tensors of a collective that nothing waits for are free once the program drops them (`record_stream`)."""
 
 # Python.
 

@@ -266,8 +266,9 @@ def follow_resizing(patches: Patches, recorder: AllocationRecorder) -> None:
 
 
 _NO_GRAPHS = (
-    'Code compiled with mode="reduce-overhead" or "max-autotune" runs in CUDA graphs, whose memory stays in its own '
-    "pool between runs. The pool is not predicted: this is the peak of the same code without graphs."
+    'Code compiled with mode="reduce-overhead" or "max-autotune", or with the option triton.cudagraphs, runs in CUDA '
+    "graphs, whose memory stays in its own pool between runs. The pool is not predicted: this is the peak of the same "
+    "code without graphs."
 )
 _NOT_SCRIPTED = (
     "TorchScript (torch.jit.script, torch.jit.trace) is not predicted: the code ran uncompiled, operator by "
@@ -295,7 +296,9 @@ def follow_compile(patches: Patches, recorder: AllocationRecorder, compiler: Com
             return model
         if path == "torch.nn.attention.flex_attention.create_block_mask":
             return partial(_block_mask, recorder, model)
-        graphs = (_NO_GRAPHS,) if kwargs.get("mode") in ("reduce-overhead", "max-autotune") else ()
+        uses_graphs = kwargs.get("mode") in ("reduce-overhead", "max-autotune")
+        uses_graphs |= bool((kwargs.get("options") or {}).get("triton.cudagraphs"))
+        graphs = (_NO_GRAPHS,) if uses_graphs else ()
         if compiler is not None:
             return assumptions.when_called(compiler.compiled(model, **kwargs), *graphs)
         return assumptions.when_called(model, _NOT_COMPILED, *graphs)

@@ -400,7 +400,7 @@ class FakeCudaMode(TorchFunctionMode):
 
     def _host_waits(self) -> None:
         """Complete the frees that wait for the current stream."""
-        self._order.host_waits(self._order.moment(self._order.current))
+        self._order.host_waits_for(self._order.current)
 
 
 def _crosses(args: Any, out: Any) -> bool:

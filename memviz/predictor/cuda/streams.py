@@ -80,6 +80,10 @@ class StreamOrder:
         self._of_node = 0
         self._launched: defaultdict[tuple[int, int], deque[int]] = defaultdict(deque)
         """Number of frees ever queued behind a stream before each of its last operators, by card and stream handle."""
+        self.launches = 0
+        """Operators and compiled kernels that all streams have taken."""
+        self._done_launches = 0
+        """Those of them that the host has waited for."""
         self.pools: list[PoolId] = []
         """Entered by `torch.cuda.use_mem_pool`, innermost last."""
 
@@ -136,6 +140,7 @@ class StreamOrder:
 
     def launched(self) -> None:
         """Count an operator, which waits if the stream has too many before it."""
+        self.launches += 1
         pending = self._ledger.allocator.pending
         if pending.blocks:
             stream = self.place()[0]
@@ -143,6 +148,10 @@ class StreamOrder:
             before.append(pending.asked(stream))
             if len(before) > _QUEUED_KERNELS:
                 pending.finish(stream, before.popleft())
+
+    def is_over(self, launches: int) -> bool:
+        """Tell whether the card has run what followed so many launches."""
+        return launches < max(self._done_launches, self.launches - _QUEUED_KERNELS)
 
     def moment(self, lane: Lane) -> Moment:
         """Return the moment when the stream's work so far is done."""
@@ -160,10 +169,14 @@ class StreamOrder:
                 with self._ledger.on(lane.card):
                     self._pending(lane).finish(lane.handle, count)
 
+    def host_waits_for(self, lane: Lane) -> None:
+        self._done_launches = self.launches
+        self.host_waits(self.moment(lane))
+
     def host_waits_for_all(self, card: int) -> None:
         for lane in self._lanes.values():
             if lane.card == card:
-                self.host_waits(self.moment(lane))
+                self.host_waits_for(lane)
 
     def host_asks(self, moment: Moment) -> bool:
         """Report the work as done: a program that polls until then would otherwise never end."""
@@ -239,7 +252,7 @@ class FakeStream(_RealStream):  # type: ignore[misc]
         return self.order.host_asks(self.order.moment(self.lane))
 
     def synchronize(self) -> None:
-        self.order.host_waits(self.order.moment(self.lane))
+        self.order.host_waits_for(self.lane)
 
     def wait_event(self, event: FakeEvent) -> None:
         event.wait(self)

@@ -33,14 +33,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from memviz.predictor.assumptions import Stopped
-from memviz.predictor.compat import Patches, without_functions, without_modes
+from memviz.predictor.compat import COLLECTIVES_KEEP_TENSORS_SINCE, Patches, without_functions, without_modes
 from memviz.predictor.cuda.machine import META
 from memviz.predictor.cuda.streams import Lane, Moment, StreamOrder
 from memviz.predictor.group.ranks import GroupRank, Layout
 from memviz.predictor.hooks import FOLLOWED_CHILDREN
+from memviz.predictor.ledger import LiveAllocation
 from memviz.predictor.position import NO_TASK
 from memviz.predictor.recorder import AllocationRecorder
-from memviz.predictor.rules import Instead, Operator, OperatorTotals
+from memviz.predictor.rules import Instead, Operator, OperatorTotals, rule_of
 from memviz.predictor.shapes import tensors_of
 from memviz.trace.model import Category
 
@@ -101,24 +102,44 @@ class PendingCollectives:
 
     NCCL starts a collective when the calling stream has reached it and the group's previous one is over, whichever
     stream called that, so waiting for a collective also waits for the work before earlier ones.
+
+    Since 2.8 torch keeps the tensors of an asynchronous collective until the program waits for its work. If the program
+    waits for its future or not at all, they are freed by the group's next collective after the card has run it.
     """
 
-    def __init__(self, order: StreamOrder) -> None:
+    def __init__(self, recorder: AllocationRecorder, order: StreamOrder) -> None:
         self._order = order
+        self._free = recorder.ledger.free
+        self.keeps_tensors = recorder.release >= COLLECTIVES_KEEP_TENSORS_SINCE
         self._lanes: dict[str, Lane] = {}
         """NCCL's streams, one per group."""
         self._going_on: dict[str, list[PretendedWork]] = {}
         self._made: list[PretendedWork] = []
         """All of them: C++ may wait for one at any time, and for ever if its Python object were gone."""
 
-    def begin(self, group: str, held: list[torch.Tensor], result: list[torch.Tensor], *, is_async: bool) -> Any:
+    def begin(
+        self,
+        group: str,
+        held: list[torch.Tensor],
+        result: list[torch.Tensor],
+        buffers: list[LiveAllocation],
+        *,
+        is_async: bool,
+    ) -> Any:
         """Start a collective and return its work, boxed for C++."""
         moment = self._run(group) if any(tensor.is_meta for tensor in held) else {}
+        going_on = self._going_on.setdefault(group, [])
+        if self.keeps_tensors:
+            self._release([work for work in going_on if self._order.is_over(work.begun)], going_on)
         if not is_async:
+            for buffer in buffers:
+                self._free(buffer)
             self._order.wait(self._order.current, moment)
             return c10d.FakeWork().boxed()
         work = PretendedWork(self, group, held, result, moment)
-        self._going_on.setdefault(group, []).append(work)
+        work.begun, work.buffers = self._order.launches, buffers
+        self._order.launched()
+        going_on.append(work)
         self._made.append(work)
         return work.boxed()
 
@@ -135,15 +156,21 @@ class PendingCollectives:
     def end(self, work: PretendedWork) -> None:
         going_on = self._going_on.get(work.group, [])
         if work in going_on:
-            last = going_on.index(work)
-            for over in going_on[: last + 1]:
-                over.held, over.tensors = [], []
-            del going_on[: last + 1]
+            self._release([work] if self.keeps_tensors else going_on[: going_on.index(work) + 1], going_on)
 
-    def end_all(self) -> None:
-        for going_on in list(self._going_on.values()):
-            if going_on:
-                self.end(going_on[-1])
+    def pass_barrier(self) -> None:
+        """Let the host wait for the card; tensors that torch keeps are freed by a later collective."""
+        self._order.host_waits_for_all(self._order.current.card)
+        for going_on in self._going_on.values():
+            if not self.keeps_tensors:
+                self._release(list(going_on), going_on)
+
+    def _release(self, works: list[PretendedWork], going_on: list[PretendedWork]) -> None:
+        for work in works:
+            going_on.remove(work)
+            for buffer in work.buffers:
+                self._free(buffer)
+            work.held, work.tensors, work.buffers = [], [], []
 
 
 class PretendedWork(_BASE):  # type: ignore[misc]
@@ -161,6 +188,9 @@ class PretendedWork(_BASE):  # type: ignore[misc]
         self.held = held
         self.tensors = tensors
         self.moment = moment
+        self.begun = 0
+        """Kernels launched before it."""
+        self.buffers: list[LiveAllocation] = []
 
     def wait(self, timeout: Any = None) -> bool:
         self._works.wait(self)
@@ -179,7 +209,8 @@ class PretendedWork(_BASE):  # type: ignore[misc]
         """Return a done future with the received tensors."""
         future: Any = torch.futures.Future()
         future.set_result(self.tensors)
-        self._works.end(self)
+        if not self._works.keeps_tensors:
+            self._works.end(self)
         return future
 
 
@@ -211,7 +242,9 @@ class Collectives:
         self._recorder = recorder
         self._host = recorder.host
         self._layout = layout
-        self.works = PendingCollectives(order)
+        self.works = PendingCollectives(recorder, order)
+        self._buffers: list[LiveAllocation] = []
+        """Of the collective that runs now, between its list and NCCL."""
         self.reduced_by = "SUM"
 
     def treatments(self) -> dict[Operator, Instead]:
@@ -262,7 +295,11 @@ class Collectives:
             is_async = named.get("async_op", True)
             if any(tensor.is_meta for tensor in written):
                 self._recorder.totals.link_bytes += sent_bytes(func, args, written, group.size())
-            work = self.works.begin(group.group_name, list(tensors_of(list(args))), written, is_async=is_async)
+            held, buffers = list(tensors_of(list(args))), self._buffers
+            self._buffers = []
+            work = self.works.begin(group.group_name, held, written, buffers, is_async=is_async)
+            if collective == self._barrier:
+                self.works.pass_barrier()
             return (out, work) if len(returns) == 2 else work
 
         return run
@@ -325,7 +362,6 @@ class Collectives:
         return None, [output]
 
     def _barrier(self, args: Any, group: Any) -> Any:
-        self.works.end_all()
         if group.name() == "nccl":
             # NCCL has no barrier: a number is summed.
             self._recorder.allocate_temporary(4, "barrier")
@@ -340,7 +376,10 @@ class Collectives:
         """Allocate the buffer between a list and NCCL, which gathers and scatters one piece of memory."""
         if tensors and tensors[0].is_meta:
             size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-            if size:
+            if size and self.works.keeps_tensors:
+                with self._recorder.by_rule(rule_of(operator)):
+                    self._buffers.append(self._recorder.allocate(Category.TEMPORARY, size, operator))
+            elif size:
                 self._recorder.allocate_temporary(size, operator)
 
     def _sum(self, tensor: Tensor, count: int) -> None:

@@ -14,8 +14,8 @@ from tests.predictor.rows import A100
 
 
 @contextmanager
-def as_rank(number: int, world_size: int, *, begun: bool = True, compiles: bool = False) -> Iterator[PredictedDevice]:
-    with PredictedDevice(A100, rank=GroupRank(number, world_size), compiles=compiles) as device:
+def as_rank(number: int, world_size: int, *, begun: bool = True, **options: Any) -> Iterator[PredictedDevice]:
+    with PredictedDevice(A100, rank=GroupRank(number, world_size), **options) as device:
         if begun:
             dist.init_process_group("nccl")
         yield device

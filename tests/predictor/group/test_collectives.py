@@ -119,6 +119,38 @@ def test_what_is_under_way_keeps_its_memory_until_somebody_waits() -> None:
         assert held() == 0
 
 
+@pytest.mark.parametrize(("release", "kept"), [((2, 7), 0), ((2, 8), 2 * 16 << 20)])
+def test_tensors_of_a_collective_that_is_not_waited_for_are_kept_until_a_later_one(
+    release: tuple[int, int], kept: int
+) -> None:
+    with as_rank(0, 4, release=release):
+        sent = torch.empty(1 << 20, device="cuda")
+        outputs = [torch.empty(1 << 20, device="cuda") for _ in range(4)]
+        # A future, unlike the work, does not give the tensors up.
+        dist.all_gather(outputs, sent, async_op=True).get_future().wait()
+        del outputs
+        # The list, and the buffer between it and NCCL.
+        assert held() - sent.nbytes == kept
+        dist.all_reduce(sent)
+        assert held() - sent.nbytes == kept
+        torch.cuda.synchronize()
+        assert held() - sent.nbytes == kept
+        dist.all_reduce(sent)
+        assert held() == sent.nbytes
+
+
+def test_a_long_queue_has_run_the_collectives_before_it() -> None:
+    with as_rank(0, 4, release=(2, 8)):
+        sent = torch.empty(1 << 20, device="cuda")
+        dist.all_reduce(torch.empty(1 << 20, device="cuda"), async_op=True)
+        for launches in (0, 1025):
+            for _ in range(launches):
+                sent.add_(1)
+            assert held() == 2 * sent.nbytes
+            dist.all_reduce(sent)
+        assert held() == sent.nbytes
+
+
 def test_groups_within_the_group() -> None:
     with as_rank(5, 8):
         mesh = dist.init_device_mesh("cuda", (2, 4), mesh_dim_names=("data", "model"))

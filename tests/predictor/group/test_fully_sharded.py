@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.nn import functional
 
 from tests.predictor.group.ranks import as_rank, held, layers
 from tests.predictor.rows import WORKSPACE
@@ -48,6 +49,33 @@ def test_what_cannot_be_parted_evenly_is_padded() -> None:
             assert held() == 3 * 10 * 4
             step(model, optimizer, 10)
             assert held() == 3 * 10 * 4 + 2 * rows * 10 * 4
+
+
+class Block(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.silu(functional.gelu(super().forward(x)))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_compiled_blocks_are_sharded_and_keep_less() -> None:
+    kept = []
+    for is_compiled in (False, True):
+        with as_rank(0, 8, compiles=True) as device:
+            model = nn.Sequential(*(Block(*layers(WIDTH, 1)) for _ in range(2))).to("cuda")
+            for block in model if is_compiled else ():
+                block.compile()
+            sharded(model)
+            for _ in range(2):
+                out = model(torch.randn(4096, WIDTH, device="cuda"))
+                kept.append(held())
+                out.sum().backward()
+                model.zero_grad()
+                del out
+                assert held() == 2 * WIDTH * WIDTH * 4 // 8
+            assert not any("uncompiled" in sentence for sentence in device.unseen())
+    # Of each block the product and the result, without what gelu returns.
+    assert kept[0] - kept[2] == kept[1] - kept[3] == 2 * 4096 * WIDTH * 4
 
 
 def peak(**settings: Any) -> int:
