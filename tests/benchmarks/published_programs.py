@@ -157,7 +157,7 @@ def _llama_3b(settings: Settings) -> None:
         # The loss before training. After it PEFT lets all of an adapter learn, what its optimizer had frozen, too.
         words = torch.zeros(4, 768, dtype=torch.int64).to("cuda")
         model(input_ids=words, attention_mask=torch.ones_like(words))
-    for length in (300, 280, LONGEST):
+    for step, length in enumerate((300, 280, LONGEST)):
         words = torch.zeros(4, length, dtype=torch.int64).to("cuda")
         mask = torch.ones_like(words)
         labels = words.clone()
@@ -169,8 +169,16 @@ def _llama_3b(settings: Settings) -> None:
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
+        _choose_ranks(model, step)
         if length == 280:
             torch.cuda.empty_cache()
+
+
+def _choose_ranks(model: Any, step: int) -> None:
+    """Let a method that changes its ranks during training do so, as halfway through the original's steps."""
+    choose = getattr(getattr(model, "base_model", None), "update_and_allocate", None)
+    if choose is not None:
+        choose(getattr(model.active_peft_config, "total_step", 0) // 2 + step)
 
 
 def _optimizer(model: Any, kind: str) -> torch.optim.Optimizer:
@@ -215,7 +223,7 @@ def _flux2_klein(settings: Settings) -> None:
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     losses = []
-    for rows in order[: 2 * _STEPS].split(2):
+    for step, rows in enumerate(order[: 2 * _STEPS].split(2)):
         clean, text, ids = images[rows], texts[rows], text_ids[rows]
         image_ids = Flux2KleinPipeline._prepare_latent_ids(clean).to("cuda")
         noise = torch.randn_like(clean)
@@ -228,6 +236,7 @@ def _flux2_klein(settings: Settings) -> None:
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
+        _choose_ranks(model, step)
         losses.append(loss.detach())
     assert encoder.device.type == "cuda"
 
