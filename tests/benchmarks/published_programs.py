@@ -121,10 +121,24 @@ def _with_adapter(model: Any, settings: Settings, targets: Sequence[str] | None)
     config = json.loads(settings["config"])
     if not config:
         return model
-    kind = PEFT_TYPE_TO_CONFIG_MAPPING[config.pop("peft_type")]
+    name = config.pop("peft_type")
     chosen = {"target_modules": list(targets)} if targets else {}
-    casts = settings.get("casts", "yes") == "yes"
-    return get_peft_model(model, kind(**{**chosen, **config}), autocast_adapter_dtype=casts)
+    made = PEFT_TYPE_TO_CONFIG_MAPPING[name](**{**chosen, **config})
+    if name == "ADAMSS":
+        # It groups rows of the weights by their values; here all groups have nearly the same size.
+        import_module("peft.tuners.adamss.layer").clustering_Z = lambda rows, count, _: (
+            torch.arange(len(rows)) % count,
+            count,
+        )
+    if name == "SHIRA":
+        made.mask_fn = lambda layer, rank, **more: None
+    model = get_peft_model(model, made, autocast_adapter_dtype=settings.get("casts", "yes") == "yes")
+    if name == "SHIRA":
+        # It draws random positions, whose number decides; here they are the first ones.
+        for layer in (each for each in model.modules() if hasattr(each, "shira_indices")):
+            places = torch.arange(len(layer.shira_weight["default"]), device="cuda", dtype=torch.int32)
+            layer.shira_indices["default"] = torch.stack([places // layer.in_features, places % layer.in_features])
+    return model
 
 
 def _llama_3b(settings: Settings) -> None:
@@ -152,6 +166,10 @@ def _llama_3b(settings: Settings) -> None:
     torch.set_default_dtype(torch.float32)
     model = _with_adapter(model, settings, None).train()
     optimizer = _optimizer(model, settings.get("optimizer", "AdamW"))
+    if settings.get("prefix") == "text":
+        from peft import initialize_kv_prefix_from_text
+
+        initialize_kv_prefix_from_text(model, lambda *_, **more: {"input_ids": torch.zeros(1, 51).long()}, text="")
     alone = model.disable_adapter() if hasattr(model, "disable_adapter") else nullcontext()
     with alone, torch.inference_mode():
         # The loss before training. After it PEFT lets all of an adapter learn, what its optimizer had frozen, too.
