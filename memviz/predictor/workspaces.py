@@ -226,6 +226,21 @@ def _suits_cublas(matrix: Tensor) -> bool:
 # Kernels that walk memory from end to end, or channel by channel.
 
 
+def fourier_buffers(call: OperatorCall) -> Sizes:
+    """Return the sizes of a copy for cuFFT, and of the result before the dimension that is transformed alone (read).
+
+    Two or three complex dimensions are transformed at once, with a workspace of the data's size: arrayfire's issue
+    1443 and CUDA.jl's 894 print it. A workspace for one dimension is not counted.
+    """
+    tensor, dims = call.args[:2]
+    made_complex = call.out if call.out.is_complex() else tensor
+    alone = tensor.is_complex() != call.out.is_complex()
+    if alone and (tensor.is_complex() or len(dims) > 1):
+        yield made_complex.nbytes
+    if len(dims) - alone > 1:
+        yield made_complex.nbytes
+
+
 def convolution_buffers(call: OperatorCall) -> Sizes:
     """Copies to the layout of the convolution (read), then each kernel's workspace (measured on an H100)."""
     tensors = images_and_weight(call)

@@ -182,6 +182,17 @@ TAKEN: dict[str, tuple[Callable[[], object], str, list[int]]] = {
     "wide heads in fp32": (
         attend(256, 512, torch.float32), "_scaled_dot_product_efficient_attention", [2 * 256 * 512 * 4]
     ),
+    "transform of two dimensions": (
+        lambda: torch.fft.ifft2(zeros(64, 32, dtype=torch.complex64)), "_fft_c2c", [64 * 32 * 8, 64 * 32 * 8]
+    ),
+    "transform of one dimension": (lambda: torch.fft.rfft(zeros(64, 32)), "_fft_r2c", [64 * 17 * 8]),
+    # One dimension of half the numbers, then two more.
+    "transform of three dimensions of real numbers": (
+        lambda: torch.fft.rfftn(zeros(4, 64, 32)), "_fft_r2c", [4 * 64 * 17 * 8] * 3
+    ),
+    "transform back to real numbers": (
+        lambda: torch.fft.irfft2(zeros(64, 17, dtype=torch.complex64)), "_fft_c2r", [64 * 32 * 4, 64 * 17 * 8]
+    ),
     "convolution of a permuted sequence": (
         lambda: nn.Conv1d(16, 32, 3, bias=False).cuda()(zeros(2, 64, 16).mT),
         "convolution",
