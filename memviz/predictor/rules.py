@@ -126,10 +126,8 @@ def _more_of_convolutions(call: OperatorCall) -> tuple[int, int]:
 
 
 def _more_of_transforms(call: OperatorCall) -> tuple[int, int]:
-    """Return the likely bytes and the most that cuFFT's manual states: the complex data, eight times."""
-    data = call.args[0] if call.args[0].is_complex() else call.out
-    several = len(call.args[1]) - (call.args[0].is_complex() != call.out.is_complex()) > 1
-    return 0, 8 * data.nbytes - (data.nbytes if several else 0)
+    """Return the likely bytes and the most that cuFFT's manual states: eight times the complex data."""
+    return 0, 8 * max(call.args[0].nbytes, call.out.nbytes)
 
 
 _BYTES_OF_A_MULTIPROCESSOR = 64 << 10
