@@ -125,6 +125,11 @@ def _more_of_convolutions(call: OperatorCall) -> tuple[int, int]:
     return likely, likely + unfolded
 
 
+def _more_of_transforms(call: OperatorCall) -> tuple[int, int]:
+    """Return the likely bytes and the most that cuFFT's manual states: eight times the complex data."""
+    return 0, 8 * max(call.args[0].nbytes, call.out.nbytes)
+
+
 _BYTES_OF_A_MULTIPROCESSOR = 64 << 10
 """Kept per output by a kernel that splits its sums; recordings have up to two of them besides the copies."""
 
@@ -462,10 +467,11 @@ _MISSING = (
     PredictorRule(
         "Fourier transforms",
         Standing.MISSING,
-        "cuFFT takes workspaces",
-        _operators("_fft_r2c", "_fft_c2c", "_fft_c2r"),
+        "cuFFT's manual gives the most that it takes",
+        _operators("_fft_r2c", "_fft_c2c", "_fft_c2r", temporaries=taken.fourier_buffers),
         family="Fourier transforms",
-        not_counted="cuFFT workspaces of Fourier transforms",
+        not_counted="cuFFT workspaces of one dimension",
+        missing_bytes=_more_of_transforms,
     ),
     PredictorRule(
         "products of sparse tensors",

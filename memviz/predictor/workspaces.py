@@ -226,6 +226,34 @@ def _suits_cublas(matrix: Tensor) -> bool:
 # Kernels that walk memory from end to end, or channel by channel.
 
 
+def fourier_buffers(call: OperatorCall) -> Sizes:
+    """Copies for cuFFT, results in between (read), and its workspace.
+
+    Two or three dimensions are transformed at once, with a workspace of the complex data's size: arrayfire's issue
+    1443 and CUDA.jl's 894 print it. A workspace for one dimension is not counted.
+    """
+    tensor, dims = call.args[:2]
+    data = (call.out if call.out.is_complex() else tensor).nbytes
+    turns_real, starts_real = not call.out.is_complex(), not tensor.is_complex()
+    if turns_real or not _is_one_batch(tensor, dims):
+        yield tensor.nbytes
+    # The last dimension alone, then the others.
+    staged = (turns_real or starts_real) and (len(dims) > _MOST_DIMS_AT_ONCE or list(dims[:2]) == [0, 1])
+    if staged and starts_real:
+        yield data
+    if len(dims) - staged > 1:
+        yield data
+
+
+_MOST_DIMS_AT_ONCE = 3
+
+
+def _is_one_batch(tensor: Tensor, dims: Sequence[int]) -> bool:
+    """Tell whether the dimensions that are not transformed can be seen as one."""
+    others = sorted((dim for dim in range(tensor.dim()) if dim not in dims and tensor.size(dim) > 1), key=tensor.stride)
+    return all(tensor.stride(b) == tensor.stride(a) * tensor.size(a) for a, b in zip(others, others[1:], strict=False))
+
+
 def convolution_buffers(call: OperatorCall) -> Sizes:
     """Copies to the layout of the convolution (read), then each kernel's workspace (measured on an H100)."""
     tensors = images_and_weight(call)

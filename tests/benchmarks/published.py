@@ -53,7 +53,10 @@ _FOR_LITGPT = (
 )
 _LIT_GPT = "git+https://github.com/Lightning-AI/litgpt@0cc02afa"
 _LITGPT = "github.com/Lightning-AI/litgpt/blob/26857050"
-_FOR_PEFT = ("diffusers==0.38.0", "accelerate==1.15.0", "psutil==7.2.2", "pyyaml==6.0.4")
+_FOR_PEFT = (
+    *("diffusers==0.38.0", "accelerate==1.15.0", "psutil==7.2.2", "pyyaml==6.0.4", "scikit-learn==1.9.1"),
+    *("scipy==1.17.1", "joblib==1.6.0", "threadpoolctl==3.8.0", "narwhals==2.29.0"),
+)
 _COMPARISON = "github.com/huggingface/peft/tree/5d602fd/method_comparison"
 _PULLS = "github.com/huggingface/transformers/pull"
 SOURCES = {

@@ -121,10 +121,24 @@ def _with_adapter(model: Any, settings: Settings, targets: Sequence[str] | None)
     config = json.loads(settings["config"])
     if not config:
         return model
-    kind = PEFT_TYPE_TO_CONFIG_MAPPING[config.pop("peft_type")]
+    name = config.pop("peft_type")
     chosen = {"target_modules": list(targets)} if targets else {}
-    casts = settings.get("casts", "yes") == "yes"
-    return get_peft_model(model, kind(**{**chosen, **config}), autocast_adapter_dtype=casts)
+    made = PEFT_TYPE_TO_CONFIG_MAPPING[name](**{**chosen, **config})
+    if name == "ADAMSS":
+        # It groups rows of the weights by their values; here all groups have nearly the same size.
+        import_module("peft.tuners.adamss.layer").clustering_Z = lambda rows, count, _: (
+            torch.arange(len(rows)) % count,
+            count,
+        )
+    if name == "SHIRA":
+        made.mask_fn = lambda layer, rank, **more: None
+    model = get_peft_model(model, made, autocast_adapter_dtype=settings.get("casts", "yes") == "yes")
+    if name == "SHIRA":
+        # It draws random positions, whose number decides; here they are the first ones.
+        for layer in (each for each in model.modules() if hasattr(each, "shira_indices")):
+            places = torch.arange(len(layer.shira_weight["default"]), device="cuda", dtype=torch.int32)
+            layer.shira_indices["default"] = torch.stack([places // layer.in_features, places % layer.in_features])
+    return model
 
 
 def _llama_3b(settings: Settings) -> None:
@@ -152,12 +166,16 @@ def _llama_3b(settings: Settings) -> None:
     torch.set_default_dtype(torch.float32)
     model = _with_adapter(model, settings, None).train()
     optimizer = _optimizer(model, settings.get("optimizer", "AdamW"))
+    if settings.get("prefix") == "text":
+        from peft import initialize_kv_prefix_from_text
+
+        initialize_kv_prefix_from_text(model, lambda *_, **more: {"input_ids": torch.zeros(1, 51).long()}, text="")
     alone = model.disable_adapter() if hasattr(model, "disable_adapter") else nullcontext()
     with alone, torch.inference_mode():
         # The loss before training. After it PEFT lets all of an adapter learn, what its optimizer had frozen, too.
         words = torch.zeros(4, 768, dtype=torch.int64).to("cuda")
         model(input_ids=words, attention_mask=torch.ones_like(words))
-    for length in (300, 280, LONGEST):
+    for step, length in enumerate((300, 280, LONGEST)):
         words = torch.zeros(4, length, dtype=torch.int64).to("cuda")
         mask = torch.ones_like(words)
         labels = words.clone()
@@ -169,8 +187,16 @@ def _llama_3b(settings: Settings) -> None:
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
+        _choose_ranks(model, step)
         if length == 280:
             torch.cuda.empty_cache()
+
+
+def _choose_ranks(model: Any, step: int) -> None:
+    """Let a method that changes its ranks during training do so, as halfway through the original's steps."""
+    choose = getattr(getattr(model, "base_model", None), "update_and_allocate", None)
+    if choose is not None:
+        choose(getattr(model.active_peft_config, "total_step", 0) // 2 + step)
 
 
 def _optimizer(model: Any, kind: str) -> torch.optim.Optimizer:
@@ -215,7 +241,7 @@ def _flux2_klein(settings: Settings) -> None:
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     losses = []
-    for rows in order[: 2 * _STEPS].split(2):
+    for step, rows in enumerate(order[: 2 * _STEPS].split(2)):
         clean, text, ids = images[rows], texts[rows], text_ids[rows]
         image_ids = Flux2KleinPipeline._prepare_latent_ids(clean).to("cuda")
         noise = torch.randn_like(clean)
@@ -228,6 +254,7 @@ def _flux2_klein(settings: Settings) -> None:
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
+        _choose_ranks(model, step)
         losses.append(loss.detach())
     assert encoder.device.type == "cuda"
 

@@ -136,7 +136,7 @@ def test_of_several_kinds_that_are_not_counted_the_sentence_says_that_one_has_no
     [
         (lambda x: torch.linalg.eigvalsh(x), "cuSOLVER workspaces of linear algebra"),
         (lambda x: torch.det(x), "cuSOLVER workspaces of linear algebra"),
-        (lambda x: torch.fft.rfft(x), "cuFFT workspaces of Fourier transforms"),
+        (lambda x: torch.fft.rfft(x), "cuFFT workspaces of one dimension"),
         (lambda x: torch.sparse.mm(sparse_on_card(), x), "cuSPARSE workspaces of sparse products"),
     ],
 )

@@ -182,6 +182,23 @@ TAKEN: dict[str, tuple[Callable[[], object], str, list[int]]] = {
     "wide heads in fp32": (
         attend(256, 512, torch.float32), "_scaled_dot_product_efficient_attention", [2 * 256 * 512 * 4]
     ),
+    "transform of two dimensions": (
+        lambda: torch.fft.ifft2(zeros(64, 32, dtype=torch.complex64)), "_fft_c2c", [64 * 32 * 8, 64 * 32 * 8]
+    ),
+    "transform of one dimension": (lambda: torch.fft.rfft(zeros(64, 32)), "_fft_r2c", [64 * 17 * 8]),
+    "transform of two dimensions of real numbers": (
+        lambda: torch.fft.rfft2(zeros(4, 64, 32)), "_fft_r2c", [4 * 64 * 17 * 8] * 2
+    ),
+    # The last of the two dimensions, then the first.
+    "transform of a real matrix": (lambda: torch.fft.rfft2(zeros(64, 32)), "_fft_r2c", [64 * 17 * 8] * 2),
+    "transform back to real numbers": (
+        lambda: torch.fft.irfft2(zeros(4, 64, 17, dtype=torch.complex64)),
+        "_fft_c2r",
+        [4 * 64 * 32 * 4, *[4 * 64 * 17 * 8] * 2],
+    ),
+    "transform of overlapping windows": (
+        lambda: torch.fft.rfft(zeros(8, 2000).unfold(1, 400, 100)), "_fft_r2c", [8 * 17 * 201 * 8, 8 * 17 * 400 * 4]
+    ),
     "convolution of a permuted sequence": (
         lambda: nn.Conv1d(16, 32, 3, bias=False).cuda()(zeros(2, 64, 16).mT),
         "convolution",
