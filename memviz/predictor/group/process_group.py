@@ -130,7 +130,7 @@ class PendingCollectives:
         moment = self._run(group) if any(tensor.is_meta for tensor in held) else {}
         going_on = self._going_on.setdefault(group, [])
         if self.keeps_tensors:
-            self._release([work for work in going_on if self._order.is_over(work.begun)], going_on)
+            self._release([work for work in going_on if self._order.is_seen_done(work.begun)], going_on)
         if not is_async:
             for buffer in buffers:
                 self._free(buffer)

@@ -143,7 +143,7 @@ def test_a_long_queue_has_run_the_collectives_before_it() -> None:
     with as_rank(0, 4, release=(2, 8)):
         sent = torch.empty(1 << 20, device="cuda")
         dist.all_reduce(torch.empty(1 << 20, device="cuda"), async_op=True)
-        for launches in (0, 1025):
+        for launches in (0, 2000):
             for _ in range(launches):
                 sent.add_(1)
             assert held() == 2 * sent.nbytes
