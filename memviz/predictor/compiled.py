@@ -493,7 +493,7 @@ def _enter_inductor(patches: Patches, context: Any) -> None:
     from torch._inductor import cpu_vec_isa
     from torch._inductor.async_compile import AsyncCompile
     from torch._inductor.codecache import PyCodeCache
-    from torch._inductor.fx_passes import joint_graph, post_grad
+    from torch._inductor.fx_passes import joint_graph, pad_mm, post_grad
     from torch._inductor.utils import get_triton_attrs_descriptor_version
     from torch._inductor.virtualized import V
     from torch.nn.attention import flex_attention
@@ -505,6 +505,8 @@ def _enter_inductor(patches: Patches, context: Any) -> None:
         patches.put(passes, "lazy_init", lambda *_, init=init: init(torch.device("cpu")))
     folder = joint_graph.UniformValueConstantFolder
     patches.put(folder, "_deduce_value", partialmethod(_fold_on_host, folder._deduce_value))
+    # What no rule decides is timed on the card.
+    patches.put(pad_mm, "get_cached_should_pad", lambda _: False)
     get_triton_attrs_descriptor_version()
     if not _triton.has_triton_package():
         # Both answers are remembered. The text of kernels imports it, and so does the written code.

@@ -60,6 +60,7 @@ from memviz.predictor.cuda.streams import FakeStream, GraphPools, StreamOrder, f
 from memviz.predictor.decompositions import FLEX_ASSUMED, flex_attention, index_with_every_slice
 from memviz.predictor.group.process_group import run_on_shards
 from memviz.predictor.hooks import (
+    TRITON_NOT_RUN,
     ChildProcesses,
     Mode,
     follow_bitsandbytes,
@@ -71,7 +72,7 @@ from memviz.predictor.hooks import (
 from memviz.predictor.host import ON_ONE_DEVICE
 from memviz.predictor.recorder import NOTHING_TO_COPY, AllocationRecorder, ModelMove, MoveTo, move_model
 from memviz.predictor.rules import Operator, Treatment, treatment_of
-from memviz.predictor.shapes import ShapeKey, is_on_device, lies_on_device, shape_key, tensors_of
+from memviz.predictor.shapes import ShapeKey, is_on_device, lies_on_device, shape_key, tensors_among, tensors_of
 from memviz.predictor.sparse import Sparse, may_be_sparse, new_of_sparse
 from memviz.predictor.tensor_answers import (
     Answer,
@@ -117,6 +118,9 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if isinstance(func, HigherOrderOperator):
+            if func.__name__ == "triton_kernel_wrapper_mutation":
+                # A kernel of the program, in a graph that runs uncompiled.
+                return self._launch_triton(kwargs["kwargs"])
             raise not_predicted(func.__name__, "it takes functions as arguments, and no rule gives their memory")
         try:
             with self.recorder.ledger.lock:
@@ -132,6 +136,11 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         except OutOfMemoryError as error:
             args = kwargs = None
             raise without_own_frames(error) from None
+
+    def _launch_triton(self, arguments: Any) -> None:
+        self.recorder.assumptions.say(TRITON_NOT_RUN)
+        for tensor in tensors_among(arguments):
+            self.recorder.host.forget_values(tensor)
 
     def _run_operator(self, func: Any, args: Any, kwargs: Any) -> Any:
         if self._peers is not None:

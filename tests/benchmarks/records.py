@@ -3,12 +3,14 @@
 Each log of its `records/` holds the whole program, the torch that ran it and the peaks of one of eight H100s. The
 program is taken from the log when it is predicted, as rank 0 of 8, and is no part of this project; its data are
 tokens that mean nothing. `records.tsv` has the figures, a line each: `--write` puts the table into the README.
+Programs with Triton kernels need the `triton` package; FlashAttention 3 is `flash_attention_3.py`.
 """
 
 import argparse
 import csv
 import json
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -67,17 +69,28 @@ def records() -> list[Record]:
 
 
 _SHORTER = {
-    r"^warmup_steps = \d+": "warmup_steps = 2",
-    r"(val_loss_every(?:\s*:\s*int)?\s*=) \d+": r"\1 2",
+    # The third has what torch keeps of the two before it.
+    r"^warmup_steps = \d+": "warmup_steps = 3",
+    r"(val_loss_every(?:\s*:\s*int)?\s*=) \d+": r"\1 4",
+    # Memory does not depend on the windows of FlashAttention, and each has a graph of its own.
+    r"(ws_schedule: tuple =) \(\d+, \d+, \d+\)": r"\1 (3, 3, 3)",
+    r"window_sizes=\(\d+, \d+\)": "window_sizes=(1, 3)",
+    r"(num_scheduled_iterations: int =) \d+": r"\1 12",
+    r"(num_extension_iterations: int =) \d+": r"\1 4",
     r'"\.\./data/': '"data/',
 }
 """Data beside the program, and fewer steps of the same size: peaks stay, as validation beside the optimizers' states is
 within them."""
 
 
-def program_of(log: str) -> str:
-    """Return the program that a log begins with."""
-    code = log.partition("\n" + "=" * 100)[0] + "\n"
+def programs_of(log: str) -> dict[str, str]:
+    """Return the program that a log begins with, by file."""
+    text = log.partition("\n" + "=" * 100)[0] + "\n"
+    main, *others = re.split(r"\n\n-{40}\n# (\w+\.py)\n-{40}\n\n", text)
+    return {"train.py": _shortened(main), **dict(zip(others[::2], others[1::2], strict=True))}
+
+
+def _shortened(code: str) -> str:
     for long, short in _SHORTER.items():
         code = re.sub(long, short, code, flags=re.MULTILINE)
     while True:
@@ -93,6 +106,15 @@ def program_of(log: str) -> str:
             code = "\n".join(lines)
         else:
             return code
+
+
+def write_programs(log: Path, folder: Path) -> Path:
+    """Write a log's program beside its data and return the script."""
+    for name, code in programs_of(log.read_text(errors="replace")).items():
+        (folder / name).write_text(code)
+    for name in ("flash_attn_interface.py", "kernels.py"):
+        shutil.copy(Path(__file__).with_name("flash_attention_3.py"), folder / name)
+    return folder / "train.py"
 
 
 def write_data(folder: Path) -> None:
@@ -165,8 +187,7 @@ def main() -> None:
         for record in records():
             if args.names and record.name not in args.names:
                 continue
-            script = Path(folder) / "train.py"
-            script.write_text(program_of((args.repository / "records" / record.log).read_text(errors="replace")))
+            script = write_programs(args.repository / "records" / record.log, Path(folder))
             compiled = predict(record, script, ["--compile"])
             uncompiled = predict(record, script, []) if args.uncompiled else None
             lines.append(row(record, compiled, uncompiled))

@@ -100,6 +100,21 @@ def test_a_dimension_marked_as_dynamic_has_one_graph_for_all_sizes(is_marked: bo
         assert ("uncompiled" in peak_of(program)[1]) != is_marked
 
 
+def test_a_product_of_odd_width_is_not_timed_with_padding(monkeypatch: pytest.MonkeyPatch) -> None:
+    # It is not padded without Triton.
+    monkeypatch.setattr("torch._inductor.fx_passes.pad_mm.has_triton", lambda: True)
+
+    def program() -> None:
+        left, right = (
+            torch.empty(*shape, dtype=torch.bfloat16, device="cuda") for shape in ((8192, 4096), (4096, 4095))
+        )
+        before = torch.cuda.memory_allocated()
+        out = torch.compile(torch.matmul)(left, right)
+        assert torch.cuda.max_memory_allocated() - before - out.nbytes <= 32 * MIB  # cuBLAS's workspace
+
+    assert "uncompiled" not in peak_of(program)[1]
+
+
 def test_what_the_code_makes_on_the_card_is_fused_too() -> None:
     def positions(x: Tensor) -> Tensor:
         steps = torch.arange(x.shape[0], device="cuda").to("cuda")

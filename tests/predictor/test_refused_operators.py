@@ -73,3 +73,17 @@ def test_weights_are_trained_for_quantization_and_quantized() -> None:
         assert torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8).shape == (64, 64)
         whole = torch.quantize_per_tensor(weight, 1.0, 0, torch.qint8)
         assert whole.is_quantized and whole.dequantize().shape == (64, 64)
+
+
+def test_a_triton_kernel_in_a_graph_that_runs_uncompiled_writes_into_its_arguments() -> None:
+    from torch._higher_order_ops.triton_kernel_wrap import triton_kernel_wrapper_mutation
+
+    with PredictedDevice(A100) as device:
+        result = torch.zeros(3, device="cuda")
+        assert "unknown" not in repr(result)
+        before = torch.cuda.memory_allocated()
+        settings = {"kernel_idx": 0, "constant_args_idx": 0, "grid": [(1, 1, 1)], "tma_descriptor_metadata": {}}
+        triton_kernel_wrapper_mutation(**settings, kwargs={"output": result})
+        assert torch.cuda.memory_allocated() == before
+        assert "unknown" in repr(result)
+        assert any(note.startswith("Triton kernels did not run") for note in device.unseen())

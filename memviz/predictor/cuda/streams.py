@@ -32,6 +32,9 @@ _FIRST_HANDLE, _HANDLE_STEP = 0x5E0000000000, 0x40
 _QUEUED_KERNELS = 1024
 """Kernels that a stream queues before a launch blocks: about a thousand on any card, as measured at
 https://stackoverflow.com/questions/53970187. An operator launches at least one."""
+_SEEN_DONE_AFTER = 3 * _QUEUED_KERNELS // 2
+"""Launches after which torch's watchdog has seen that a collective is done: it looks every 100 ms. Estimated; peaks of
+modded-nanogpt's logs, which hold collectives of two steps of 850 launches, need 1,100 to 1,700."""
 _FREED_ON_WAIT = (
     "Memory used by another stream is freed when the program waits for that stream (synchronize, .item(), a copy to or "
     "from the host) or has launched 1,024 more kernels there. A real card frees it as soon as that stream is done, not "
@@ -149,9 +152,9 @@ class StreamOrder:
             if len(before) > _QUEUED_KERNELS:
                 pending.finish(stream, before.popleft())
 
-    def is_over(self, launches: int) -> bool:
-        """Tell whether the card has run what followed so many launches."""
-        return launches < max(self._done_launches, self.launches - _QUEUED_KERNELS)
+    def is_seen_done(self, launches: int) -> bool:
+        """Tell whether a collective that followed so many launches is done and torch has noticed."""
+        return launches < max(self._done_launches, self.launches - _SEEN_DONE_AFTER)
 
     def moment(self, lane: Lane) -> Moment:
         """Return the moment when the stream's work so far is done."""

@@ -3,8 +3,8 @@
 There is no network: rendezvous gives a store of this process, and `torch.multiprocessing.spawn` runs the predicted
 rank alone, or starts all ranks where processes are predicted too. A pipeline stage learns the shapes that its
 neighbours would send from its own inputs and outputs. Collectives are operators: other ranks are assumed to hold what
-this rank holds, a pending one keeps its tensors until the program waits for it, as NCCL does, and the bytes sent are
-those of a ring.
+this rank holds, a pending one keeps its tensors as torch's ProcessGroupNCCL does, and the bytes sent are those of a
+ring.
 
 Shapes that DTensor computes for itself take no memory. For lists of DTensors, as optimizers have them, torch compares
 each tensor with the whole list, which takes seconds for a model of hundreds of weights; running the same operator on
@@ -97,6 +97,12 @@ def _tensor_bytes(value: Any) -> int:
 _BASE: Any = c10d.Work
 
 
+_KEPT_TENSORS = (
+    "The program does not wait for the work of some collectives. Since 2.8 torch keeps their tensors until a later "
+    "collective finds them done; when that is depends on the speed of the card, and is estimated."
+)
+
+
 class PendingCollectives:
     """Collectives in progress; those of one group end in order.
 
@@ -109,7 +115,7 @@ class PendingCollectives:
 
     def __init__(self, recorder: AllocationRecorder, order: StreamOrder) -> None:
         self._order = order
-        self._free = recorder.ledger.free
+        self._recorder = recorder
         self.keeps_tensors = recorder.release >= COLLECTIVES_KEEP_TENSORS_SINCE
         self._lanes: dict[str, Lane] = {}
         """NCCL's streams, one per group."""
@@ -130,10 +136,13 @@ class PendingCollectives:
         moment = self._run(group) if any(tensor.is_meta for tensor in held) else {}
         going_on = self._going_on.setdefault(group, [])
         if self.keeps_tensors:
-            self._release([work for work in going_on if self._order.is_over(work.begun)], going_on)
+            done = [work for work in going_on if self._order.is_seen_done(work.begun)]
+            if done and self._recorder.position.task == NO_TASK:
+                self._recorder.assumptions.say(_KEPT_TENSORS)
+            self._release(done, going_on)
         if not is_async:
             for buffer in buffers:
-                self._free(buffer)
+                self._recorder.ledger.free(buffer)
             self._order.wait(self._order.current, moment)
             return c10d.FakeWork().boxed()
         work = PretendedWork(self, group, held, result, moment)
@@ -169,7 +178,7 @@ class PendingCollectives:
         for work in works:
             going_on.remove(work)
             for buffer in work.buffers:
-                self._free(buffer)
+                self._recorder.ledger.free(buffer)
             work.held, work.tensors, work.buffers = [], [], []
 
 
@@ -244,7 +253,7 @@ class Collectives:
         self._layout = layout
         self.works = PendingCollectives(recorder, order)
         self._buffers: list[LiveAllocation] = []
-        """Of the collective that runs now, between its list and NCCL."""
+        """Memory between a list and NCCL, for the collective that runs now."""
         self.reduced_by = "SUM"
 
     def treatments(self) -> dict[Operator, Instead]:

@@ -123,7 +123,7 @@ def test_what_is_under_way_keeps_its_memory_until_somebody_waits() -> None:
 def test_tensors_of_a_collective_that_is_not_waited_for_are_kept_until_a_later_one(
     release: tuple[int, int], kept: int
 ) -> None:
-    with as_rank(0, 4, release=release):
+    with as_rank(0, 4, release=release) as device:
         sent = torch.empty(1 << 20, device="cuda")
         outputs = [torch.empty(1 << 20, device="cuda") for _ in range(4)]
         # A future, unlike the work, does not give the tensors up.
@@ -137,13 +137,14 @@ def test_tensors_of_a_collective_that_is_not_waited_for_are_kept_until_a_later_o
         assert held() - sent.nbytes == kept
         dist.all_reduce(sent)
         assert held() == sent.nbytes
+        assert any("keeps their tensors" in note for note in device.unseen()) == bool(kept)
 
 
 def test_a_long_queue_has_run_the_collectives_before_it() -> None:
     with as_rank(0, 4, release=(2, 8)):
         sent = torch.empty(1 << 20, device="cuda")
         dist.all_reduce(torch.empty(1 << 20, device="cuda"), async_op=True)
-        for launches in (0, 1025):
+        for launches in (0, 2000):
             for _ in range(launches):
                 sent.add_(1)
             assert held() == 2 * sent.nbytes
