@@ -269,8 +269,7 @@ def _frame_of(module: nn.Module, call: Callable[..., Any]) -> Callable[..., Any]
     """Return what Dynamo compiles of a module: its forward without its hooks, or one frame around torch's own."""
     from torch._dynamo import external_utils, trace_rules
 
-    is_sharded = getattr(module, "_is_fsdp_managed_module", False)
-    if is_sharded or (isinstance(module.forward, MethodType) and trace_rules.check(module.forward)):
+    if isinstance(module.forward, MethodType) and trace_rules.check(module.forward):
         return cast(Callable[..., Any], external_utils.wrap_inline(module))
     return MethodType(call, module)
 
