@@ -163,6 +163,9 @@ class Compiler:
             _differentiate_composed(patches)
             if context is not None:
                 _enter_inductor(patches, context)
+            else:
+                # Dynamo reads no code of the prediction.
+                patches.put(torch, "is_autocast_enabled", torch._C.is_autocast_enabled)
             position.phases.append("compile")
             self.is_tracing = recorder.making_on_meta = True
             try:
