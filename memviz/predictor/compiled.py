@@ -167,6 +167,9 @@ class Compiler:
             _differentiate_composed(patches)
             if context is not None:
                 _enter_inductor(patches, context)
+            else:
+                # Dynamo reads no code of the prediction.
+                patches.put(torch, "is_autocast_enabled", torch._C.is_autocast_enabled)
             position.phases.append("compile")
             self.is_tracing = recorder.making_on_meta = True
             try:
@@ -273,8 +276,7 @@ def _frame_of(module: nn.Module, call: Callable[..., Any]) -> Callable[..., Any]
     """Return what Dynamo compiles of a module: its forward without its hooks, or one frame around torch's own."""
     from torch._dynamo import external_utils, trace_rules
 
-    is_sharded = getattr(module, "_is_fsdp_managed_module", False)
-    if is_sharded or (isinstance(module.forward, MethodType) and trace_rules.check(module.forward)):
+    if isinstance(module.forward, MethodType) and trace_rules.check(module.forward):
         return cast(Callable[..., Any], external_utils.wrap_inline(module))
     return MethodType(call, module)
 

@@ -594,9 +594,10 @@ def _move_gradient(gradient: Any, tensor: Any) -> bool:
 def _copied_parameter(tensor: Any, wanted: MoveTo) -> Any:
     if not tensor.is_meta or not _is_wrapper(tensor):
         return wanted.copy(tensor)
-    # Its parts are on the device already.
+    # Its parts are on the device already; a distributed tensor also has its mesh among them.
     names, context = tensor.__tensor_flatten__()
-    parts = {name: _copied_parameter(getattr(tensor, name), wanted) for name in names}
+    parts = {name: getattr(tensor, name) for name in names}
+    parts |= {name: _copied_parameter(part, wanted) for name, part in parts.items() if isinstance(part, torch.Tensor)}
     return type(tensor).__tensor_unflatten__(parts, context, tensor.size(), tensor.stride())
 
 

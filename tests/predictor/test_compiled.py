@@ -41,6 +41,14 @@ def test_fused_operators_have_no_buffers_between_them() -> None:
     assert "torch.compile" in notes
 
 
+def test_code_that_asks_for_autocast_is_one_graph() -> None:
+    def program() -> None:
+        run = torch.compile(lambda x: chain(x.half() if torch.is_autocast_enabled() else x), fullgraph=True)
+        run(torch.randn(1 << 20, device="cuda"))
+
+    assert peak_of(program)[0] == 2 * (1 << 20) * 4
+
+
 def test_backward_keeps_the_input_alone_and_computes_the_rest_again() -> None:
     live: list[int] = []
 

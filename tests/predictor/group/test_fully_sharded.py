@@ -127,3 +127,27 @@ def test_checkpoints_go_on_top() -> None:
 
     kept = (1 << 14) * 64 * 4
     assert highest(checkpointed=False) - highest(checkpointed=True) > 6 * kept
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x).sin().cos().sin().sigmoid()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_block_compiled_as_one_graph_is_gathered_outside_of_it() -> None:
+    def highest(*, compiles: bool) -> int:
+        with as_rank(0, 8, compiles=compiles) as device:
+            model = nn.Sequential(*(Block() for _ in range(3)))
+            for name, block in list(model.named_children()):
+                model.register_module(name, torch.compile(block, fullgraph=True))
+            # It is on the card already, as shards.
+            sharded(model).to("cuda")
+            model(torch.randn(1 << 14, 64, device="cuda")).sum().backward()
+            return device.peak_requested_bytes
+
+    assert highest(compiles=False) - highest(compiles=True) >= 2 * (1 << 14) * 64 * 4
