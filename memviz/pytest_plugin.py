@@ -83,7 +83,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     except BaseException:
         memory.finish()
         _keep(item, memory)
-        _say(item, memory)
+        _report_peak(item, memory)
         raise
     memory.finish()
     _keep(item, memory)
@@ -91,7 +91,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     return result
 
 
-def _say(item: pytest.Item, memory: GpuMemory) -> None:
+def _report_peak(item: pytest.Item, memory: GpuMemory) -> None:
     """Below a test that failed by itself, which may be because memory ran out."""
     from memviz.testing.gpu_memory import largest_sites
 

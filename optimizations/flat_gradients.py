@@ -120,7 +120,7 @@ class _Sums:
         if not self.begun:
             self.begin(model)
         if self.replicas is not None:
-            self.replicas.hold_back()
+            self.replicas.skip_sync()
 
     def after_forward(self, model: nn.Module, inputs: Any, output: Any) -> None:
         if self.replicas is not None:
@@ -154,16 +154,16 @@ class _Sums:
         elif self.knobs.how == "list_then_cat":
             piece = self.pieces.get(parameter)
             self.pieces[parameter] = gradient.to(torch.float32) if piece is None else piece.add_(gradient)
-        if not self.joins():
+        if not self.joins_gradients():
             parameter.grad = None
 
-    def joins(self) -> bool:
+    def joins_gradients(self) -> bool:
         is_last = self.done + 1 == self.knobs.micro_batches
         return self.knobs.how == "plain" or (self.knobs.joined and is_last)
 
     @torch.no_grad()
     def after_backward(self) -> None:
-        joined = self.join_gradients() if self.joins() else None
+        joined = self.join_gradients() if self.joins_gradients() else None
         self.done += 1
         if self.knobs.how == "plain" and joined is not None:
             self.total = joined.to(torch.float32) if self.total is None else self.total.add_(joined)
@@ -235,7 +235,7 @@ class _Replicas:
         self.syncs = True
         """The last forward pass was outside of no_sync."""
 
-    def hold_back(self) -> None:
+    def skip_sync(self) -> None:
         """Suppress the reduction of this step, as `no_sync` does: the wrapper decides on it in the forward pass."""
         self.syncs = self.model.require_backward_grad_sync
         self.model.require_backward_grad_sync, self.held = False, True

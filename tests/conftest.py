@@ -45,22 +45,37 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+_TOGETHER = {
+    "browser stories of runs": ("tests/browser/test_run", "tests/browser/test_fit.", "tests/browser/test_leaving."),
+    "browser stories": ("tests/browser/",),
+    "recordings against predictions": ("tests/truth/",),
+    "house": ("tests/house/",),
+}
+"""Tests that one process runs, because they share a page, predictions or parsed files, in the order of their begin."""
+
+
+def _shared_scope(nodeid: str) -> str | None:
+    return next((name for name, begins in _TOGETHER.items() if nodeid.startswith(begins)), None)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the scopes that take longest: last, one process would wait for the other."""
+    turns = {name: turn for turn, name in enumerate(_TOGETHER)}
+    items.sort(key=lambda item: turns.get(_shared_scope(item.nodeid) or "", len(turns)))
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """The stories in a browser go to one process, since two browsers at once would only make each other wait.
+    """Give each scope to one process.
 
     xdist's own groups are marks that it writes into the names of tests; from pytest 9.2 on it finds none there.
     """
     from xdist.scheduler import LoadScopeScheduling
 
-    class BrowserApart(LoadScopeScheduling):
+    class SharedScopes(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            # So do the files that hold recordings against predictions, each of which is made once for all of them, and
-            # those of the house, which parse each file once.
-            together = next(
-                (part for part in ("browser", "house", "truth") if nodeid.startswith(f"tests/{part}/")), None
-            )
-            return together or nodeid.partition("::")[0]
+            return _shared_scope(nodeid) or nodeid.partition("::")[0]
 
         def remove_node(self, node: Any) -> str | None:
             """Fail the test in which the worker died, and do not reschedule it: it would end that worker too."""
@@ -71,7 +86,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             super().remove_node(node)
             return left[0][1] if left else None
 
-    return BrowserApart(config, log)
+    return SharedScopes(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -254,7 +254,7 @@ class PendingFrees:
             block.open_events += 1
             self._events.setdefault(stream, deque()).append(block)
 
-    def asked(self, stream: int) -> int:
+    def count_waits(self, stream: int) -> int:
         """How often a free has waited for the stream, ever."""
         return self._passed.get(stream, 0) + len(self._events.get(stream, ()))
 
@@ -280,7 +280,7 @@ class PendingFrees:
         waiting = list(self.blocks)
         self._finished.clear()
         for stream in self._events:
-            self._passed[stream] = self.asked(stream)
+            self._passed[stream] = self.count_waits(stream)
         self._events.clear()
         for block in waiting:
             block.open_events = 0

@@ -20,7 +20,7 @@ from memviz.trace.reserved import (
     SMALL_SIZE,
     RangeHistory,
     divisions_of,
-    in_order,
+    flip_top_bit,
     large_segment_of,
     max_split_size_of,
     range_history,
@@ -88,7 +88,7 @@ def _gap_at_alloc(device: DeviceTrace, rows: Ints8, rounded: Ints8) -> Ints8:
     """
     lives, index = lifetimes(device), _by_address(device)
     moment = lives.start[rows]
-    end = in_order(lives.address[rows]) + rounded
+    end = flip_top_bit(lives.address[rows]) + rounded
     gap = np.zeros(len(rows), dtype=np.int64)
     place = np.searchsorted(index.addresses, end)
     open_rows = np.arange(len(rows))
@@ -112,7 +112,7 @@ class _LivesByAddress:
     """Index of the lifetimes at each address."""
 
     addresses: Ints8
-    """Each once, ascending, as `in_order` gives them."""
+    """Each once, ascending, as `flip_top_bit` gives them."""
     began: Ints8
     """Start of each lifetime, offset by its address's place so that one sorted column answers for all."""
     end: Ints8
@@ -127,7 +127,7 @@ class _LivesByAddress:
 @cached
 def _by_address(device: DeviceTrace) -> _LivesByAddress:
     lives = lifetimes(device)
-    addresses, place = np.unique(in_order(lives.address), return_inverse=True)
+    addresses, place = np.unique(flip_top_bit(lives.address), return_inverse=True)
     stride = len(device.events) + 2
     began = place * stride + lives.start + 1
     order = np.argsort(began, kind="stable")
@@ -189,10 +189,10 @@ def segments_at(trace: Trace, device: DeviceTrace, event: int) -> SegmentsAt:
 def _blocks(trace: Trace, device: DeviceTrace, segments: Segments, rows: Ints8, event: int) -> Tiles:
     """One tile for each of these lifetimes that has a place, by address."""
     lives = lifetimes(device)
-    low = in_order(lives.address[rows])
+    low = flip_top_bit(lives.address[rows])
     order = np.argsort(low, kind="stable")
     rows, low = rows[order], low[order]
-    segment_low = in_order(segments.address)
+    segment_low = flip_top_bit(segments.address)
     segment_high = segment_low + segments.size
     segment = np.searchsorted(segment_low, low, side="right") - 1
     inside = segment >= 0
@@ -218,8 +218,8 @@ def _blocks(trace: Trace, device: DeviceTrace, segments: Segments, rows: Ints8, 
 
 def _with_gaps(segments: Segments, blocks: Tiles) -> Tiles:
     """Return the tiles with one free tile for each gap between blocks."""
-    segment_low = in_order(segments.address)
-    low = in_order(blocks.address)
+    segment_low = flip_top_bit(segments.address)
+    low = flip_top_bit(blocks.address)
     # Gaps begin where a segment or a block does, and end at the next block or the segment's end.
     begin = np.concatenate([segment_low, low + blocks.size])
     segment = np.concatenate([np.arange(len(segments)), blocks.segment])
@@ -229,11 +229,11 @@ def _with_gaps(segments: Segments, blocks: Tiles) -> Tiles:
     follows[follows] = blocks.segment[following[follows]] == segment[follows]
     finish[follows] = low[following[follows]]
     gaps = np.flatnonzero(finish > begin)
-    address, size = in_order(begin[gaps]), finish[gaps] - begin[gaps]
+    address, size = flip_top_bit(begin[gaps]), finish[gaps] - begin[gaps]
     kind, requested, row = (np.full(len(gaps), value) for value in (TileKind.FREE, 0, -1))
     free = Tiles.typed(segment[gaps], address, size, kind, requested, row)
     both = Tiles.concatenated([blocks, free])
-    return both.select(np.argsort(in_order(both.address), kind="stable"))
+    return both.select(np.argsort(flip_top_bit(both.address), kind="stable"))
 
 
 # Lives of segments. A segment here is a stretch of addresses that was taken from the device and given back in one
@@ -278,11 +278,11 @@ def segment_lives(device: DeviceTrace) -> SegmentLives:
         start=pieces.start[first],
         end=pieces.end[first],
         size=size,
-        address=in_order(history.low[pieces.range[first]]),
+        address=flip_top_bit(history.low[pieces.range[first]]),
         used=np.add.reduceat(share * width, first) / size,
         longest=longest[order][first],
     )
-    return lives.select(np.lexsort((in_order(lives.address), lives.start)))
+    return lives.select(np.lexsort((flip_top_bit(lives.address), lives.start)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -336,7 +336,7 @@ def _piece_use(
     lived = np.zeros(len(pieces), dtype=np.int64)
     if not len(pieces) or not len(rows):
         return share, longest, lived
-    low = in_order(rows.address)
+    low = flip_top_bit(rows.address)
     high = upto(low, np.maximum(rows.size, 1))
     first = np.searchsorted(history.high, low, side="right")
     last = np.searchsorted(history.low, high, side="left")

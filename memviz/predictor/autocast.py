@@ -110,7 +110,7 @@ class Autocast:
         registered = getattr(OPDEFS.get(full_name), "_autocast_dtype", {}).get("cuda")
         self.names.add(full_name)
         self._library_types[full_name] = registered or torch.float32
-        run = self.around(full_name, _run_above_autograd(_operator(name, getattr(torch.ops, namespace))))
+        run = self.wrap(full_name, _run_above_autograd(_operator(name, getattr(torch.ops, namespace))))
 
         def return_input_type(*args: Any, **kwargs: Any) -> Any:
             casts, out = self.casts_now, run(*args, **kwargs)
@@ -130,7 +130,7 @@ class Autocast:
             library._destroy()
         self._libraries.clear()
 
-    def around(self, name: str, kernel: Kernel) -> Kernel:
+    def wrap(self, name: str, kernel: Kernel) -> Kernel:
         self._wrapped.add(name)
 
         def cast_before(*args: Any, **kwargs: Any) -> Any:
@@ -167,7 +167,7 @@ class Autocast:
 
         if name in _NORMS:
             return norm
-        return self.around(name, _run_above_autograd(func))
+        return self.wrap(name, _run_above_autograd(func))
 
     def cast(self, name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
         if name not in self.names:

@@ -264,7 +264,7 @@ class PredictedDevice:
         follow_release(patches, self.release)
         autocast = Autocast(self.release, lambda cast: self.label(cast, Category.AUTOCAST_WEIGHT_COPIES))
         kernels = kernels_for(self.card, self.release, autocast.half_type)
-        kernels = {name: autocast.around(name, kernel) for name, kernel in kernels.items()}
+        kernels = {name: autocast.wrap(name, kernel) for name, kernel in kernels.items()}
         patches.enter_context(registered_kernels(kernels))
         follow_autocast(patches, autocast)
         devices = NamedDevices(self.card.name, self.rank, len(recorder.ledger.cards))

@@ -74,16 +74,16 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
         """Return the place of a file in the folder, whether it is there or not."""
         return self.folder + os.path.splitdrive(self._full(path))[1]
 
-    def find(self, path: Any) -> str | None:
+    def kept_copy(self, path: Any) -> str | None:
         """Return the twin of a file that is read; None where the real one counts."""
         with self._inside:
             twin = self.twin(path)
             return twin if os.path.lexists(twin) or self._is_hidden(path) else None
 
-    def seen(self, path: Any) -> str:
-        return self.find(path) or self._full(path)
+    def path_to_read(self, path: Any) -> str:
+        return self.kept_copy(path) or self._full(path)
 
-    def place(self, path: Any, *, copy: bool = True, always: bool = False) -> str | None:
+    def path_to_write(self, path: Any, *, copy: bool = True, always: bool = False) -> str | None:
         """Return the twin of a file that is written, at first with what the real one has; None to write that one."""
         with self._inside:
             full, twin = self._full(path), self.twin(path)
@@ -92,10 +92,10 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
             # A pipe or a device is no file that could be copied.
             if is_new and (is_other or not always and not self._keeps(full)):
                 return None
-            if not os.path.isdir(self.seen(os.path.dirname(full))):
+            if not os.path.isdir(self.path_to_read(os.path.dirname(full))):
                 return None
             os.makedirs(os.path.dirname(twin), exist_ok=True)
-            if is_new and copy and os.path.exists(self.seen(full)):
+            if is_new and copy and os.path.exists(self.path_to_read(full)):
                 if os.path.isdir(full):
                     os.makedirs(twin)
                 else:
@@ -191,11 +191,11 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
     def follow(self) -> None:
         """Put functions that look into the folder in the place of Python's own."""
         handlers = {
-            **dict.fromkeys(_READ, partial(self._with_twin, self.find)),
-            **dict.fromkeys(_CHANGE, partial(self._with_twin, self.place)),
+            **dict.fromkeys(_READ, partial(self._with_twin, self.kept_copy)),
+            **dict.fromkeys(_CHANGE, partial(self._with_twin, self.path_to_write)),
             **dict.fromkeys(("rename", "replace"), self._rename),
             **dict.fromkeys(("remove", "unlink"), partial(self._call_unless_done, self._remove_file)),
-            "listxattr": lambda function, path=".", **more: self._with_twin(self.find, function, path, **more),
+            "listxattr": lambda function, path=".", **more: self._with_twin(self.kept_copy, function, path, **more),
             "listdir": self._listdir,
             "scandir": self._scandir,
             "mkdir": self._mkdir,
@@ -239,10 +239,10 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
 
     def _path_to_open(self, path: Any, *, reads: bool, copies: bool, is_new: bool) -> str | None:
         if reads:
-            return self.find(path)
-        if is_new and os.path.lexists(self.seen(path)):
+            return self.kept_copy(path)
+        if is_new and os.path.lexists(self.path_to_read(path)):
             raise _os_error(errno.EEXIST, path)
-        return self.place(path, copy=copies)
+        return self.path_to_write(path, copy=copies)
 
     def _open(self, function: Any, file: Any, mode: Any = "r", *args: Any, **kwargs: Any) -> Any:
         way = {"reads": not set(mode) & set("wax+"), "copies": "w" not in mode, "is_new": "x" in mode}
@@ -268,10 +268,10 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
         """Copy large files of the folder without their empty parts; a copy stays in it."""
 
         def copied(src: Any, dst: Any) -> bool:
-            source = self.find(src)
+            source = self.kept_copy(src)
             if source is None or not os.path.isfile(source) or os.path.islink(source):
                 return False
-            target = None if os.path.isdir(self.seen(dst)) else self.place(dst, copy=False, always=True)
+            target = None if os.path.isdir(self.path_to_read(dst)) else self.path_to_write(dst, copy=False, always=True)
             if target is None or os.path.realpath(source) == os.path.realpath(target):
                 return False
             copy_with_holes(source, target)
@@ -318,7 +318,7 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
 
     def _make_folder(self, path: Any, mode: int) -> bool:
         full, twin = self._full(path), self.twin(path)
-        if os.path.lexists(self.seen(full)):
+        if os.path.lexists(self.path_to_read(full)):
             self._make_real(full)
             raise _os_error(errno.EEXIST, path)
         keeps = self._keeps(full)
@@ -345,7 +345,7 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
     def _remove_folder(self, path: Any) -> bool:
         full, twin = self._full(path), self.twin(path)
         has_twin, keeps = os.path.isdir(twin), self._keeps(full)
-        if not has_twin and not keeps or not os.path.isdir(self.seen(full)):
+        if not has_twin and not keeps or not os.path.isdir(self.path_to_read(full)):
             return False
         if any(self._list_names(full) or ([os.listdir(full)], [])):
             raise _os_error(errno.ENOTEMPTY, path)
@@ -364,9 +364,9 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
         has_twin = os.path.lexists(twin)
         if not has_twin and not self._keeps(full) and not self._is_hidden(full):
             return False
-        if not os.path.lexists(self.seen(full)):
+        if not os.path.lexists(self.path_to_read(full)):
             raise _os_error(errno.ENOENT, path)
-        if os.path.isdir(self.seen(full)) and not os.path.islink(self.seen(full)):
+        if os.path.isdir(self.path_to_read(full)) and not os.path.islink(self.path_to_read(full)):
             raise _os_error(errno.EISDIR, path)
         if has_twin:
             os.remove(twin)
@@ -387,18 +387,18 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
 
     def _moved(self, src: Any, dst: Any) -> Callable[[], None] | None:
         old, new, twin = self._full(src), self._full(dst), self.twin(src)
-        source, new_twin = self.seen(old), self.twin(dst)
+        source, new_twin = self.path_to_read(old), self.twin(dst)
         keeps_old, keeps_new = self._keeps(old), self._keeps(new)
         if not (os.path.lexists(twin) or keeps_old or keeps_new or self._is_hidden(old)):
             if os.path.isfile(new_twin):
                 os.remove(new_twin)
             return None
-        if not os.path.lexists(source) or not os.path.isdir(self.seen(os.path.dirname(new))):
+        if not os.path.lexists(source) or not os.path.isdir(self.path_to_read(os.path.dirname(new))):
             raise _os_error(errno.ENOENT, src, None, dst)
         os.makedirs(os.path.dirname(new_twin), exist_ok=True)
         if os.path.isdir(source) and not os.path.islink(source):
             return self._folder_moved(src, dst, old, new)
-        if os.path.isdir(self.seen(new)):
+        if os.path.isdir(self.path_to_read(new)):
             raise _os_error(errno.EISDIR, src, None, dst)
         if source == twin:
             os.replace(twin, new_twin)
@@ -437,7 +437,8 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
         return function(path)
 
     def _link(self, function: Any, src: Any, dst: Any, **kwargs: Any) -> Any:
-        if self._with_real_functions(self.find, src) is None and self._with_real_functions(self.place, dst) is None:
+        ask = self._with_real_functions
+        if ask(self.kept_copy, src) is None and ask(self.path_to_write, dst) is None:
             return function(src, dst, **kwargs)
         shutil.copyfile(src, dst)
         return None
@@ -445,7 +446,7 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
     def _symlink(self, function: Any, src: Any, dst: Any, *args: Any, **kwargs: Any) -> Any:
         def twin_of_target(dst: Any) -> str:
             full = os.path.join(os.path.dirname(self._full(dst)), os.fsdecode(src))
-            return self.seen(full) if os.path.lexists(self.seen(full)) else self.twin(full)
+            return self.path_to_read(full) if os.path.lexists(self.path_to_read(full)) else self.twin(full)
 
         used = self._with_real_functions(partial(self._path_to_open, reads=False, copies=False, is_new=True), dst)
         if used is None:

@@ -187,7 +187,7 @@ class StackTable:
             frame = frame.f_back
         return self._interner.stack_of(numbers) if numbers else NO_STACK
 
-    def place(self) -> Hashable:
+    def current_key(self) -> Hashable:
         """Return a key of the current stack, without adding the stack."""
         places = []
         frame: FrameType | None = sys._getframe(1)
@@ -223,7 +223,7 @@ class NoStacks:
     def here(self, operator: str = "", node: str = "") -> int:
         return NO_STACK
 
-    def place(self) -> Hashable:
+    def current_key(self) -> Hashable:
         return None
 
 
@@ -291,7 +291,7 @@ class ProgramPosition:
         """Path of the innermost module entered."""
         return self._texts.get(self.module, "")
 
-    def paths_from(self, path: str, to: str | None = None) -> Callable[[int], int]:
+    def path_mover(self, path: str, to: str | None = None) -> Callable[[int], int]:
         """Return a function that moves paths of modules below `path` to below another, or the current module."""
         here = self.path if to is None else to
         moved: dict[int, int] = {}
@@ -321,7 +321,7 @@ class ProgramPosition:
         """True in forward code within backward; the engine itself runs without gradients."""
         return self.task != NO_TASK and torch.is_grad_enabled()
 
-    def turned(self, task: int) -> bool:
+    def note_task(self, task: int) -> bool:
         """Note the engine's task, and return whether a backward has begun."""
         began, here = task != NO_TASK, self.here
         if here.task == NO_TASK:

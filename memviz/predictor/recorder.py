@@ -155,7 +155,7 @@ class AllocationRecorder:
         """Note where an operator is called and which parameters it uses."""
         position = self.position
         task = position.graph_task()
-        if task != position.task and position.turned(task) or task != NO_TASK and not torch.is_grad_enabled():
+        if task != position.task and position.note_task(task) or task != NO_TASK and not torch.is_grad_enabled():
             self.categories.mark_saved()
         self._stack = None
         if position.nodes_are_new():

@@ -444,7 +444,7 @@ class BlockRepeater(Repeater):
         shared = tuple(storages.index(storage) for storage in storages)
         places = tuple(map(self._place_of, weights))
         autocast = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
-        caller = self._recorder.stacks.place()
+        caller = self._recorder.stacks.current_key()
         return structure, inputs, tuple(kwargs), shared, places, autocast, caller
 
     def _values_of(self, given: Any) -> tuple[bytes | int, ...]:
@@ -499,7 +499,7 @@ class BlockRepeater(Repeater):
         return tuple(outputs)
 
     def _repeat(self, recorded: RecordedBlock, arguments: list[torch.Tensor], items: Replaceable) -> Any:
-        paths = self._recorder.position.paths_from(recorded.path)
+        paths = self._recorder.position.path_mover(recorded.path)
         categories, undecided = self._recorder.categories.values, recorded.undecided
         with without_functions():
             self._recorder.label_used(items.weights[place] for place in recorded.used)

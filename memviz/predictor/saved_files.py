@@ -112,7 +112,7 @@ def _safetensors_functions() -> tuple[tuple[Any, Any], ...] | None:
         if any(files.keep_tensors(tensors, filename, metadata) for files in _files_in_use):
             return
         outputs = outputs_in_use()
-        save(tensors, outputs and outputs.place(filename, copy=False) or filename, metadata, *args, **kwargs)
+        save(tensors, outputs and outputs.path_to_write(filename, copy=False) or filename, metadata, *args, **kwargs)
 
     def safe_open(filename: Any, framework: Any = "pt", device: Any = "cpu", **kwargs: Any) -> Any:
         files = _files_in_use[0] if _files_in_use else None
@@ -254,7 +254,7 @@ class SavedFiles:
 
     def real_path(self, file: Any) -> Any:
         """Return the real path of a file, for code in C."""
-        return self._outputs.find(file) or file if isinstance(file, str | os.PathLike) else file
+        return self._outputs.kept_copy(file) or file if isinstance(file, str | os.PathLike) else file
 
     def saved(self, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
         with without_functions():
@@ -266,8 +266,10 @@ class SavedFiles:
         if path is None or not (is_unknown or isinstance(f, str | os.PathLike)):
             return self._write(obj, f, *args, **kwargs)
         if isinstance(f, str | os.PathLike):
-            return self._write(obj, self._outputs.place(path, copy=False, always=is_unknown) or f, *args, **kwargs)
-        if self._outputs.find(path) is None:
+            return self._write(
+                obj, self._outputs.path_to_write(path, copy=False, always=is_unknown) or f, *args, **kwargs
+            )
+        if self._outputs.kept_copy(path) is None:
             # The program has truncated it already, so it is removed in any case.
             self._placeholders.add(path)
         with NamedTemporaryFile() as whole:
@@ -311,7 +313,7 @@ class SavedFiles:
             if not any(map(self.host.is_unknown, tensors_among(tensors, _DEEPEST, with_owners=True))):
                 return False
         self._assumptions.state(NOT_WRITTEN)
-        with open(self._outputs.place(f, copy=False, always=True) or f, "wb") as file:
+        with open(self._outputs.path_to_write(f, copy=False, always=True) or f, "wb") as file:
             file.write(_safetensors_header(tensors, metadata))
             file.truncate(file.tell() + sum(tensor.nbytes for tensor in tensors.values()))
         return True

@@ -302,7 +302,7 @@ class TrainedBlockRepeater(BlockRepeater):
     ) -> Any:
         recorder = self._recorder
         signs = tuple(map(self._tensor_key, arguments))
-        paths = recorder.position.paths_from(forward.path)
+        paths = recorder.position.path_mover(forward.path)
         layer.weights = list(module.parameters())
         recorder.label_used(layer.weights[place] for place in forward.used)  # type: ignore[misc]
 
@@ -442,7 +442,7 @@ class _BackwardEvents:
         """Memory of gradients of arguments."""
         self._freed_inputs = backward.freed_inputs.copy()
         self._passed = {number: like for _, number, like in backward.arguments}
-        self._paths = repeater._recorder.position.paths_from(backward.path, layer.path)
+        self._paths = repeater._recorder.position.path_mover(backward.path, layer.path)
 
     def allocate(self, event: int, number: int) -> LiveAllocation | None:
         ledger, backward = self._ledger, self._backward

@@ -185,7 +185,7 @@ def _checked_row(values: Mapping[str, Any]) -> Reduced:
         raise InvalidRow("a rank's curve is not as long as its steps say")
     if set(map(type, live)) != {int} or min(live) < 0:
         raise InvalidRow("it has a number that memviz does not write")
-    row = RankRow(**_plain(RankRow, values), **lists, curve=Curve(parts, columns, tuple(live)))
+    row = RankRow(**_checked_values(RankRow, values), **lists, curve=Curve(parts, columns, tuple(live)))
     sums = (sum(one.bytes for one in row.categories), sum(one.bytes for one in row.sites) + row.other_sites_bytes)
     if any(total != row.peak_bytes for total in (*sums, max(live))):
         raise InvalidRow("a rank's bytes do not add up to its peak")
@@ -196,13 +196,13 @@ def _part(kind: type[Any], values: Mapping[str, Any]) -> Any:
     if kind is KindBytes:
         # Tables of version 1 do not say what is only probable.
         values = {"probable_bytes": 0, **values}
-    part = kind(**_plain(kind, values))
+    part = kind(**_checked_values(kind, values))
     if kind is KindBytes and part.probable_bytes > part.bytes:
         raise InvalidRow("it has a number that memviz does not write")
     return part
 
 
-def _plain(kind: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
+def _checked_values(kind: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
     made: dict[str, Any] = {}
     for name, type_name in _SCALARS[kind].items():
         value = values[name]

@@ -39,7 +39,7 @@ def location_text(run: Run) -> str:
 
 def rank_class_text(ranks: RankClass, shown_rank: int | None) -> str:
     live, reserved = bytes_text(ranks.peak_allocated_bytes), bytes_text(ranks.peak_reserved_bytes)
-    mark = ", shown above" if ranks.shown == shown_rank else ""
+    mark = ", shown above" if ranks.predicted_rank == shown_rank else ""
     return f"{rank_list(ranks.ranks)}: live {live}, reserved {reserved}{mark}"
 
 

@@ -553,8 +553,8 @@ class RankClass:
     """Bytes of one step, as in `Run`; 0 in older files."""
 
     @property
-    def shown(self) -> int:
-        """The one that was predicted."""
+    def predicted_rank(self) -> int:
+        """The rank of the class that was predicted."""
         return self.ranks[0]
 
     @classmethod

@@ -112,7 +112,7 @@ _TOP_BIT = np.int64(-(2**63))
 _LAST = np.int64(2**63 - 1)
 
 
-def in_order(address: Ints8) -> Ints8:
+def flip_top_bit(address: Ints8) -> Ints8:
     """Addresses are unsigned, kept in int64; flipping the top bit makes int64 compare them rightly. Its own inverse."""
     return np.bitwise_xor(address, _TOP_BIT)
 
@@ -153,7 +153,7 @@ class RangeHistory:
     """Elementary ranges touched by each of these events: first <= range < last."""
     low: Ints8
     high: Ints8
-    """Bounds of the elementary ranges, by address as `in_order` gives it."""
+    """Bounds of the elementary ranges, by address as `flip_top_bit` gives it."""
     final_row: Ints8
     """Final segment of each elementary range, or -1."""
     sources: Segments
@@ -174,7 +174,7 @@ def range_history(device: DeviceTrace) -> RangeHistory:
         is_expandable=np.concatenate([segments.is_expandable, expandable]),
         stack=np.concatenate([segments.stack, events.stack[index]]),
     )
-    low = in_order(sources.address)
+    low = flip_top_bit(sources.address)
     high = upto(low, sources.size)
     bounds = distinct(np.concatenate([low, high]))
     count = max(len(bounds) - 1, 0)
@@ -253,7 +253,7 @@ def _merge_neighbours(rows: Segments, source: Ints8, final_count: int) -> Segmen
     first = np.flatnonzero(starts)
     last = np.append(first[1:], len(rows))[: len(first)] - 1
     merged = rows.select(first)
-    return replace(merged, address=in_order(merged.address), size=high[last] - merged.address)
+    return replace(merged, address=flip_top_bit(merged.address), size=high[last] - merged.address)
 
 
 def _equal_neighbours(*columns: npt.NDArray[Any]) -> Bools:

@@ -190,16 +190,16 @@ def test_a_stream_may_be_known_to_have_come_only_so_far():
     for block in (first, second):
         run.allocator.record_stream(block, 7)
     run.free(first)
-    assert pending.asked(7) == 1
+    assert pending.count_waits(7) == 1
     run.free(second)
     pending.finish(7, 1)
     # To hear of it again changes nothing.
     pending.finish(7, 1)
     run.malloc(512)
-    assert (first.in_use, second.in_use, pending.asked(7)) == (False, True, 2)
+    assert (first.in_use, second.in_use, pending.count_waits(7)) == (False, True, 2)
     pending.finish(7, 2)
     run.malloc(512)
-    assert not second.in_use and pending.asked(7) == 2
+    assert not second.in_use and pending.count_waits(7) == 2
 
 
 def test_running_out_waits_for_other_streams_first():

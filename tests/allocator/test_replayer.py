@@ -116,7 +116,7 @@ def late_start():
 def test_a_late_start_keeps_its_layout_where_the_settings_are_the_same():
     result = replay(late_start(), memory=200 * MiB)
     assert (result.peak_reserved_bytes, result.peak_allocated_bytes) == (80 * MiB, 35 * MiB)
-    assert "was rebuilt from the final state" in result.trace.notes[0].text
+    assert missing(result.trace.notes[0].text, "rebuilt", "final") == []
 
 
 def test_under_other_settings_what_was_live_is_placed_anew():

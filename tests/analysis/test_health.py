@@ -6,6 +6,7 @@ import pytest
 from memviz.analysis.health import health, history
 from memviz.trace.model import Note, Trace
 from memviz.units import bytes_text as said
+from tests.facts import missing
 from tests.real import each_real_file, expected, read_once, requires_real
 from tests.simulated_allocator import Allocator
 from tests.traces import MiB, alloc, block, event, frame, free, read, segment, snapshot, trace_of
@@ -35,7 +36,7 @@ def test_no_history_says_how_to_record_one() -> None:
     trace = read([segment(BASE, 2 * MiB, [block(BASE, 1024, 1000, frames=STACK["frames"])])])
     note = found(trace)["no_history"]
     assert history(trace.devices[0]) == "none"
-    assert "no history" in note.text and "1000 B live in 1 segment" in note.text
+    assert "no history" in note.text and missing(note.text, "1000 B", "1 segment") == []
     assert "_record_memory_history(max_entries=1_000_000)" in note.remedy and "_dump_snapshot(" in note.remedy
 
 
@@ -56,7 +57,7 @@ def test_what_was_there_before_is_counted() -> None:
     note = found(trace)["late_history"]
     assert history(trace.devices[0]) == "late"
     assert note.level == "warning"
-    assert "1000 B (1 allocation) were allocated before recording started" in note.text
+    assert missing(note.text, "1000 B", "1 allocation") == []
     assert "the file does not say" in note.text
 
 
@@ -112,7 +113,7 @@ def test_a_state_without_events_has_no_first_event() -> None:
     named = block(BASE + 4096, 1000, frames=STACK["frames"])
     notes = found(read([segment(BASE, 2 * MiB, [waiting, named])]))
     assert f"{said(1000)} of {said(2000)} (50 %) live" in notes["earlier_bytes_without_stack"].text
-    assert "1 free (1000 B) still waited" in notes["pending_frees"].text and "peak" not in notes["pending_frees"].text
+    assert missing(notes["pending_frees"].text, "1 free", "1000 B") == [] and "peak" not in notes["pending_frees"].text
 
 
 def test_private_pools_are_listed_by_size() -> None:
@@ -181,7 +182,7 @@ def test_memory_given_back_before_new_memory_is_a_close_call() -> None:
     )
     forced = found(sound(*gone, event("segment_alloc", 5 * BASE, 2 * MiB), *gone))["memory_given_back"]
     assert forced.level == "warning"
-    assert "released to the device (2 times)" in forced.text and "1 of these just before" in forced.text
+    assert "2 times" in forced.text and "1 of these just before" in forced.text
 
 
 def test_contradictions_are_counted() -> None:
@@ -193,7 +194,7 @@ def test_contradictions_are_counted() -> None:
 
 def test_live_bytes_in_no_segment_are_noted() -> None:
     trace = sound(alloc(7 * BASE, 500), *free(7 * BASE, 500))
-    assert "at the peak 500 B live are in no known segment" in found(trace)["segments_do_not_fit"].text
+    assert "500 B" in found(trace)["segments_do_not_fit"].text
 
 
 def test_segments_beyond_what_the_events_reserve_are_no_negative_size() -> None:
@@ -201,7 +202,7 @@ def test_segments_beyond_what_the_events_reserve_are_no_negative_size() -> None:
     twice = [event("segment_alloc", BASE, 20 * MiB)] * 2
     final = [segment(BASE, 20 * MiB, [block(BASE, MiB)]), segment(other, 100 * MiB, [])]
     trace = trace_of([alloc(other, 90 * MiB), *free(other, 90 * MiB), *twice, alloc(BASE, MiB)], final)
-    assert "20.0 MiB more than its events reserve" in found(trace)["segments_do_not_fit"].text
+    assert "20.0 MiB" in found(trace)["segments_do_not_fit"].text
 
 
 def test_a_file_without_segments_says_so() -> None:

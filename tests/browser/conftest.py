@@ -164,7 +164,8 @@ def same_page(stays: Visits, visitor: dict[str, Any], request: pytest.FixtureReq
     faults = _faults[page]
     yield page
     page.set_viewport_size(_SIZE)
-    seen = list(faults)
+    # A story may have left the page of the one before while that was being answered.
+    seen = without_cut_connections(faults)
     faults.clear()
     if seen or request.node.stash[_has_failed]:
         # The state of the page is unknown after a failure.
@@ -223,7 +224,11 @@ def reload(page: Any) -> None:
     faults = _faults[page]
     before = len(faults)
     page.reload()
-    faults[before:] = [fault for fault in faults[before:] if not any(words in fault for words in _CUT_BY_LEAVING)]
+    faults[before:] = without_cut_connections(faults[before:])
+
+
+def without_cut_connections(faults: list[str]) -> list[str]:
+    return [fault for fault in faults if not any(words in fault for words in _CUT_BY_LEAVING)]
 
 
 @pytest.fixture(scope="package")

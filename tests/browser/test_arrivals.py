@@ -4,6 +4,7 @@ import gzip
 import pickle
 import re
 import threading
+from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from memviz.analysis.timeline import timeline
 from memviz.trace.load import load_trace
 from memviz.ui.upload.routes import PATH
 from memviz.units import bytes_text
+from tests.browser.conftest import at_home
 from tests.server import started as started_page
 from tests.traces import alloc, frame, free, snapshot
 
@@ -77,14 +79,17 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def started(page: Any, server: str) -> None:
-    page.goto(server)
-    page.get_by_role("heading", name="See what fills your GPU.").wait_for()
+@pytest.fixture
+def home(same_page: Any, server: str) -> Iterator[Any]:
+    """The start page with nothing open, after which no address is intercepted and the line is as it was."""
+    at_home(same_page, server)
+    yield same_page
+    same_page.unroute_all()
 
 
 def test_first_the_total_in_grey_then_the_colours_and_the_words(page: Any, server: str, large: Path) -> None:
     page.add_init_script(HELD_BACK % UNTIL_THE_TOTAL_IS_SEEN)
-    started(page, server)
+    at_home(page, server)
     page.evaluate(SEEN)
     page.set_input_files("#first-files input[type=file]", large)
     page.locator("#verdict .mv-verdict").wait_for()
@@ -103,7 +108,7 @@ def test_first_the_total_in_grey_then_the_colours_and_the_words(page: Any, serve
 def test_what_is_clicked_before_the_page_knows_its_visitor_is_not_lost(page: Any, server: str) -> None:
     held: list[Any] = []
     page.route("**/queue/join*", lambda route: route.continue_() if held else held.append(route))
-    started(page, server)
+    at_home(page, server)
     page.locator("[data-sample=training]").click()
     # An immediate request would be answered too early, and the page's first answer would close it again.
     while not held:
@@ -114,8 +119,8 @@ def test_what_is_clicked_before_the_page_knows_its_visitor_is_not_lost(page: Any
     assert page.locator(".mv-trace").count() == 1
 
 
-def test_a_second_file_leaves_the_open_one_usable_until_it_is_there(page: Any, server: str, large: Path) -> None:
-    started(page, server)
+def test_a_second_file_leaves_the_open_one_usable_until_it_is_there(home: Any, large: Path) -> None:
+    page = home
     page.locator("[data-sample=training]").click()
     page.locator("#timeline .mvt[data-drawn]").wait_for()
     page.route("**/memviz/readings/*", lambda route: None if route.request.method == "POST" else route.continue_())
@@ -134,16 +139,16 @@ def test_a_second_file_leaves_the_open_one_usable_until_it_is_there(page: Any, s
     assert page.locator(".mv-trace").count() == 2
 
 
-def test_where_something_else_answers_the_file_is_refused(page: Any, server: str, large: Path) -> None:
-    started(page, server)
+def test_where_something_else_answers_the_file_is_refused(home: Any, large: Path) -> None:
+    page = home
     page.route("**/memviz/readings", lambda route: route.fulfill(status=200, body="<html>a proxy's page</html>"))
     page.set_input_files("#first-files input[type=file]", large)
     page.locator("[data-refused]").wait_for()
     assert page.locator("#home").is_visible()
 
 
-def test_where_too_many_are_read_a_file_waits_for_its_place(page: Any, server: str, large: Path) -> None:
-    started(page, server)
+def test_where_too_many_are_read_a_file_waits_for_its_place(home: Any, large: Path) -> None:
+    page = home
     may_go = threading.Event()
     full = {"reason": "Too many files are being read. Try again in a moment."}
     page.route(
@@ -161,7 +166,7 @@ def test_where_too_many_are_read_a_file_waits_for_its_place(page: Any, server: s
 def test_the_total_stands_where_the_colours_will(page: Any, server: str, large: Path) -> None:
     """In every column its top is that of the run's bytes, on the scale of the picture to come."""
     page.add_init_script(HELD_BACK % FOR_GOOD)
-    started(page, server)
+    at_home(page, server)
     page.set_input_files("#first-files input[type=file]", large)
     page.locator("#timeline .mvt[data-total=whole]").wait_for()
     tops = page.evaluate(TOPS)
@@ -207,8 +212,9 @@ SAMPLE = Path(__file__).parents[2] / "sample_traces" / "training.pickle.gz"
 BYTES_A_SECOND = 250_000
 
 
-def test_over_a_slow_line_far_fewer_bytes_go(page: Any, server: str, tmp_path: Path) -> None:
+def test_over_a_slow_line_far_fewer_bytes_go(home: Any, tmp_path: Path) -> None:
     """The browser's developer tools throttle the line."""
+    page = home
     file = tmp_path / "training.pickle"
     # Several steps of a sample, as long as a real file of 3 MB.
     root = pickle.loads(gzip.decompress(SAMPLE.read_bytes()))
@@ -217,13 +223,12 @@ def test_over_a_slow_line_far_fewer_bytes_go(page: Any, server: str, tmp_path: P
     assert file.stat().st_size > 2_500_000
     parts: list[Any] = []
     page.on("request", lambda request: parts.append(request) if "/memviz/readings/" in request.url else None)
-    page.goto(server)
-    page.get_by_role("heading", name="See what fills your GPU.").wait_for()
     tools = page.context.new_cdp_session(page)
     tools.send("Network.enable")
     line = {"offline": False, "latency": 40, "downloadThroughput": -1, "uploadThroughput": BYTES_A_SECOND}
     tools.send("Network.emulateNetworkConditions", line)
     page.set_input_files("#first-files input[type=file]", file)
     page.locator("#verdict .mv-verdict").wait_for()
+    tools.detach()
     sent = sum(int(part.all_headers()["content-length"]) for part in parts if part.method == "POST")
     assert 0 < sent < file.stat().st_size / 4

@@ -14,13 +14,6 @@ SERIOUS = ("serious", "critical")
 
 
 @pytest.fixture
-def home(page: Any, server: str) -> Any:
-    """A separate page, because the sidebar stays a drawer after a narrow window."""
-    at_home(page, server)
-    return page
-
-
-@pytest.fixture
 def opened(same_page: Any, server: str) -> Any:
     """Two traces, compared; Explore shows one of them. Opened once, because every test only reads the page.
 
@@ -72,8 +65,14 @@ def expect_nothing_serious(page: Any, within: str = "html") -> None:
     page.evaluate("document.body.classList.remove('dark')")
 
 
-def test_with_nothing_open(home: Any) -> None:
-    expect_nothing_serious(home)
+def test_with_nothing_open_and_run(page: Any, server: str) -> None:
+    """On a separate page, because the sidebar stays a drawer after a narrow window."""
+    at_home(page, server)
+    expect_nothing_serious(page)
+    page.set_viewport_size({"width": max(WIDTHS), "height": HEIGHT})
+    turn_to(page, "Run")
+    page.locator("#run-form .mv-price-head").wait_for()
+    expect_nothing_serious(page)
 
 
 def test_compare(opened: Any) -> None:
@@ -122,9 +121,3 @@ def test_what_if(opened: Any) -> None:
     turn_to(opened, "What if")
     opened.locator("#what-if-plot [data-drawn]").wait_for()
     expect_nothing_serious(opened)
-
-
-def test_run(home: Any) -> None:
-    turn_to(home, "Run")
-    home.locator("#run-form .mv-price-head").wait_for()
-    expect_nothing_serious(home)

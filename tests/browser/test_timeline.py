@@ -33,17 +33,16 @@ def drawn(same_page: Any, server: str, tmp_path: Path) -> Any:
     return page
 
 
-def place(page: Any, selector: str) -> dict[str, float]:
-    found: dict[str, float] = page.locator(f"#timeline {selector}").evaluate(
-        "(each) => { const { y, height } = each.getBBox(); return { y, height }; }"
-    )
-    return found
-
-
 def test_the_words_of_a_failure_are_not_struck_through_by_the_line_of_what_is_reserved(drawn: Any) -> None:
-    words, mark = place(drawn, ".mvt-oomtext"), place(drawn, "circle.mvt-oom")
-    line = mark["y"] + mark["height"] / 2
-    assert words["y"] > line or words["y"] + words["height"] < line + 1
+    # Both in one frame: between two questions the plot may be drawn anew.
+    drawn.wait_for_function(
+        """() => {
+          const parts = [".mvt-oomtext", "circle.mvt-oom"].map((part) => document.querySelector(`#timeline ${part}`));
+          const [words, mark] = parts.map((part) => part.getBBox());
+          const line = mark.y + mark.height / 2;
+          return words.y > line || words.y + words.height < line + 1;
+        }"""
+    )
 
 
 def test_an_event_axis_names_the_column_of_each_event(drawn: Any) -> None:

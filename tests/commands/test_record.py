@@ -23,6 +23,7 @@ from memviz.trace.load import load_trace
 from memviz.trace.model import Action, Stage, Trace
 from memviz.trace.profile import is_profiled
 from tests import forked
+from tests.facts import missing
 from tests.second_process import OF_RUNS
 
 ROOT = Path(__file__).parents[2]
@@ -197,7 +198,7 @@ def test_whatever_a_script_does_its_status_stays_and_it_is_recorded_once(tmp_pat
 def test_what_was_alive_at_the_end_and_that_the_history_was_full_is_in_the_file(tmp_path):
     body = "held = GPU.malloc(1000)\nfor size in (2000, 3000): GPU.free(GPU.malloc(size))\n"
     done = record(tmp_path, body, "--max-entries", "3")
-    assert "memviz: The history was full: it kept the last 3 events" in done.stderr
+    assert "3 events" in done.stderr
     assert load_trace(tmp_path / "run.pickle").devices[0].blocks.requested.sum() == 1000
     assert sizes(tmp_path / "run.pickle") == [3000]
 
@@ -425,10 +426,7 @@ def test_a_card_that_is_listed_but_cannot_start_is_said_plainly(tmp_path, body):
     (tmp_path / "train.py").write_text("from tests.runner.one_gpu import GPU\n" + body)
     done = recorded(tmp_path, "train.py", FAKE_GPU_REFUSES="The NVIDIA driver on your system is too old.\nMore words.")
     assert done.returncode != 0
-    assert (
-        "memviz: There is nothing to record. This PyTorch cannot use the GPU of this machine: "
-        "The NVIDIA driver on your system is too old. Driver and PyTorch must match"
-    ) in done.stderr
+    assert missing(done.stderr, "GPU", "PyTorch", "There is nothing to record") == []
     assert names(tmp_path) == []
 
 
@@ -481,7 +479,7 @@ def test_a_profile_is_written_beside_the_snapshot_and_each_says_what_it_is(tmp_p
     body = "import torch\nGPU.malloc(1000)\nkept = torch.ones(3, 8) @ torch.ones(8, 5)\n"
     done = record(tmp_path, body, "--profile", of=OF_RUNS)
     assert done.returncode == 0, done.stderr
-    assert "memviz: The profile is written to run.profile.json.gz." in done.stderr
+    assert "run.profile.json.gz" in done.stderr
     assert names(tmp_path) == ["run.pickle", "run.profile.json.gz"]
     snapshot, profile = (load_trace(tmp_path / name) for name in names(tmp_path))
     assert (

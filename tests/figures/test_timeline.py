@@ -9,6 +9,7 @@ from memviz.analysis.peak import failed_requests
 from memviz.analysis.timeline import ReplayedBytes, by_event, by_time, reserved_lines
 from memviz.figures.plots.timeline import plot_replay, plot_timeline
 from memviz.trace.model import Trace
+from tests.facts import missing
 from tests.figures.drawn import notes, titles, trace_named
 from tests.traces import MiB, alloc, block, event, frame, free, segment, trace_of
 
@@ -49,7 +50,7 @@ def test_failures_and_annotations_stand_at_their_events_or_times(trace):
     failures = failed_requests(trace, trace.devices[0])
     mark = trace_named(plot_timeline(by_event(trace.devices[0], 100), out_of_memory=failures), "out of memory")
     assert (mark["x"], mark["y"]) == ([4], [20 * MiB])
-    assert "asked 8.00 MiB, the driver had 1.00 MiB" in mark["text"][0]
+    assert missing(mark["text"][0], "8.00 MiB", "1.00 MiB") == []
     drawing = plot_timeline(by_time(trace.devices[0], 8), out_of_memory=failures, span_us=SPAN)
     assert trace_named(drawing, "out of memory")["x"] == [8]
     bands = {"intervals": annotated(trace.devices[0]).intervals, "strings": trace.strings}

@@ -21,7 +21,7 @@ from memviz.runner.plan import Plan, fitted, plan_of
 from memviz.runner.published import SEEDS
 from memviz.runner.request import Request
 from memviz.runner.step import RunStep
-from memviz.runner.workloads.workload import FromConfiguration, scale_weights
+from memviz.runner.workloads.workload import FromConfiguration, draw_weights
 from optimizations import apply_all
 from tests.gpu.conftest import Gpu
 from tests.gpu.test_runs import show
@@ -149,7 +149,7 @@ def give_values(model: nn.Module) -> None:
             module.to_empty(device="cpu", recurse=False)
             for parameter in module.parameters(recurse=False):
                 parameter.zero_()
-            scale_weights(module)
+            draw_weights(module)
 
 
 @pytest.mark.gpu

@@ -91,7 +91,7 @@ def test_a_page_under_a_borrowed_name_reads_nothing_by_any_route(server: Server)
     paths = ["", "config", f"{API}info", f"{API}queue/data?session_hash=x", f"{API}file=x", "theme.css", "assets/x"]
     for path in paths:
         status, words = ask(server, path, host="evil.example:7860")
-        assert (status, "This server does not accept the host name evil.example" in words) == (403, True), path
+        assert (status, "evil.example" in words) == (403, True), path
     for path in (f"{API}upload", f"{API}queue/join", READINGS, f"{API}run/summary", "login"):
         assert ask(server, path, {}, host="evil.example")[0] == 403, path
         assert ask(server, path, {}, origin="https://evil.example")[0] == 403, path

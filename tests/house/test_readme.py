@@ -174,7 +174,7 @@ def test_predicting_command_in_the_readme_runs_the_script(line, folder):
     (folder / "train.py").write_text(TRAIN_ON_A_CARD)
     done = predict(*shlex.split(line)[4:], folder=folder)
     assert (done.returncode, done.stdout) == (0, "")
-    assert "predicted for NVIDIA GeForce RTX 4090" in done.stderr and "2 steps" in done.stderr
+    assert "NVIDIA GeForce RTX 4090" in done.stderr and "2 steps" in done.stderr
     assert (folder / "run.pickle").stat().st_size > 0
 
 

@@ -145,7 +145,7 @@ def test_a_folder_and_a_missing_file(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_bomb_in_gzip_or_zip_stops_at_the_limit(tmp_path: Path) -> None:
     path = written(tmp_path, gzip.compress(b"\x80\x04" + bytes(50_000_000)))
-    assert "unpacks to more than 1,000,000 bytes" in refusal(path, limits=Limits(unpacked_bytes=1_000_000))
+    assert "1,000,000" in refusal(path, limits=Limits(unpacked_bytes=1_000_000))
     path = written(tmp_path, gzip.compress(b"[" + b" " * 50_000_000))
     assert "1,000,000 bytes" in refusal(path, limits=Limits(unpacked_bytes=1_000_000))
     path = written(tmp_path, zipped(("a.json", b" " * 50_000_000)))

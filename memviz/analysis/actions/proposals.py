@@ -83,7 +83,7 @@ def checkpoint_edit(facts: Facts, steps: tuple[LayeredStep, ...]) -> Edit:
     for step in steps:
         earlier += [(layer.kept, _release_events(facts, layer)) for layer in step.layers]
         if step.backward is not None:
-            begins = _recomputed_at(facts, step, step.backward)
+            begins = _recompute_events(facts, step, step.backward)
             pairs = zip(step.layers, begins, strict=True)
             again += [_recomputed(facts, layer, begin) for layer, begin in pairs if begin < facts.count]
     recomputed = Again(*(np.concatenate(column) for column in zip(*again, strict=True))) if again else Edit().again
@@ -100,7 +100,7 @@ def _release_events(facts: Facts, layer: Layer) -> Ints8:
     return np.where(is_handed_on, layer.past, over)[np.searchsorted(allocated, layer.kept)]
 
 
-def _recomputed_at(facts: Facts, step: LayeredStep, backward: PhaseSpan) -> list[int]:
+def _recompute_events(facts: Facts, step: LayeredStep, backward: PhaseSpan) -> list[int]:
     """Event before which the backward reaches each layer: when the layer above has freed all that it saved. The number
     of events if the trace ends before."""
     rows, begins = facts.rows, []

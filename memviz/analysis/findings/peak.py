@@ -182,7 +182,7 @@ def spike(facts: Facts) -> Iterator[Finding]:
         others = np.flatnonzero(facts.device.events.action[: before[-1]] < Action.SEGMENT_ALLOC)
         begin = int(others[-1]) + 1 if len(others) else 0
     unused = min(int(reserved[valley:].min()) - needed, int(reserved[top : valley + 1].max() - reserved[begin]))
-    if unused < max(_SPIKE_SHARE * int(reserved.max()), 1) or not _is_work_left(facts, valley - 1):
+    if unused < max(_SPIKE_SHARE * int(reserved.max()), 1) or not _shows_later_needs(facts, valley - 1):
         return
     # Live at the top, not before, and freed before live bytes rise again. Moments, not events.
     start, end = facts.rows.start, facts.rows.end
@@ -203,7 +203,7 @@ def spike(facts: Facts) -> Iterator[Finding]:
     )
 
 
-def _is_work_left(facts: Facts, event: int) -> bool:
+def _shows_later_needs(facts: Facts, event: int) -> bool:
     """Return whether the trace goes on long enough to show later needs: a full step, or else half of all allocs."""
     doing = [(span.first, span.doing) for span in facts.phases.spans]
     behind = [at for at, what in doing if what == Activity.FORWARD and at > event]

@@ -47,7 +47,7 @@ class Inference:
         self.certainty = np.full(count, Certainty.OPEN, dtype=np.uint8)
 
     @property
-    def open(self) -> Bools:
+    def unassigned(self) -> Bools:
         """Rows without a reason so far."""
         return np.asarray(self.reason == Reason.NONE)
 
@@ -94,7 +94,7 @@ def assign_annotations(inference: Inference, trace: Trace, device: DeviceTrace) 
 
 
 def _assign_texts(inference: Inference, trace: Trace, texts: Ints4, reason: Reason, certainty: Certainty) -> None:
-    is_open = inference.open
+    is_open = inference.unassigned
     for code in distinct(texts[texts != EMPTY_TEXT]).tolist():
         for category, pattern in _PATTERNS:
             if pattern.search(trace.strings[code]):
@@ -113,7 +113,7 @@ _SOME, _MOST = 0.1, 0.5
 
 
 def assign_before_recording(inference: Inference, evidence: Evidence, device: DeviceTrace) -> None:
-    before = inference.open & ~evidence.begun & evidence.no_stack
+    before = inference.unassigned & ~evidence.begun & evidence.no_stack
     stays = np.flatnonzero(before & evidence.never_freed)
     goes = np.flatnonzero(before & ~evidence.never_freed)
     if len(goes):
@@ -248,7 +248,7 @@ _MOST_COPIES = 5
 
 
 def assign_by_order(inference: Inference, evidence: Evidence, device: DeviceTrace) -> None:
-    rows = np.flatnonzero(inference.open & evidence.no_stack & evidence.begun)
+    rows = np.flatnonzero(inference.unassigned & evidence.no_stack & evidence.begun)
     if evidence.sees_work or not len(rows) or not len(device.events):
         return
     start, size, is_retained = evidence.start[rows], evidence.size[rows], evidence.never_freed[rows]
@@ -289,7 +289,7 @@ def _assign_weights_again(
 
 
 def _assign_by_hills(inference: Inference, evidence: Evidence, seen: Hills, rows: Ints8, is_training: bool) -> None:
-    rows = rows[inference.open[rows]]
+    rows = rows[inference.unassigned[rows]]
     start, end = evidence.start[rows], evidence.end[rows]
     over_top = seen.top_after(start) <= end
     at_once = end < evidence.next_alloc[rows]
@@ -303,7 +303,7 @@ def _assign_by_hills(inference: Inference, evidence: Evidence, seen: Hills, rows
     inference.assign(rows[left], Category.OUTPUT, Reason.ORDER_OUTPUT)
     temporary = ~stays & (at_once | ~over_top & is_falling & is_training)
     inference.assign(rows[temporary], Category.TEMPORARY, Reason.ORDER_FREED)
-    rest = inference.open[rows]
+    rest = inference.unassigned[rows]
     inference.assign(rows[rest], Category.ACTIVATION, Reason.ORDER_HANDED_ON)
 
 
@@ -321,7 +321,7 @@ def assign_weight_copies(inference: Inference, evidence: Evidence) -> None:
     weights = evidence.size[early & (inference.category == Category.PARAMETER)]
     # A prediction labels everything copied from the host outside of a model as input.
     is_guess = (inference.category == Category.INPUT) & (inference.reason == Reason.RECORDED)
-    rows = np.flatnonzero(early & (inference.open | is_guess) & evidence.during(Activity.NOTHING))
+    rows = np.flatnonzero(early & (inference.unassigned | is_guess) & evidence.during(Activity.NOTHING))
     count = len(weights)
     if count < _FEWEST_COPIED or (weights == weights[0]).all():
         return
@@ -332,7 +332,7 @@ def assign_weight_copies(inference: Inference, evidence: Evidence) -> None:
 
 
 def assign_from_the_start(inference: Inference, evidence: Evidence) -> None:
-    early = inference.open & evidence.never_freed & evidence.during(Activity.NOTHING)
+    early = inference.unassigned & evidence.never_freed & evidence.during(Activity.NOTHING)
     early &= ~evidence.begun | (evidence.start < evidence.first_work) & evidence.sees_work
     rows = np.flatnonzero(early & ~(evidence.no_stack & ~evidence.begun))
     if not len(rows):
@@ -378,7 +378,7 @@ def categories(trace: Trace, device: DeviceTrace) -> Categories:
     _assign_inherited(inference, trace, device)
     assign_metadata(inference, trace, device)
     if device.kind == "host":
-        inference.assign(inference.open, Category.HOST_COPY, Reason.HOST, Certainty.SURE)
+        inference.assign(inference.unassigned, Category.HOST_COPY, Reason.HOST, Certainty.SURE)
     _apply(RULES, inference, evidence)
     _follow_free(inference, device)
     _follow_same_stack(inference, evidence)
@@ -408,13 +408,13 @@ def _assign_inherited(inference: Inference, trace: Trace, device: DeviceTrace) -
     is_forward = stack_signs(trace).doing[lifetimes(device).stack] == Activity.FORWARD
     is_again = is_forward & (inherited.phase == Phase.BACKWARD)
     for chosen, reason in ((is_again, Reason.RECOMPUTED), (~is_again, Reason.TAKEN_OVER)):
-        rows = np.flatnonzero(inference.open & inherited.is_known & chosen)
+        rows = np.flatnonzero(inference.unassigned & inherited.is_known & chosen)
         inference.assign(rows, inherited.category[rows], reason, inherited.certainty[rows])
 
 
 def _apply(rules: tuple[Rule, ...], inference: Inference, evidence: Evidence) -> None:
     for rule in rules:
-        inference.assign(inference.open & rule.holds(evidence), rule.category, rule.reason, rule.certainty)
+        inference.assign(inference.unassigned & rule.holds(evidence), rule.category, rule.reason, rule.certainty)
 
 
 def _follow_same_stack(inference: Inference, evidence: Evidence) -> None:

@@ -148,7 +148,7 @@ class StreamOrder:
         if pending.blocks:
             stream = self.place()[0]
             before = self._launched[self._ledger.card, stream]
-            before.append(pending.asked(stream))
+            before.append(pending.count_waits(stream))
             if len(before) > _QUEUED_KERNELS:
                 pending.finish(stream, before.popleft())
 
@@ -158,7 +158,7 @@ class StreamOrder:
 
     def moment(self, lane: Lane) -> Moment:
         """Return the moment when the stream's work so far is done."""
-        return {**lane.knows, lane: self._pending(lane).asked(lane.handle)}
+        return {**lane.knows, lane: self._pending(lane).count_waits(lane.handle)}
 
     def wait(self, lane: Lane, moment: Moment) -> None:
         """Let the stream's next work begin after a moment."""

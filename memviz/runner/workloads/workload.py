@@ -22,7 +22,7 @@ from memviz.runner.request import check_knobs, knob
 
 
 @torch.no_grad()
-def scale_weights(model: nn.Module) -> None:
+def draw_weights(model: nn.Module) -> None:
     """Draws all matrices with a gain of one, from the current seed. On meta there is nothing to draw."""
     for module in model.modules():
         for name, weight in module.named_parameters(recurse=False):
@@ -238,7 +238,7 @@ class FromConfiguration(ABC):
         raise NotImplementedError
 
     def _weights(self, model: nn.Module) -> None:
-        scale_weights(model)
+        draw_weights(model)
 
     @abstractmethod
     def _inputs(self, draw: RandomInputs) -> dict[str, Any]: ...

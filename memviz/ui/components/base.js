@@ -62,6 +62,15 @@ export const nearest = (event, selector) => (event.target instanceof Element ? e
 /** @param {string} selector @param {ParentNode} [within] @returns {HTMLElement[]} */
 export const all = (selector, within = document) => [.../** @type {NodeListOf<HTMLElement>} */ (within.querySelectorAll(selector))];
 
+/** Hears of a pressed pointer until it is let go, or longer where `done` says so.
+ * @param {HTMLElement | Window} node @param {(next: PointerEvent) => void} move @param {(end: PointerEvent) => boolean | void} done */
+export function whilePressed(node, move, done) {
+  const listening = new AbortController();
+  const hear = (/** @type {string} */ name, /** @type {(event: any) => void} */ act) => node.addEventListener(name, act, { signal: listening.signal });
+  hear("pointermove", move);
+  for (const name of ["pointerup", "pointercancel"]) hear(name, (end) => done(end) || listening.abort());
+}
+
 /** @param {EventTarget | null} node */
 export const isTyping = (node) => node instanceof HTMLElement && (node.isContentEditable || /^(INPUT|TEXTAREA|SELECT)$/.test(node.tagName));
 
@@ -267,6 +276,42 @@ export class Component {
 
   /** @param {any} _value */
   load(_value) {}
+}
+
+/** As long as the server's own word on a trace may be an echo of what its timeline said here just before. */
+const ECHO_MS = 3000;
+
+/** What goes where the timeline of its trace goes. A subclass has `start(value)` and `follow(state)`. */
+export class Follower extends Component {
+  /** @type {string | null} */ key = null;
+  /** When somebody in the browser said last what to show. */
+  heard = -Infinity;
+
+  /** @param {HTMLElement} host @param {Gradio} gradio */
+  constructor(host, gradio) {
+    super(host, gradio);
+    onSaid("memviz:state", (state) => state.key === this.key && this.hear(state));
+  }
+
+  /** @param {any} value */
+  load(value) {
+    this.root.hidden = !value || !value.key;
+    if (!value || !value.key) this.key = null;
+    else if (value.key !== this.key) this.start(value);
+    else if (performance.now() - this.heard > ECHO_MS) this.follow(value);
+  }
+
+  /** @param {any} state */
+  hear(state) {
+    this.heard = performance.now();
+    this.follow(state);
+  }
+
+  /** @param {any} _value */
+  start(_value) {}
+
+  /** @param {any} _state */
+  follow(_state) {}
 }
 
 /** Of a class of components: what Gradio calls for each of its elements.

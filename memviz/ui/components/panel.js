@@ -1,8 +1,36 @@
 // @ts-check
 // Plain HTML that tells what was clicked in it; panel.py says what a control is.
-import { inTurn, nearest } from "./base.js";
+import { all, inTurn, nearest } from "./base.js";
 
 /** @import { Gradio } from "./base.js" */
+/** @import { Light } from "./memory_timeline/data.js" */
+
+/** The row of the page's tables whose allocations stay lit until another click on it. */
+export class KeptRow {
+  /** @type {Light | null} */ light = null;
+
+  /** @param {string} rows a selector @param {string} look of the kept one @param {(data: DOMStringMap) => any} lightOf */
+  constructor(rows, look, lightOf) {
+    this.rows = rows;
+    this.look = look;
+    this.lightOf = (/** @type {HTMLElement} */ { dataset }) => /** @type {Light} */ (lightOf(dataset));
+  }
+
+  /** @param {HTMLElement} row */
+  isKept(row) {
+    const { by, group } = this.lightOf(row);
+    return this.light?.by === by && this.light.group === group;
+  }
+
+  /** After every redraw too. @param {ParentNode} [within] */
+  mark(within) {
+    for (const row of all(this.rows, within)) {
+      const button = row.matches("button") ? row : row.querySelector("[data-keep], button[aria-pressed]");
+      row.classList.toggle(this.look, this.isKept(row));
+      button?.setAttribute("aria-pressed", String(this.isKept(row)));
+    }
+  }
+}
 
 /** Answers can overtake each other on their way. A panel that holds their number ([data-mv-answer]) tells of an older one
  * that was shown after a newer one, as of a click, so that what it has overwritten is asked for again.

@@ -137,7 +137,7 @@ class LatestInput:
         self.chosen: Mapping[str, Any] = {}
         """On the timeline."""
 
-    def answered(self, answer: Callable[[Session, ExploreState, Mapping[str, Any]], list[Any]]) -> list[Any]:
+    def answer_latest(self, answer: Callable[[Session, ExploreState, Mapping[str, Any]], list[Any]]) -> list[Any]:
         """The answer about what was heard last, and its number as HTML."""
         while True:
             now = self._now()

@@ -129,7 +129,7 @@ class ExploreTab:
         recoloured = before.get("colour", "category") != chosen.get("colour", "category")
         due = (answer.MOMENT if moved else answer.PIN) | (answer.TABLE if recoloured else frozenset())
         heard.session, heard.chosen = current, chosen
-        return [chosen, *heard.answered(partial(panels, self.context, parts=due))]
+        return [chosen, *heard.answer_latest(partial(panels, self.context, parts=due))]
 
     def _act(self, current: Session, heard: LatestInput, event: gr.EventData) -> list[Any]:
         before = heard.state.tab
@@ -144,11 +144,11 @@ class ExploreTab:
                 *([gr.skip()] * len(self.maps) if is_same else maps(self.context, session, state, selection)),
             ]
 
-        return heard.answered(details)
+        return heard.answer_latest(details)
 
     def _search(self, current: Session, heard: LatestInput, event: gr.EventData) -> list[Any]:
         heard.session, heard.state = current, heard.state.finding(typed(event))
-        return heard.answered(partial(panels, self.context, parts=answer.FOUND))
+        return heard.answer_latest(partial(panels, self.context, parts=answer.FOUND))
 
     def _show_other(self, current: Session, chosen: Mapping[str, Any], heard: LatestInput) -> list[Any]:
         heard.session, heard.chosen = current, initial_selection(current, chosen, heard.chosen)
@@ -162,7 +162,7 @@ class ExploreTab:
                 *maps(self.context, session, state, selection),
             ]
 
-        return heard.answered(everything)
+        return heard.answer_latest(everything)
 
     async def _offer(self, current: Session, heard: LatestInput) -> Any:
         """Add the estimated fixes after everything else is shown, since they need several replays."""

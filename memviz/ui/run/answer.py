@@ -493,7 +493,7 @@ class RunAnswers:
         variant = status.variants[number] if status is not None and number < len(status.variants) else None
         if variant is None or variant.run is None or variant.file is None:
             return session
-        if rank not in [one.shown for one in variant.run.classes]:
+        if rank not in [one.predicted_rank for one in variant.run.classes]:
             return session
         path = file_of_rank(variant.file, rank, variant.run.rank)
         return self._read(session.without_refused(), path, f"{variant.label}, rank {rank}")[0]

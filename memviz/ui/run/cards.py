@@ -93,12 +93,12 @@ def _areas(run: Mapping[str, Any], top: float) -> Iterable[Html]:
     """From the highest down, each to the bottom: what is stacked below is drawn over it. The reserved line is last."""
     totals = np.cumsum(list(run["layers"].values()), axis=0).tolist()
     for kind, total in reversed(list(zip(run["layers"], totals, strict=True))):
-        line = _line(total, top)
+        line = _svg_steps(total, top)
         yield tag("path", d=f"M0 {_HEIGHT}V{line}V{_HEIGHT}z", class_="mv-kind", style=colour_style(kind))
-    yield tag("path", d=f"M0 {_line(run['reserved'], top)}", class_="mv-case-reserved")
+    yield tag("path", d=f"M0 {_svg_steps(run['reserved'], top)}", class_="mv-case-reserved")
 
 
-def _line(values: Sequence[float], top: float) -> str:
+def _svg_steps(values: Sequence[float], top: float) -> str:
     """From left to right, in steps relative to each other, equal ones as one."""
     heights = [_height(value, top) for value in values]
     text, flat = str(heights[0]), 0
@@ -136,13 +136,13 @@ def predict_card(card: Card, listing: Mapping[str, Any]) -> dict[str, Any]:
     ]
     fits = [outcome.run.fit for outcome in outcomes if outcome.run.fit]
     runs = [
-        {"reserved_bytes": outcome.run.peak_reserved_bytes, "fit": fit.word, **_lines(outcome.trace)}
+        {"reserved_bytes": outcome.run.peak_reserved_bytes, "fit": fit.word, **_curves(outcome.trace)}
         for outcome, fit in zip(outcomes, fits, strict=True)
     ]
     return {"card": outcomes[0].run.device, "usable_bytes": fits[0].usable_bytes, "runs": runs}
 
 
-def _lines(trace: Trace) -> dict[str, Any]:
+def _curves(trace: Trace) -> dict[str, Any]:
     """MiB by category, from the bottom of the stack up, at the highest moment of each column; and reserved ones."""
     device = choose_device(trace)
     columns, rows, colours = by_event(device, _POINTS), lifetimes(device), colouring(trace, device)

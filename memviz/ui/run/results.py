@@ -85,9 +85,9 @@ def _class_row(one: RankClass, run: Run, file: Path | None, number: int) -> Html
     text = cut(rank_list(one.ranks))
     name = text[:1].upper() + text[1:]
     opens = Html("")
-    if file is not None and file_of_rank(file, one.shown, run.rank).exists():
-        label = f"Open the timeline of rank {one.shown}"
-        opens = button("Open", "open", "mv-link", data_number=number, data_rank=one.shown, aria_label=label)
+    if file is not None and file_of_rank(file, one.predicted_rank, run.rank).exists():
+        label = f"Open the timeline of rank {one.predicted_rank}"
+        opens = button("Open", "open", "mv-link", data_number=number, data_rank=one.predicted_rank, aria_label=label)
     return tag("tr", tag("th", name, scope="row"), *figures, fits, tag("td", opens))
 
 

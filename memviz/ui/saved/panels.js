@@ -47,33 +47,27 @@ export function listenToButtons(turned) {
     const button = nearest(event, "[data-set]");
     if (!button) return;
     const change = JSON.parse(button.dataset.set || "{}");
-    if (button.dataset.act === "sort" && !Object.keys(change).length) return sortBy(button);
+    if (button.dataset.act === "sort" && !Object.keys(change).length) {
+      const name = button.dataset.value || "";
+      const rising = name === sorted.name ? !sorted.rising : ["name", "category"].includes(name);
+      Object.assign(sorted, { name, rising });
+      return sortTables();
+    }
     const panel = button.closest("[id]");
     const before = { ...state };
     Object.assign(state, change);
     draw();
     turned(before);
-    if (!button.isConnected && panel) standOnSame(button, panel);
+    if (button.isConnected || !panel) return;
+    // What was pressed is drawn anew; the keyboard stays with it.
+    const { act, value } = button.dataset;
+    all("[data-set]", panel).find(({ dataset }) => dataset.act === act && dataset.value === value)?.focus();
   });
-}
-
-/** What was pressed is drawn anew; the keyboard stays with it.
- * @param {HTMLElement} button @param {Element} panel */
-function standOnSame(button, panel) {
-  all("[data-set]", panel).find((other) => other.dataset.act === button.dataset.act && other.dataset.value === button.dataset.value)?.focus();
 }
 
 // -- tables, sorted by a column; what is summed up stays at the end
 
 const sorted = { name: "bytes", rising: false };
-
-/** @param {HTMLElement} button in a head */
-function sortBy(button) {
-  const name = button.dataset.value || "";
-  sorted.rising = name === sorted.name ? !sorted.rising : ["name", "category"].includes(name);
-  sorted.name = name;
-  sortTables();
-}
 
 export function sortTables() {
   for (const table of /** @type {NodeListOf<HTMLTableElement>} */ (document.querySelectorAll("#live-set .mv-groups"))) {

@@ -57,15 +57,8 @@ function offerWhatIsKept(key) {
   for (const choice of all('[aria-label="Axis"]', place("timeline"))) choice.hidden = !value.has_times;
 }
 
-/** @param {string} key @param {number} row */
-async function showPinned(key, row) {
-  const found = await traces[key].allocation(row);
-  if (pinned !== row || state.trace !== key) return;
-  place("inspector").replaceChildren(pinnedPanel(found, row, texts[found.text]));
-}
-
 /** @param {any} said by the timeline */
-function hear(said) {
+async function hear(said) {
   if (said?.key !== state.trace) return;
   if (String(said.at) !== state.at && traces[state.trace].data.moments.includes(said.at)) {
     Object.assign(state, { at: String(said.at), path: "" });
@@ -73,8 +66,9 @@ function hear(said) {
   }
   if (said.pin === pinned) return;
   pinned = said.pin;
-  if (pinned >= 0) showPinned(state.trace, pinned);
-  else draw("inspector");
+  if (pinned < 0) return draw("inspector");
+  const found = await traces[said.key].allocation(said.pin);
+  if (pinned === said.pin && state.trace === said.key) place("inspector").replaceChildren(pinnedPanel(found, pinned, texts[found.text]));
 }
 
 function startExplore() {

@@ -75,18 +75,13 @@ onSaid("memviz:state", (state) => {
 
 onSaid("memviz:joined", onceQuiet(() => followView(), JOINED_MS));
 
-/** How many are compared stands on that tab. */
-function countCompared() {
+const redrawn = onceQuiet(() => {
+  // How many are compared stands on that tab.
   const compared = document.querySelectorAll("#traces .mv-badge").length;
-  for (const tab of all('#tabs [role="tab"]')) {
-    if (!tab.textContent?.trim().startsWith(COMPARE)) continue;
+  for (const tab of all('#tabs [role="tab"]').filter((each) => each.textContent?.trim().startsWith(COMPARE))) {
     if (compared > 1) tab.dataset.count = String(compared);
     else delete tab.dataset.count;
   }
-}
-
-const redrawn = onceQuiet(() => {
-  countCompared();
   followView();
   notePlace();
   followTab();

@@ -39,15 +39,6 @@ function go(event) {
   ask({ show: row.dataset.mvTimeline });
 }
 
-/** @param {{ key: string }} shown */
-function expectNeighbours({ key }) {
-  if (!isGoing) return;
-  isGoing = false;
-  const keys = rows().map((row) => row.dataset.mvTimeline || "");
-  const at = keys.indexOf(key);
-  if (at >= 0) ask({ expect: [keys[at - 1], keys[at + 1]].filter(Boolean) });
-}
-
 const ROW = '#traces [data-act="choose"]';
 const MOST_LETTERS = 80;
 
@@ -86,7 +77,12 @@ export function listenToRows() {
   document.addEventListener("pointerover", rest);
   document.addEventListener("focusin", rest);
   document.addEventListener("click", go, true);
-  onSaid("memviz:begun", expectNeighbours);
+  onSaid("memviz:begun", ({ key }) => {
+    const keys = rows().map((row) => row.dataset.mvTimeline || "");
+    const at = keys.indexOf(key);
+    if (isGoing && at >= 0) ask({ expect: [keys[at - 1], keys[at + 1]].filter(Boolean) });
+    isGoing = false;
+  });
   document.addEventListener("dblclick", (event) => {
     const row = nearest(event, ROW);
     if (row && nearest(event, "b")) rename(row);

@@ -89,8 +89,7 @@ function press(button) {
   else button.closest("dialog")?.close();
 }
 
-/** @param {KeyboardEvent} event */
-function shortcut(event) {
+document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || isTyping(event.target)) return;
   if (event.key === "?") keys()?.showModal();
   if (event.key !== "/") return;
@@ -98,13 +97,12 @@ function shortcut(event) {
   if (!field) return;
   event.preventDefault();
   field.focus();
-}
+});
 
 document.addEventListener("click", (event) => {
   const button = nearest(event, CONTROLS);
   if (button) press(button);
 });
-document.addEventListener("keydown", shortcut);
 
 // -- menus: <details class="mv-menu">, one at a time, gone with Escape, with a click elsewhere and with what is chosen
 
@@ -117,19 +115,17 @@ function close(kept) {
   for (const menu of opened()) if (menu !== kept) menu.open = false;
 }
 
-/** @param {KeyboardEvent} event */
-function escape(event) {
+document.addEventListener("keydown", (event) => {
   const [menu] = opened();
   if (event.key !== "Escape" || !menu) return;
   // One thing at a time: what else Escape undoes stays.
   event.stopPropagation();
   menu.open = false;
   menu.querySelector("summary")?.focus();
-}
+}, true);
 
 document.addEventListener("pointerdown", (event) => close(nearest(event, MENU)));
 document.addEventListener("toggle", ({ target }) => target instanceof HTMLDetailsElement && target.matches(`${MENU}[open]`) && close(target), true);
-document.addEventListener("keydown", escape, true);
 document.addEventListener("click", (event) => nearest(event, `${MENU} button`) && close());
 
 // -- dark and light: the mode a visitor chose, unless the address says which

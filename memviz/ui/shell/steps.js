@@ -67,12 +67,6 @@ function goBackTo(view) {
   row?.click();
 }
 
-function goHome() {
-  const samples = /** @type {HTMLElement | null} */ (document.querySelector('#foot [data-act="home"]'));
-  isGoing = !isHome();
-  if (isGoing) samples?.click();
-}
-
 /** @param {PopStateEvent} event */
 function popped({ state }) {
   /** @type {Entry | undefined} */ const entry = state?.memviz;
@@ -82,8 +76,9 @@ function popped({ state }) {
   Object.assign(here, entry);
   const tab = all(TAB).find((one) => tabName(one) === entry.tab);
   if (entry.tab !== shownTab()) tab?.click();
-  if (entry.view) goBackTo(entry.view);
-  else goHome();
+  if (entry.view) return goBackTo(entry.view);
+  isGoing = !isHome();
+  if (isGoing) all('#foot [data-act="home"]')[0]?.click();
 }
 
 /** Another tab, the samples, or the trace that was looked at before them: with the view as it is. */
@@ -99,15 +94,13 @@ export function noteAddress() {
   here.address = location.href;
 }
 
-/** A click that no visitor made is the page's own, as on the row that was gone back to.
- * @param {Event} event */
-function acted({ isTrusted, type }) {
-  if (!isTrusted && type === "click") return;
-  hasActed = true;
-  isGoing = false;
-}
-
 export function listenToSteps() {
+  const acted = (/** @type {Event} */ { isTrusted, type }) => {
+    // A click that no visitor made is the page's own, as on the row that was gone back to.
+    if (!isTrusted && type === "click") return;
+    hasActed = true;
+    isGoing = false;
+  };
   // On the window, before whoever takes an event for itself.
   for (const name of ACTS) window.addEventListener(name, acted, { capture: true, passive: true });
   onSaid("memviz:begun", begin);

@@ -27,7 +27,7 @@ def test_unequal_steps_are_told_from_the_least_to_the_most():
         loop.forward().make(KEPT + step, 5 + step, LOSS).backward().step().without_gradient()
     (finding,) = of_kind(loop.trace(), FindingKind.GROWING)
     assert finding.bytes == 11 * MiB
-    assert "grows by 5.00 MiB to 6.00 MiB per step" in finding.sentence
+    assert missing(finding.sentence, "5.00 MiB", "6.00 MiB") == []
 
 
 def test_optimizer_state_that_comes_with_the_first_step_does_not_grow():
@@ -104,4 +104,4 @@ def test_graphs_that_a_list_of_losses_keeps_are_one_finding():
         loop.make(1000 * (step + 1) + 500, 3, LOSS).backward().step().without_gradient()
     found = of_kind(loop.trace(), FindingKind.GROWING)
     assert [finding.bytes for finding in found] == [3 * sum(5 + place for place in places) * MiB, 3 * 3 * MiB]
-    assert "at 6 places, mostly model.py:25 forward," in found[0].sentence
+    assert missing(found[0].sentence, "model.py:25", "6 places") == []

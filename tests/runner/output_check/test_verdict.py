@@ -236,9 +236,6 @@ def test_a_weak_signal_takes_the_proof_from_equal_outputs():
     assert all(layer.alone.bitwise for layer in found.layers)
 
 
-Undo = Callable[[], None]
-
-
 class Outputs(nn.Module):
     """One layer, called by its model, with any number of outputs."""
 
@@ -313,7 +310,7 @@ def test_a_gradient_that_is_zero_but_for_rounding_is_held_against_all_of_them(mo
     assert lost.verdict.ok is True
     wrong = found(noisy("line.weight", 0.5)).verdict
     assert (wrong.ok, wrong.place) == (False, "line.weight")
-    assert "the gradient of line.weight differs by 50 %" in wrong.words
+    assert "line.weight" in wrong.words and "50 %" in wrong.words
     assert found(nothing).verdict.short == "not exercised"
 
 

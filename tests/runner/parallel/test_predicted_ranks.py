@@ -65,14 +65,14 @@ def test_equal_ranks_are_equal(axes: tuple[tuple[str, str], ...]) -> None:
     for one in whole.classes:
         for rank in one.ranks:
             mine = predict(plan, lambda phase: None, GroupRank(rank, plan.parallel.gpus))
-            assert fingerprint_of(mine.trace) == fingerprint_of(traces[one.shown])
+            assert fingerprint_of(mine.trace) == fingerprint_of(traces[one.predicted_rank])
             assert mine.run.peak_reserved_bytes == one.peak_reserved_bytes
 
 
 def test_the_fullest_rank_speaks_for_all() -> None:
     run = done(STAGES).run
     fullest = max(run.classes, key=lambda one: one.peak_reserved_bytes)
-    assert (run.rank, run.peak_reserved_bytes) == (fullest.shown, fullest.peak_reserved_bytes)
+    assert (run.rank, run.peak_reserved_bytes) == (fullest.predicted_rank, fullest.peak_reserved_bytes)
     assert Run.from_json(json.loads(json.dumps(run.as_json()))) == run
     assert any("No prediction of a rank" in note for note in run.notes)
 
@@ -80,7 +80,7 @@ def test_the_fullest_rank_speaks_for_all() -> None:
 def test_a_step_takes_as_long_as_that_of_the_slowest_rank() -> None:
     """Here that is a first stage: it has two of three blocks, and the last one a head as large as half a block."""
     run, plan, speed = done(STAGES).run, plan_of(request(STAGES)), speed_of("NVIDIA A100 80GB")
-    first, last = sorted(run.classes, key=lambda one: one.shown)
+    first, last = sorted(run.classes, key=lambda one: one.predicted_rank)
     assert 0 < last.flops < first.flops
     # As if the other rank were the fullest: its work does not determine the step time of all.
     lighter = replace(run, flops=last.flops, bytes_moved=last.bytes_moved, host_bytes=0, link_bytes=last.link_bytes)
@@ -173,7 +173,7 @@ def test_each_class_has_a_file(tmp_path: Path) -> None:
     assert kind == "done", rest
     own, run = tmp_path / rest["file"], Run.from_json(rest["run"])
     for one in run.classes:
-        trace, of_rank = load_run(file_of_rank(own, one.shown, run.rank))
-        assert of_rank.rank == one.shown and of_rank.peak_reserved_bytes == one.peak_reserved_bytes
-        assert trace.about.facts["rank"] == str(one.shown)
+        trace, of_rank = load_run(file_of_rank(own, one.predicted_rank, run.rank))
+        assert of_rank.rank == one.predicted_rank and of_rank.peak_reserved_bytes == one.peak_reserved_bytes
+        assert trace.about.facts["rank"] == str(one.predicted_rank)
     assert len(list(tmp_path.iterdir())) == len(run.classes) == 2

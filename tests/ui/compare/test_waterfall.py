@@ -14,6 +14,7 @@ from memviz.ui.compare.tab import changes_csv
 from memviz.ui.compare.waterfall import Surroundings, Waterfall, waterfall, waterfall_html
 from memviz.ui.components.tables import highlighted_rows
 from memviz.ui.saved.report import report_page
+from tests.facts import missing
 from tests.traces import MiB, alloc, frame, trace_of
 from tests.ui.compared_runs import found, run
 from tests.ui.page import elements, rows, words
@@ -40,8 +41,8 @@ def test_the_table_and_its_headline_read_as_the_bars():
         ["everything else, 1 site", "7.00 MiB", "7.00 MiB", "0", ""],
         ["Peak", "37.0 MiB 38,797,312 B", "62.0 MiB 65,011,712 B", "+25.0 MiB +26,214,400 B", ""],
     ]
-    assert "4 rows add up to +26,214,400 B, to the byte" in words(drawn(run(10, 10, 10, 7), run(40, 0, 15, 7)))
-    assert "1 row adds up to 0 B, to the byte" in words(drawn(run(1), run(1)))
+    assert missing(words(drawn(run(10, 10, 10, 7), run(40, 0, 15, 7))), "4 rows", "+26,214,400 B") == []
+    assert missing(words(drawn(run(1), run(1))), "1 row", "0 B") == []
     labels = elements(drawn(run(10), run(40)), "span")
     assert "A 10.0 MiB" in words(drawn(run(10), run(40)))
     assert [label["style"] for label in labels if "style" in label] == ["left:0.000%", "right:0.000%"]

@@ -81,7 +81,7 @@ def test_what_is_chosen_while_an_answer_is_computed_is_answered() -> None:
             heard.state = ExploreState(tab="events")
         return [session.chosen, state.tab, chosen.get("at")]
 
-    assert heard.answered(answer)[:-1] == ["one", "events", 3]
+    assert heard.answer_latest(answer)[:-1] == ["one", "events", 3]
 
 
 def test_numbers_of_answers_rise_and_one_that_was_overtaken_gets_the_higher_one() -> None:
@@ -90,10 +90,10 @@ def test_numbers_of_answers_rise_and_one_that_was_overtaken_gets_the_higher_one(
     def answer(session: Session, state: ExploreState, chosen: Mapping[str, Any]) -> list[Any]:
         if not inner:
             heard.chosen = {"key": KEY_OF_ONE, "at": 3}
-            inner.append(number_of(heard.answered(lambda *now: [])))
+            inner.append(number_of(heard.answer_latest(lambda *now: [])))
         return []
 
-    assert number_of(heard.answered(answer)) > inner[0]
+    assert number_of(heard.answer_latest(answer)) > inner[0]
 
 
 def number_of(made: list[Any]) -> int:
@@ -103,7 +103,7 @@ def number_of(made: list[Any]) -> int:
 def test_nobody_hears_of_another_visitors_choice() -> None:
     one, other = LatestInput(), LatestInput()
     one.chosen = {"key": KEY_OF_ONE, "at": 3}
-    assert other.answered(lambda *now: [now[-1]])[0] == {}
+    assert other.answer_latest(lambda *now: [now[-1]])[0] == {}
 
 
 def test_another_trace_begins_where_somebody_chose_in_it_or_where_a_link_says() -> None:

@@ -20,6 +20,7 @@ from memviz.ui.shell.page_frame import traces_html
 from memviz.ui.shell.session import Context, Session, open_trace
 from memviz.ui.shell.store import TraceStore
 from memviz.ui.upload.opening import on_upload, session_after
+from tests.facts import missing
 from tests.ranks.files import read, write_ranks, written
 from tests.traces import MiB
 from tests.ui.opened import opened
@@ -59,7 +60,7 @@ def test_the_ranks_are_shared_as_a_page_a_table_and_json(context: Context, folde
         write(tmp_path / name)
     page = (tmp_path / "ranks.html").read_text()
     text = words(page.partition("<script")[0])
-    assert "Highest peak of 5 ranks: 128 MiB, on rank 3." in text and "Outliers 1" in text
+    assert missing(text, "5 ranks", "128 MiB", "rank 3") == [] and "Outliers 1" in text
     assert page.count("data-set=") == len(re.findall("data-act=.rank", page)) > 0
     rows = list(csv.DictReader((tmp_path / "ranks.csv").read_text().splitlines()))
     assert [row["rank"] for row in rows] == ["0", "1", "2", "3", "4"]
@@ -81,11 +82,22 @@ def test_a_chosen_card_is_answered_in_the_headline(context: Context, folder: Pat
     session = open_all(context, folder)
     for card in ("", "an unknown card"):
         assert "On " not in words(draw(context, session, None, 0, card)[0])
-    assert "On Tesla T4 (14.74 GiB) 5 ranks may not fit" in words(draw(context, session, None, 0, "T4")[0])
+    assert (
+        missing(words(draw(context, session, None, 0, "T4")[0]), "Tesla T4", "14.74 GiB", "5 ranks", "may not fit")
+        == []
+    )
     big = [load_trace(written(folder.parent, f"big.rank{number}.pickle", more=18 << 30)) for number in range(2)]
     session = opened(*big, context=context)[1]
-    assert "On Tesla T4 (14.74 GiB) rank 0 runs out of memory first, in step 1" in words(
-        draw(context, session, None, 0, "T4")[0]
+    assert (
+        missing(
+            words(draw(context, session, None, 0, "T4")[0]),
+            "Tesla T4",
+            "14.74 GiB",
+            "rank 0",
+            "step 1",
+            "runs out of memory",
+        )
+        == []
     )
 
 
@@ -97,7 +109,7 @@ def test_what_is_open_and_no_rank_of_these_is_said(context: Context, tmp_path: P
     verdict, value, _, _, failed, _ = draw(context, session, None)
     assert value["ranks"] == [0, 1, 2, 5] and "1 file was skipped." in words(verdict)
     assert "Not open here: ranks 3-4." in words(failed)
-    assert "Left out: 1 rank1.later.pickle A second file of rank 1; run.rank1.pickle is used." in words(failed)
+    assert missing(words(failed), "rank1.later.pickle", "run.rank1.pickle", "rank 1", "Left out") == []
 
 
 def test_of_two_files_of_a_rank_page_and_folder_take_the_same(context: Context, tmp_path: Path) -> None:

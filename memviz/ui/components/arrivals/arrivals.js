@@ -51,9 +51,7 @@ const NATURAL = new Intl.Collator(undefined, { numeric: true });
 
 const pause = (/** @type {number} */ ms) => new Promise((next) => setTimeout(next, ms));
 
-/** @returns {{ root?: string } | undefined} */
-const gradioConfig = () => /** @type {any} */ (globalThis).gradio_config;
-const address = () => `${(gradioConfig()?.root || location.origin).replace(/\/$/, "")}/gradio_api/memviz/readings`;
+const address = () => `${(/** @type {any} */ (globalThis).gradio_config?.root || location.origin).replace(/\/$/, "")}/gradio_api/memviz/readings`;
 const explored = () => [...mounted].find(({ host }) => host.closest("#timeline"));
 
 // -- one file
@@ -226,17 +224,14 @@ class Arrivals extends Component {
   constructor(host, gradio) {
     super(host, gradio);
     this.root.className = "mv-arrivals";
-    window.addEventListener("change", (event) => this.changed(event), true);
+    window.addEventListener("change", (event) => {
+      const { target } = event;
+      if (!(target instanceof HTMLInputElement) || target.type !== "file" || !target.closest(TARGETS)) return;
+      this.take(event, target.files);
+      target.value = "";
+    }, true);
     window.addEventListener("drop", (event) => this.take(event, event.dataTransfer?.files), true);
     setTimeout(() => idle.push(newWorker()), SPARE_AFTER_MS);
-  }
-
-  /** @param {Event} event */
-  changed(event) {
-    const { target } = event;
-    if (!(target instanceof HTMLInputElement) || target.type !== "file" || !target.closest(TARGETS)) return;
-    this.take(event, target.files);
-    target.value = "";
   }
 
   /** @param {Event} event @param {FileList | null} [list] */

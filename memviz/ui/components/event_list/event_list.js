@@ -1,7 +1,7 @@
 // @ts-check
 // Every event of one device as a list that stays fluid: only the rows in sight are in the page, their texts come a
 // page at a time. README.md beside this file says what comes in and what goes out.
-import { actOnKey, clamp, Component, el, mounting, nearest, onceQuiet, onSaid, refusalWords, say } from "../base.js";
+import { actOnKey, clamp, el, Follower, mounting, nearest, onceQuiet, refusalWords, say } from "../base.js";
 import { grouped } from "../words.js";
 
 // Where what stands in a line, in the order of EventRow's fields.
@@ -85,7 +85,6 @@ const NARROW_ROW = 34;
 const NARROW = 620;
 const SETTLE_MS = 150;
 const TYPED_MS = 150;
-const ECHO_MS = 3000;
 const GRID_LABEL = "Events; arrows move, Enter shows the event in the timeline";
 
 /** Where an event stands in the list as it is filtered, and how long that is.
@@ -93,8 +92,7 @@ const GRID_LABEL = "Events; arrows move, Enter shows the event in the timeline";
 /** An element that shows one row after another; `said` is what it shows now.
  * @typedef {{ node: HTMLElement, cells: HTMLElement[], said: string, row: number }} Slot */
 
-class EventList extends Component {
-  /** @type {string | null} */ key = null;
+class EventList extends Follower {
   /** @type {Value | null} */ value = null;
   /** The moment's event, and where it stands. */
   at = -1;
@@ -111,8 +109,6 @@ class EventList extends Component {
   /** @type {Set<number>} */ asked = new Set();
   generation = 0;
   ticket = 0;
-  /** When somebody in the browser said last where the moment is. */
-  heard = -Infinity;
 
   // Where it is scrolled to, in the list's own pixels.
   top = 0;
@@ -146,7 +142,6 @@ class EventList extends Component {
     this.root.hidden = true;
     this.root.append(this.bar, this.grid, this.nothing);
     new ResizeObserver(() => this.resized()).observe(this.scroller);
-    onSaid("memviz:state", (state) => state.key === this.key && this.follow(state.at, true));
     this.scroller.addEventListener("scroll", () => this.scrolled());
     this.scroller.addEventListener("click", (event) => this.clicked(event));
     this.grid.addEventListener("keydown", (event) => this.keyed(event));
@@ -162,15 +157,6 @@ class EventList extends Component {
   }
 
   // -- what to show
-
-  /** @param {Value | null} value */
-  load(value) {
-    this.root.hidden = !value || !value.key;
-    if (!value || !value.key) this.key = null;
-    else if (value.key !== this.key) this.start(value);
-    // What the server says of the same trace is an echo of what the timeline said here just before.
-    else if (performance.now() - this.heard > ECHO_MS) this.follow(value.at);
-  }
 
   /** @param {Value} value */
   start(value) {
@@ -261,9 +247,8 @@ class EventList extends Component {
   }
 
   /** The moment changed elsewhere: its event comes into sight and is marked.
-   * @param {number} at @param {boolean} [isHeard] */
-  async follow(at, isHeard = false) {
-    if (isHeard) this.heard = performance.now();
+   * @param {{ at: number }} state */
+  async follow({ at }) {
     if (!this.value || !Number.isFinite(at) || at === this.at) return;
     this.at = at;
     const place = await this.placeOf(at, this.value);

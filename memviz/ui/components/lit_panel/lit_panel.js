@@ -1,10 +1,10 @@
 // @ts-check
 // What a LitPanel does in the browser; `__init__.py` beside this file says which attributes it looks for.
 import { all, nearest, onSaid, saveFile, say } from "../base.js";
-import { mount as mountPanel } from "../panel.js";
+import { KeptRow, mount as mountPanel } from "../panel.js";
 
-/** @typedef {{ by?: string, group?: string }} Light */
 /** @import { Gradio } from "../base.js" */
+/** @import { Light } from "../memory_timeline/data.js" */
 
 const ROW = ":is(tr, li)[data-light-by]";
 const BOX = ".mv-icicle button";
@@ -12,9 +12,8 @@ const BOX = ".mv-icicle button";
 // -- one memory for all panels of the page: what is kept lit, and what the timeline has said last
 
 /** @type {LitPanel[]} */ const panels = [];
+const kept = new KeptRow(ROW, "mv-kept", ({ lightBy: by, lightGroup: group }) => ({ by, group }));
 const memory = {
-  /** @type {Light | null} */
-  kept: null,
   /** @type {{ pin?: number, range?: [number, number] | null }} */
   chosen: {},
   /** What was lit last while nothing was pointed at. */
@@ -24,10 +23,10 @@ const memory = {
 
 const isSeen = () => panels.some(({ element }) => element.offsetParent);
 
-/** What is lit while nothing is pointed at. @returns {Light | null} */
+/** What is lit while nothing is pointed at. */
 function resting() {
   const node = /** @type {HTMLElement | null} */ (document.querySelector("[data-light-rest]"));
-  return memory.kept || (node ? { by: node.dataset.lightRest, group: node.dataset.lightRestGroup } : null);
+  return kept.light || (node && { by: node.dataset.lightRest, group: node.dataset.lightRestGroup });
 }
 
 function rest() {
@@ -37,23 +36,16 @@ function rest() {
 
 /** @param {Light | null} light */
 function keep(light) {
-  memory.kept = light;
+  kept.light = light;
   tellKept();
-  for (const panel of panels) panel.mark();
+  for (const { element } of panels) kept.mark(element);
   rest();
 }
 
 /** For the timeline's chip: what is kept, in words. */
 function tellKept() {
-  const row = panels.flatMap(({ element }) => all(ROW, element)).find(isKept);
-  say("memviz:kept", memory.kept && { ...memory.kept, words: row?.querySelector("[data-keep]")?.textContent || memory.kept.group });
-}
-
-/** When nothing is pointed at any more, what is kept comes back in place of nothing. @param {Event} event */
-function bringBack(event) {
-  if (/** @type {CustomEvent} */ (event).detail || !resting() || !isSeen()) return;
-  event.stopImmediatePropagation();
-  say("memviz:light", resting());
+  const row = panels.flatMap(({ element }) => all(ROW, element)).find((each) => kept.isKept(each));
+  say("memviz:kept", kept.light && { ...kept.light, words: row?.querySelector("[data-keep]")?.textContent || kept.light.group });
 }
 
 /** One thing at a time, as with the timeline in focus: the pin, then the kept row.
@@ -63,28 +55,23 @@ function escape(event) {
   const { pin = -1, range } = memory.chosen;
   const onPlot = nearest(event, ".mvt-plot");
   if (pin >= 0 && !onPlot) say("memviz:go", { pin });
-  else if (memory.kept && pin < 0 && !(onPlot && range)) keep(null);
-}
-
-/** Boxes of the flame whose frames hold all words that are looked for. */
-function markFound() {
-  const node = /** @type {HTMLElement | null} */ (document.querySelector("[data-light-rest=find]"));
-  const words = (node?.dataset.lightRestGroup || "").toLowerCase().split(/\s+/).filter((word) => word && !/^[<>]/.test(word));
-  for (const box of all(BOX)) box.classList.toggle("mv-hit", words.length > 0 && words.every((word) => box.title.toLowerCase().includes(word)));
+  else if (kept.light && pin < 0 && !(onPlot && range)) keep(null);
 }
 
 function listenOnce() {
   if (panels.length) return;
-  window.addEventListener("memviz:light", bringBack, true);
+  // When nothing is pointed at any more, what is kept comes back in place of nothing.
+  window.addEventListener("memviz:light", (event) => {
+    if (/** @type {CustomEvent} */ (event).detail || !resting() || !isSeen()) return;
+    event.stopImmediatePropagation();
+    say("memviz:light", resting());
+  }, true);
   onSaid("memviz:state", (state) => (memory.chosen = state));
   onSaid("memviz:unkeep", () => keep(null));
   document.addEventListener("keydown", escape);
 }
 
 // -- one panel
-
-/** @param {HTMLElement} row */
-const isKept = ({ dataset }) => memory.kept?.by === dataset.lightBy && memory.kept?.group === dataset.lightGroup;
 
 class LitPanel {
   /** @param {HTMLElement} element @param {Gradio} gradio */
@@ -100,13 +87,6 @@ class LitPanel {
     element.addEventListener("click", (event) => this.click(event));
   }
 
-  mark() {
-    for (const row of all(ROW, this.element)) {
-      row.classList.toggle("mv-kept", isKept(row));
-      row.querySelector("[data-keep]")?.setAttribute("aria-pressed", String(isKept(row)));
-    }
-  }
-
   /** @param {MouseEvent} event */
   click(event) {
     const button = nearest(event, "[data-csv]");
@@ -115,7 +95,7 @@ class LitPanel {
     this.isFocusWanted = event.detail === 0 && Boolean(nearest(event, '[data-act="zoom"]'));
     // What else a row offers lights nothing.
     const row = nearest(event, `${ROW} :is([data-act], .mv-whole)`) ? null : nearest(event, ROW);
-    if (row) keep(isKept(row) ? null : { by: row.dataset.lightBy, group: row.dataset.lightGroup });
+    if (row) keep(kept.isKept(row) ? null : kept.lightOf(row));
   }
 
   /** @param {HTMLElement} button */
@@ -133,16 +113,19 @@ class LitPanel {
     const trace = this.traceShown();
     if (trace !== undefined && trace !== memory.trace) {
       memory.trace = trace;
-      memory.kept = null;
+      kept.light = null;
     }
     const fold = this.element.querySelector(".mv-fold details");
     if (fold instanceof HTMLDetailsElement) fold.open = trace === this.unfolded;
     // Grouped otherwise, nobody would see what is kept.
     const shown = new Set(all(ROW).map((row) => row.dataset.lightBy));
-    if (shown.size && !shown.has(memory.kept?.by)) memory.kept = null;
+    if (shown.size && !shown.has(kept.light?.by)) kept.light = null;
     tellKept();
-    this.mark();
-    markFound();
+    kept.mark(this.element);
+    // Boxes of the flame whose frames hold all words that are looked for.
+    const sought = /** @type {HTMLElement | null} */ (document.querySelector("[data-light-rest=find]"))?.dataset.lightRestGroup || "";
+    const words = sought.toLowerCase().split(/\s+/).filter((word) => word && !/^[<>]/.test(word));
+    for (const box of all(BOX)) box.classList.toggle("mv-hit", words.length > 0 && words.every((word) => box.title.toLowerCase().includes(word)));
     if (this.isFocusWanted) this.boxes()[0]?.focus();
     this.isFocusWanted = false;
     if (JSON.stringify(resting()) !== memory.rested) rest();

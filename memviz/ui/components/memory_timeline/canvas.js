@@ -11,7 +11,6 @@ const HATCH_PERIOD = 5;
 const NONE = -1;
 
 /** @import { Viewport } from "./viewport.js" */
-/** @import { TimelineData } from "./data.js" */
 /** @import { Point } from "../base.js" */
 
 /** The instant that each column of a stretch of the axis shows.
@@ -39,9 +38,9 @@ export class PlotCanvas extends Part {
   share = 1;
 
   /** While a gesture runs, a crowded picture is drawn in as many columns as there is time for; once it rests, in full.
-   * @param {boolean} isSharp @param {TimelineData} data */
-  draw(isSharp, data) {
-    const { viewport } = this;
+   * @param {boolean} isSharp */
+  draw(isSharp) {
+    const { data, viewport } = this;
     const scale = isSharp ? pixelRatio() : 1;
     this.measure(isSharp ? scale : this.share, scale);
     const started = performance.now();
@@ -50,10 +49,16 @@ export class PlotCanvas extends Part {
     this.instants = instantsOf(data.spans, viewport, view);
     const pixels = new Uint32Array(this.image.data.buffer);
     const { order, lit } = this.timeline;
-    paint(data.spans, this.instants, view, this.colours(data), { byGroup: order !== "age", lit, grid: this.grid, pixels });
-    this.hatch(pixels, data, scale);
-    this.show();
-    if (isSharp || this.seen.length !== data.labels.length) this.seen = this.groupsSeen(data);
+    paint(data.spans, this.instants, view, this.colours(), { byGroup: order !== "age", lit, grid: this.grid, pixels });
+    this.hatch(pixels, scale);
+    const { node, image } = this;
+    Object.assign(node.style, { left: `${this.left}px`, width: `${this.wide}px` });
+    if (node.width !== image.width || node.height !== image.height) Object.assign(node, { width: image.width, height: image.height });
+    node.getContext("2d")?.putImageData(image, 0, 0);
+    if (isSharp || this.seen.length !== data.labels.length) {
+      this.seen = new Uint8Array(data.labels.length);
+      for (const row of this.grid) if (row >= 0) this.seen[data.group[row]] = 1;
+    }
     const possible = (MOVING_MS * this.columns) / (this.wide * (performance.now() - started));
     this.share = SHARES.find((share) => share <= possible) || SHARES[SHARES.length - 1];
   }
@@ -71,17 +76,18 @@ export class PlotCanvas extends Part {
     this.image = new ImageData(this.columns, this.rows);
   }
 
-  /** @param {TimelineData} data */
-  colours(data) {
+  colours() {
+    const { data } = this;
     const mode = isDark() ? "dark" : "light";
     const page = pixelOf(this.timeline.colour("--mv-bg"));
     return { group: data.group, groups: data.labels.length, palette: data.palettes[mode], dimmed: data.palettes[`${mode}_dimmed`], page };
   }
 
   /** Reserved and not live: thin diagonal lines between the top of the stack and the reserved line.
-   * @param {Uint32Array} pixels @param {TimelineData} data @param {number} scale */
-  hatch(pixels, { spans }, scale) {
+   * @param {Uint32Array} pixels @param {number} scale */
+  hatch(pixels, scale) {
     const { columns, rows } = this;
+    const { spans } = this.data;
     const { bottom, top } = this.viewport;
     const rowOf = (/** @type {number} */ bytes) => clamp(((bytes - bottom) / (top - bottom)) * rows, 0, rows);
     const line = pixelOf(this.timeline.colour("--mv-hatch"));
@@ -94,21 +100,6 @@ export class PlotCanvas extends Part {
         for (let r = from + ((((c + t - from) % period) + period) % period); r < upto; r += period) pixels[(rows - 1 - r) * columns + c] = line;
       }
     }
-  }
-
-  /** @param {TimelineData} data */
-  groupsSeen({ group, labels }) {
-    const seen = new Uint8Array(labels.length);
-    for (let i = 0; i < this.grid.length; i++) if (this.grid[i] >= 0) seen[group[this.grid[i]]] = 1;
-    return seen;
-  }
-
-  show() {
-    const { node, columns, rows } = this;
-    node.style.left = `${this.left}px`;
-    node.style.width = `${this.wide}px`;
-    if (node.width !== columns || node.height !== rows) Object.assign(node, { width: columns, height: rows });
-    node.getContext("2d")?.putImageData(this.image, 0, 0);
   }
 
   // -- what a pixel shows
@@ -132,8 +123,9 @@ export class PlotCanvas extends Part {
   }
 
   /** How many allocations share the pixel at a point, and their bytes together.
-   * @param {Point} at @param {TimelineData} data @returns {{ count: number, bytes: number }} */
-  insidePixel({ x, y }, data) {
+   * @param {Point} at @returns {{ count: number, bytes: number }} */
+  insidePixel({ x, y }) {
+    const { data } = this;
     const high = this.bytesPerPixel();
     const { bottom, height } = this.viewport;
     const low = bottom + Math.floor((1 - y / height) * this.rows) * high;
@@ -151,8 +143,9 @@ export class PlotCanvas extends Part {
   }
 
   /** An allocation's outline, from the columns where it can be seen; "" where it cannot.
-   * @param {number} row @param {TimelineData} data */
-  outlineOf(row, { spans }) {
+   * @param {number} row */
+  outlineOf(row) {
+    const { spans } = this.data;
     const [wide, high] = [this.wide / this.columns, this.viewport.height / this.rows];
     const pieces = [];
     let upper = "";

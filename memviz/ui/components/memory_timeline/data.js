@@ -169,12 +169,6 @@ export class TimelineData {
     return sums;
   }
 
-  /** @param {Light} light @returns {Promise<Uint8Array>} */
-  async maskOfLight(light) {
-    const { columns } = await piece(this.server, { key: this.key, piece: "lit", ...light });
-    return this.maskOfBits(columns.bits);
-  }
-
   /** @param {ArrayLike<number>} bits one per allocation */
   maskOfBits(bits) {
     const mask = new Uint8Array(this.spans.count);

@@ -1,8 +1,7 @@
 // @ts-check
 // What pointer, wheel and fingers do on the plot, and what the tooltip says of what they point at.
-import { clamp, newTip, pointIn, showTip, tipLines } from "../base.js";
+import { clamp, newTip, pointIn, showTip, tipLines, whilePressed } from "../base.js";
 import { bytesText, eventText, grouped } from "../words.js";
-import { ENDS } from "./tools.js";
 import { Part } from "./viewport.js";
 
 const WHEEL_LINE = 24;
@@ -14,7 +13,6 @@ const FINGERS_APART = 24;
 /** As far a pointer may move in a click. */
 export const STILL_PIXELS = 3;
 
-/** @import { TimelineData } from "./data.js" */
 /** @import { Point } from "../base.js" */
 
 export class Interaction extends Part {
@@ -92,18 +90,14 @@ export class Interaction extends Part {
       this.hideTip();
       drag.move(here);
     };
-    const done = (/** @type {PointerEvent} */ next) => {
+    whilePressed(plot, move, (next) => {
       this.fingers.delete(next.pointerId);
-      if (this.fingers.size) return;
-      plot.removeEventListener("pointermove", move);
-      for (const name of ENDS) plot.removeEventListener(name, done);
+      if (this.fingers.size) return true;
       this.isDragging = false;
       if (next.type === "pointercancel" || isPinched) drag.cancel?.();
       else if (!isMoved) this.click(start);
       else drag.end?.();
-    };
-    plot.addEventListener("pointermove", move);
-    for (const name of ENDS) plot.addEventListener(name, done);
+    });
   }
 
   /** Each side of the view is zoomed by what the fingers do along it, where they are far enough apart to tell.
@@ -137,15 +131,15 @@ export class Interaction extends Part {
     if (event.target === this.timeline.tools.eventsAxis) return this.leave();
     const at = this.local(event);
     this.timeline.sayRuler(this.viewport.bytesAt(at.y));
-    this.point(at, data);
+    this.point(at);
   }
 
-  /** @param {Point} at @param {TimelineData} data */
-  point(at, data) {
+  /** @param {Point} at */
+  point(at) {
     const row = this.timeline.canvas.rowAt(at);
     if (row < 0) return this.hideTip();
     this.tipAt = at;
-    this.showTip(at, this.tipLines(at, row, data));
+    this.showTip(at, this.tipLines(at, row));
   }
 
   leave() {
@@ -153,22 +147,24 @@ export class Interaction extends Part {
     this.timeline.sayRuler(null);
   }
 
-  /** @param {Point} at @param {number} row @param {TimelineData} data @returns {string[][]} */
-  tipLines(at, row, data) {
+  /** @param {Point} at @param {number} row @returns {string[][]} */
+  tipLines(at, row) {
+    const { data } = this;
     const { spans } = data;
     const { canvas } = this.timeline;
     if (spans.size[row] < canvas.bytesPerPixel()) {
-      const { count, bytes } = canvas.insidePixel(at, data);
+      const { count, bytes } = canvas.insidePixel(at);
       if (count > 1) return [[`${grouped(count)} ${this.timeline.value?.of || "allocations"}, ${bytesText(bytes)} together`], ["zoom in to separate them: Shift and wheel zoom the height"]];
     }
     const end = spans.end[row] >= spans.instants ? "the end" : grouped(spans.end[row] - 1);
-    return [[bytesText(spans.size[row]), this.siteOf(row, data)], [data.groupWords(row)], [`${eventText(spans.start[row] - 1)} → ${end}`]];
+    return [[bytesText(spans.size[row]), this.siteOf(row)], [data.groupWords(row)], [`${eventText(spans.start[row] - 1)} → ${end}`]];
   }
 
   /** Once the sites are there, what is pointed at then is named.
-   * @param {number} row @param {TimelineData} data */
-  siteOf(row, data) {
-    const name = () => this.timeline.data === data && !this.tip.hidden && this.tipAt && this.point(this.tipAt, data);
+   * @param {number} row */
+  siteOf(row) {
+    const { data } = this;
+    const name = () => this.timeline.data === data && !this.tip.hidden && this.tipAt && this.point(this.tipAt);
     if (!data.sitesAsked) data.readSites().then(name);
     return data.siteOf(row);
   }

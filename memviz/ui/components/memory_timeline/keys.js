@@ -10,8 +10,6 @@ const PAN = 0.1;
 const FAR = 1e9;
 const NOWHERE = -1;
 
-/** @import { TimelineData } from "./data.js" */
-
 export class Keys extends Part {
   /** Where in the stack of the moment a person has walked to, and which allocation that is. */
   place = NOWHERE;
@@ -125,14 +123,13 @@ export class Keys extends Part {
     const at = this.place < 0 ? stack.indexOf(timeline.pin) : this.place;
     this.place = clamp(at + step, 0, stack.length - 1);
     this.walked = stack[this.place];
-    this.sayWalked(data);
+    this.sayWalked();
     // Sites come once, when somebody first asks: then it is said anew, with its site.
-    if (!data.sites) data.readSites().then(() => timeline.data === data && this.place >= 0 && timeline.pin !== this.walked && this.sayWalked(data));
+    if (!data.sites) data.readSites().then(() => timeline.data === data && this.place >= 0 && timeline.pin !== this.walked && this.sayWalked());
   }
 
-  /** @param {TimelineData} data */
-  sayWalked(data) {
-    const { timeline, walked } = this;
+  sayWalked() {
+    const { timeline, walked, data } = this;
     const bytes = [bytesText(data.spans.size[walked]), data.siteOf(walked)].filter(Boolean).join(" ");
     const words = `${bytes}, ${data.groupWords(walked)}`;
     timeline.live.textContent = words;

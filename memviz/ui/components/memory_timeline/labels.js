@@ -7,7 +7,6 @@ import { Part } from "./viewport.js";
 
 const LETTER = 6.1;
 
-/** @import { TimelineData } from "./data.js" */
 /** @import { Viewport } from "./viewport.js" */
 /** @import { Label } from "../axes.js" */
 
@@ -26,13 +25,12 @@ export class Labels extends Part {
     this.definition.replaceChildren(shape("rect", { x: 0, y: 0, width, height }));
   }
 
-  /** @param {TimelineData} data */
-  draw(data) {
+  draw() {
     const { viewport } = this;
     const rules = byteRules(viewport.top, viewport, (bytes) => viewport.yOf(bytes), viewport.bottom);
-    this.clipped.replaceChildren(this.reservedLine(data));
-    const chosen = [...this.pinned(data), ...this.moment(data)];
-    this.node.replaceChildren(this.definition, ...rules, ...this.ticks(), this.clipped, ...this.timeline.marks.shapes(), ...this.marks(data), ...chosen, this.ruler, this.timeline.ruler.node);
+    this.clipped.replaceChildren(this.reservedLine());
+    const chosen = [...this.pinned(), ...this.moment()];
+    this.node.replaceChildren(this.definition, ...rules, ...this.ticks(), this.clipped, ...this.timeline.marks.shapes(), ...this.marks(), ...chosen, this.ruler, this.timeline.ruler.node);
     this.drawRuler();
   }
 
@@ -49,8 +47,8 @@ export class Labels extends Part {
     return [...marks, groundLine(viewport)];
   }
 
-  /** @param {TimelineData} data */
-  reservedLine({ spans }) {
+  reservedLine() {
+    const { spans } = this.data;
     const { left, wide, instants } = this.timeline.canvas;
     const step = wide / instants.length;
     const count = wide ? instants.length : 0;
@@ -59,9 +57,10 @@ export class Labels extends Part {
   }
 
   /** Peaks of the whole trace, wherever the view ends; the ruler of all that are linked; and failures.
-   * @param {TimelineData} data @returns {SVGElement[]} */
-  marks({ spans }) {
+   * @returns {SVGElement[]} */
+  marks() {
     const { viewport } = this;
+    const { spans } = this.data;
     const { width } = viewport;
     const most = spans.reservedPeak();
     const live = spans.live[spans.peak];
@@ -119,10 +118,10 @@ export class Labels extends Part {
 
   // -- what is chosen
 
-  /** @param {TimelineData} data @returns {SVGElement[]} */
-  pinned(data) {
+  /** @returns {SVGElement[]} */
+  pinned() {
     const { pin, canvas } = this.timeline;
-    const d = pin < 0 ? "" : canvas.outlineOf(pin, data);
+    const d = pin < 0 ? "" : canvas.outlineOf(pin);
     return d ? [shape("path", { d, class: "mvt-halo" }), shape("path", { d, class: "mvt-outline" })] : [];
   }
 
@@ -138,8 +137,9 @@ export class Labels extends Part {
     return { x, words, wide, left: clamp(x - wide / 2, -40, width - wide + 40) };
   }
 
-  /** @param {TimelineData} data @returns {SVGElement[]} */
-  moment({ spans }) {
+  /** @returns {SVGElement[]} */
+  moment() {
+    const { spans } = this.data;
     const moment = this.timeline.choosing.answered;
     const { height } = this.viewport;
     const parts = this.range();
@@ -168,14 +168,9 @@ export class Labels extends Part {
     ];
   }
 
-  /** @param {number | null} bytes */
-  showRuler(bytes) {
+  /** @param {number | null} [bytes] */
+  drawRuler(bytes = this.rulerBytes) {
     this.rulerBytes = bytes;
-    this.drawRuler();
-  }
-
-  drawRuler() {
-    const { rulerBytes: bytes } = this;
     if (bytes === null || !Number.isFinite(bytes) || !this.viewport.isHeightInSight(bytes)) return this.ruler.replaceChildren();
     const { width } = this.viewport;
     const y = this.viewport.yOf(bytes);

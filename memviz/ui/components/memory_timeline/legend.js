@@ -4,10 +4,11 @@
 // what is pointed at. What is kept stays when the colours come to mean something else.
 import { button, el, isDark, onSaid, say } from "../base.js";
 import { bytesText, cutMiddle, grouped } from "../words.js";
+import { piece } from "./data.js";
 import { Part } from "./viewport.js";
 
 /** @import { MemoryTimeline } from "./timeline.js" */
-/** @import { Light, TimelineData } from "./data.js" */
+/** @import { Light } from "./data.js" */
 
 const LONGEST = 30;
 const LONGEST_CHIP = 36;
@@ -46,7 +47,7 @@ export class Filters extends Part {
     this.wanted = light;
     const { data } = this.timeline;
     if (light && !data) return;
-    const mask = light && data ? await data.maskOfLight(light) : null;
+    const mask = light && data ? data.maskOfBits((await piece(data.server, { key: data.key, piece: "lit", ...light })).columns.bits) : null;
     // A finding about the host has no allocations, and dims none.
     const hasAny = light?.by !== "finding" || mask?.includes(1);
     if (this.wanted === light && this.timeline.data === data) this.showLight(hasAny ? mask : null);
@@ -77,13 +78,13 @@ export class Filters extends Part {
   toggle(group) {
     const { data } = this.timeline;
     if (!data) return;
-    const isSame = this.isKept(group, data);
+    const isSame = this.isKept(group);
     this.keep(isSame ? null : { meaning: data.meaning, group, words: data.labels[group], mask: data.maskOfGroup(group) });
   }
 
-  /** @param {number} group @param {TimelineData} data */
-  isKept(group, data) {
-    return this.kept?.group === group && this.kept.meaning === data.meaning;
+  /** @param {number} group */
+  isKept(group) {
+    return this.kept?.group === group && this.kept.meaning === this.data.meaning;
   }
 
   /** @param {Kept | null} kept */
@@ -159,8 +160,8 @@ export class Legend extends Part {
     this.forget();
   }
 
-  /** @param {TimelineData} data */
-  draw(data) {
+  draw() {
+    const { data } = this;
     const { choosing, viewport, canvas, filters } = this.timeline;
     const moment = choosing.answered;
     const wanted = [moment, data.meaning, isDark(), filters.kept?.group, filters.row, data.key, viewport.width, canvas.seen.join("")].join("|");
@@ -169,25 +170,26 @@ export class Legend extends Part {
     const items = legendItems(data.labels, data.groupBytes(moment), canvas.seen);
     this.marks.hidden = Boolean(this.timeline.value?.of) || !data.spans.reservedPeak().bytes;
     const colours = data.colours[isDark() ? "dark" : "light"];
-    const nodes = items.map((item) => this.entry(item, colours[item.group], data));
+    const nodes = items.map((item) => this.entry(item, colours[item.group]));
     const active = document.activeElement;
     const focused = active instanceof HTMLElement && this.node.contains(active) ? active.dataset.group : undefined;
-    this.fold(nodes, items, (group) => filters.isKept(group, data));
+    this.fold(nodes, items);
     if (focused !== undefined) nodes.find((node) => node.dataset.group === focused)?.focus();
   }
 
-  /** For a picture, which has room for all of them. @param {TimelineData} data @returns {[colour: string, words: string][]} */
-  keys(data) {
+  /** For a picture, which has room for all of them. @returns {[colour: string, words: string][]} */
+  keys() {
+    const { data } = this;
     const colours = data.colours[isDark() ? "dark" : "light"];
     const items = legendItems(data.labels, [], this.timeline.canvas.seen);
     const marks = data.spans.reservedPeak().bytes ? [/** @type {[string, string]} */ ([this.timeline.colour("--mv-hatch"), "cached (reserved, not in use)"])] : [];
     return [...items.map(({ group, label }) => /** @type {[string, string]} */ ([colours[group], label])), ...marks];
   }
 
-  /** @param {Item} item @param {string} colour @param {TimelineData} data */
-  entry({ group, label, bytes }, colour, data) {
+  /** @param {Item} item @param {string} colour */
+  entry({ group, label, bytes }, colour) {
     const { filters } = this.timeline;
-    const attributes = { type: "button", class: "mvt-key", "data-group": String(group), "aria-pressed": String(filters.isKept(group, data)), title: `${label}: ${grouped(bytes)} B` };
+    const attributes = { type: "button", class: "mvt-key", "data-group": String(group), "aria-pressed": String(filters.isKept(group)), title: `${label}: ${grouped(bytes)} B` };
     const toggle = (/** @type {MouseEvent} */ event) => {
       this.clickedAt = [event.clientX, event.clientY];
       filters.toggle(group);
@@ -204,9 +206,9 @@ export class Legend extends Part {
   }
 
   /** In one line, or two where it is narrow, in the order of the stack: the smallest go behind "n more", what is kept last.
-   * @param {HTMLElement[]} nodes @param {Item[]} items @param {(group: number) => boolean} isKept */
-  fold(nodes, items, isKept) {
-    const rank = (/** @type {number} */ i) => (isKept(items[i].group) ? Infinity : items[i].bytes);
+   * @param {HTMLElement[]} nodes @param {Item[]} items */
+  fold(nodes, items) {
+    const rank = (/** @type {number} */ i) => (this.timeline.filters.isKept(items[i].group) ? Infinity : items[i].bytes);
     const bySize = items.map((_, i) => i).sort((a, b) => rank(a) - rank(b) || 0);
     const folded = new Set();
     this.list.replaceChildren();

@@ -22,7 +22,10 @@ export class Moves extends Part {
     viewport.look(this.bounded(sight));
     timeline.interaction.hideTip();
     timeline.redraw();
-    this.tellLinked();
+    const linked = timeline.value?.linked;
+    const height = viewport.isFullHeight() ? null : { bottom: viewport.bottom, top: viewport.top };
+    const [first, last] = [viewport.first, viewport.last].map((place) => viewport.toShared(place));
+    if (linked) say("memviz:view", { from: timeline.id, linked, axis: viewport.axis, first, last, height });
     timeline.say();
   }
 
@@ -146,18 +149,7 @@ export class Moves extends Part {
     return data.heightOf(row, instant, order !== "age");
   }
 
-  // -- together with others
-
-  tellLinked() {
-    const { timeline, viewport } = this;
-    const linked = timeline.value?.linked;
-    if (!linked) return;
-    const height = viewport.isFullHeight() ? null : { bottom: viewport.bottom, top: viewport.top };
-    const places = { first: viewport.toShared(viewport.first), last: viewport.toShared(viewport.last) };
-    say("memviz:view", { from: timeline.id, linked, axis: viewport.axis, ...places, height });
-  }
-
-  /** @param {SharedView} view */
+  /** Where another of those that are linked went. @param {SharedView} view */
   follow({ axis, first, last, height }) {
     const { timeline, viewport } = this;
     if (!timeline.data || axis !== viewport.axis) return;

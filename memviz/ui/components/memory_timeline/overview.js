@@ -1,12 +1,10 @@
 // @ts-check
 // Above the plot: the whole trace in a low strip, the window in it that the plot shows, which can be dragged and stretched,
 // and the phases of the run.
-import { clamp, el, penOf } from "../base.js";
+import { clamp, el, penOf, whilePressed } from "../base.js";
 import { instantsOf } from "./canvas.js";
 import { STILL_PIXELS } from "./interaction.js";
 import { Part } from "./viewport.js";
-
-/** @import { TimelineData } from "./data.js" */
 
 export const OVERVIEW = 30;
 /** Above the highest peak. */
@@ -22,8 +20,8 @@ export class Overview extends Part {
    * @type {{ left: number, width: number } | null} */
   box = null;
 
-  /** @param {TimelineData} data */
-  draw({ spans }) {
+  draw() {
+    const { spans } = this.data;
     const width = this.canvas.clientWidth;
     if (!width) return;
     this.box = { left: this.canvas.offsetLeft, width };
@@ -80,27 +78,18 @@ export class Overview extends Part {
     if (!edge && !isInside) timeline.moves.to({ first: start - (last - first) / 2, last: start + (last - first) / 2 });
     const from = { first: timeline.viewport.first, last: timeline.viewport.last };
     let isMoved = false;
-    const move = (/** @type {PointerEvent} */ next) => {
+    whilePressed(window, (next) => {
       isMoved = isMoved || Math.abs(next.clientX - event.clientX) > STILL_PIXELS;
       if (!isMoved) return;
       const here = place(next);
       if (edge === "first") timeline.moves.to({ first: Math.min(here, last), last });
       else if (edge === "last") timeline.moves.to({ first, last: Math.max(here, first) });
       else timeline.moves.to({ first: from.first + here - start, last: from.last + here - start });
-    };
-    const done = () => {
-      window.removeEventListener("pointermove", move);
-      window.removeEventListener("pointerup", done);
-      if (!isMoved) this.choose(start, length / box.width);
-    };
-    window.addEventListener("pointermove", move);
-    window.addEventListener("pointerup", done);
-  }
-
-  /** @param {number} place @param {number} pixel */
-  choose(place, pixel) {
-    const { data, viewport, choosing } = this.timeline;
-    if (data) choosing.setMoment(instantsOf(data.spans, viewport, { first: place - pixel / 2, last: place + pixel / 2, columns: 1 })[0]);
+    }, () => {
+      if (isMoved || !timeline.data) return;
+      const pixel = length / box.width;
+      timeline.choosing.setMoment(instantsOf(timeline.data.spans, timeline.viewport, { first: start - pixel / 2, last: start + pixel / 2, columns: 1 })[0]);
+    });
   }
 }
 

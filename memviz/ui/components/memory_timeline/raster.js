@@ -42,13 +42,6 @@ export function columnInstantsByTime(spans, times, view) {
   return made;
 }
 
-/** @param {View} view */
-function centres({ rows, bottom, top }) {
-  const made = new Float64Array(rows);
-  for (let r = 0; r < rows; r++) made[r] = bottom + (r + 0.5) * ((top - bottom) / rows);
-  return made;
-}
-
 /** @param {number} row */
 export function shadeOf(row) {
   return (Math.imul(row, HASH) >>> 0) % SHADES;
@@ -61,8 +54,8 @@ export function shadeOf(row) {
  * @param {{ byGroup?: boolean, lit?: ArrayLike<number> | null } & Strip} options
  */
 export function paint(spans, instants, view, colours, { byGroup = true, lit = null, grid, pixels }) {
-  const { columns, rows } = view;
-  const middle = centres(view);
+  const { columns, rows, bottom, top } = view;
+  const middle = Float64Array.from({ length: rows }, (_, r) => bottom + (r + 0.5) * ((top - bottom) / rows));
   const stack = new Stack(byGroup ? colours.groups : 1);
   // Columns are painted upright into a strip and laid down side by side: writing each of a column's pixels to
   // its own line of the picture would miss the processor's cache every time.

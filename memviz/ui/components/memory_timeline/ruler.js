@@ -12,7 +12,6 @@ const KEY_STEP = 1 / 40;
 const LETTER = 6.1;
 const END_RADIUS = 3;
 
-/** @import { TimelineData } from "./data.js" */
 /** @import { Point } from "../base.js" */
 /** `us` is where it was put on the axis of time, which may be between two events; `null` where its instant says all.
  * @typedef {{ instant: number, us: number | null, bytes: number }} End */
@@ -25,12 +24,12 @@ export class Ruler extends Part {
 
   /** From a point of the plot to another one. @param {Point} start @param {Point} here */
   stretch(start, here) {
-    const { data } = this.timeline;
-    if (data) this.set(this.endAt(start, data), this.endAt(here, data), data);
+    if (this.timeline.data) this.set(this.endAt(start), this.endAt(here));
   }
 
-  /** @param {End} near @param {End} far @param {TimelineData} data */
-  set(near, far, data) {
+  /** @param {End} near @param {End} far */
+  set(near, far) {
+    const { data } = this;
     this.ends = [near, far];
     this.timeline.interaction.hideTip();
     if (this.timeline.value?.has_times && !data.times) data.readTimes().then(() => this.timeline.redraw());
@@ -45,13 +44,13 @@ export class Ruler extends Part {
     return was;
   }
 
-  /** @param {Point} point @param {TimelineData} data @returns {End} */
-  endAt({ x, y }, data) {
+  /** @param {Point} point @returns {End} */
+  endAt({ x, y }) {
     const { viewport } = this;
     const place = viewport.placeAt(clamp(x, 0, viewport.width));
     const { instant, us } = this.standing(place, PULL_PIXELS * ((viewport.last - viewport.first) / viewport.width));
     const bytes = viewport.bytesAt(y);
-    const near = this.edges(instant, data).reduce((best, edge) => (Math.abs(edge - bytes) < Math.abs(best - bytes) ? edge : best), Infinity);
+    const near = this.edges(instant).reduce((best, edge) => (Math.abs(edge - bytes) < Math.abs(best - bytes) ? edge : best), Infinity);
     const isNear = Math.abs(near - bytes) * viewport.height <= PULL_PIXELS * (viewport.top - viewport.bottom);
     return { instant, us, bytes: isNear ? near : Math.round(bytes) };
   }
@@ -70,8 +69,9 @@ export class Ruler extends Part {
   }
 
   /** Between the allocations of an instant, with the ground, the top of them all and what is reserved.
-   * @param {number} instant @param {TimelineData} data */
-  edges(instant, data) {
+   * @param {number} instant */
+  edges(instant) {
+    const { data } = this;
     const edges = [0];
     for (const row of data.stackAt(instant, this.timeline.order !== "age")) edges.push(edges[edges.length - 1] + data.spans.size[row]);
     const reserved = data.spans.reservedUpTo(instant);
@@ -85,7 +85,7 @@ export class Ruler extends Part {
     const { data, moment } = this.timeline;
     if (!data || this.ends) return;
     const here = { instant: moment, us: null, bytes: data.spans.live[moment] };
-    this.set(here, { ...here }, data);
+    this.set(here, { ...here });
     this.say();
   }
 
@@ -115,19 +115,19 @@ export class Ruler extends Part {
 
   /** @param {1 | -1} direction */
   climb(direction) {
-    this.moveFar((far, data) => {
-      const edges = this.edges(far.instant, data);
+    this.moveFar((far) => {
+      const edges = this.edges(far.instant);
       const next = direction > 0 ? edges.find((edge) => edge > far.bytes) : edges.reverse().find((edge) => edge < far.bytes);
       return { ...far, bytes: next ?? far.bytes };
     });
   }
 
-  /** @param {(far: End, data: TimelineData) => End} move @param {boolean} [isAnew] the near end comes along */
+  /** @param {(far: End) => End} move @param {boolean} [isAnew] the near end comes along */
   moveFar(move, isAnew = false) {
     const { data, moves } = this.timeline;
     if (!this.ends || !data) return;
-    const far = move(this.ends[1], data);
-    this.set(isAnew ? { ...far } : this.ends[0], far, data);
+    const far = move(this.ends[1]);
+    this.set(isAnew ? { ...far } : this.ends[0], far);
     moves.revealPlace(this.placeOf(far));
     moves.revealHeight({ bottom: far.bytes, top: far.bytes });
     this.say();

@@ -81,7 +81,9 @@ export class Choosing extends Part {
   }
 
   changed() {
-    this.timeline.retouch();
+    // Only what is written over the allocations has changed.
+    if (this.timeline.isAway) this.timeline.isStale = true;
+    else this.timeline.schedule();
     this.timeline.say();
   }
 }

@@ -125,13 +125,13 @@ export class MemoryTimeline extends Component {
     this.filters.listen();
     const isLinkedAs = (/** @type {string} */ name) => Boolean(this.value?.linked) && this.value?.linked === name;
     const isAlone = () => this.value !== null && !this.value.linked;
-    onSaid("memviz:picture", (parts) => this.value && this.data && !this.isAway && this.host.offsetParent && parts.push(this.part(this.data)));
+    onSaid("memviz:picture", (parts) => this.value && this.data && !this.isAway && this.host.offsetParent && parts.push(this.part()));
     onSaid("memviz:light", (light) => isAlone() && this.root.isConnected && this.filters.lightUp(light));
     onSaid("memviz:lit", ({ linked, masks }) => {
       const bits = masks && this.value && masks[this.value.key];
       if (isLinkedAs(linked) && this.data) this.filters.showLight(bits ? this.data.maskOfBits(bits) : null);
     });
-    onSaid("memviz:ruler", ({ linked, bytes }) => isLinkedAs(linked) && this.labels.showRuler(bytes));
+    onSaid("memviz:ruler", ({ linked, bytes }) => isLinkedAs(linked) && this.labels.drawRuler(bytes));
     onSaid("memviz:go", (place) => isAlone() && this.choosing.go(place));
     onSaid("memviz:state", (state) => this.value?.follows === state.key && this.follow(state));
     onSaid("memviz:ahead", ({ root, show, expect }) => root === this.root && (show ? this.ahead.show(show) : this.ahead.expect(expect)));
@@ -219,7 +219,9 @@ export class MemoryTimeline extends Component {
   /** @param {Value} value */
   take(value) {
     this.value = value;
-    this.controls.offerCards(value);
+    const { label, select } = this.controls.card;
+    label.hidden = !value.cards;
+    if (value.cards && !select.length) select.append(...["", ...Object.keys(value.cards)].map((name) => el("option", { value: name }, name || "no line")));
     this.viewport.align = (value.linked && value.align) || null;
     const { time } = this.controls.axes.buttons;
     Object.assign(time, { disabled: !value.has_times, title: value.has_times ? "" : "This trace has no times" });
@@ -322,7 +324,7 @@ export class MemoryTimeline extends Component {
   }
 
   drawOverview() {
-    if (this.data && this.value && !this.value.plain) this.overview.draw(this.data);
+    if (this.data && this.value && !this.value.plain) this.overview.draw();
   }
 
   /** @param {boolean} isSharp in the screen's own pixels, as it is anyway once the view rests */
@@ -334,34 +336,28 @@ export class MemoryTimeline extends Component {
     this.schedule();
   }
 
-  /** Only what is written over the allocations has changed. */
-  retouch() {
-    if (this.isAway) this.isStale = true;
-    else this.schedule();
-  }
-
   schedule() {
     if (this.frame) return;
     this.frame = requestAnimationFrame(() => {
       this.frame = 0;
       if (this.reading.total) drawTotal(this, this.reading.total);
-      else if (this.value && this.data) this.draw(this.value, this.data);
+      else if (this.value && this.data) this.draw(this.value);
     });
   }
 
-  /** @param {Value} value @param {TimelineData} data */
-  draw(value, data) {
+  /** @param {Value} value */
+  draw(value) {
     const started = performance.now();
-    if (this.isStale) this.canvas.draw(this.isSharp, data);
+    if (this.isStale) this.canvas.draw(this.isSharp);
     this.isSharp = this.isStale = false;
-    this.labels.draw(data);
+    this.labels.draw();
     this.ruler.draw();
     this.tools.draw();
     this.controls.draw();
     this.overview.placeWindow();
     this.phases.draw();
     this.hostLane.draw();
-    if (!value.plain) this.legend.draw(data);
+    if (!value.plain) this.legend.draw();
     this.root.dataset.drawMs = (performance.now() - started).toFixed(2);
     countPicture(this.root);
   }
@@ -371,13 +367,13 @@ export class MemoryTimeline extends Component {
     return (this.tokens[`${isDark()}${name}`] ??= token(this.root, name));
   }
 
-  /** For a picture of the page. @param {TimelineData} data @returns {import("../picture.js").Part} */
-  part(data) {
-    this.canvas.draw(true, data);
+  /** For a picture of the page. @returns {import("../picture.js").Part} */
+  part() {
+    this.canvas.draw(true);
     const { canvas, labels, value } = this;
     const { width, height } = this.viewport;
     const title = value?.badge ? `${value.badge} ${value.name || ""}` : "";
-    return { nodes: [labels.node], canvas: { node: canvas.node, left: canvas.left, width: canvas.wide }, width, height, room: ROOM, title, keys: this.legend.keys(data) };
+    return { nodes: [labels.node], canvas: { node: canvas.node, left: canvas.left, width: canvas.wide }, width, height, room: ROOM, title, keys: this.legend.keys() };
   }
 
   momentWords() {

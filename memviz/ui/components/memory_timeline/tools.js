@@ -1,7 +1,7 @@
 // @ts-check
 // What a drag on the plot does: it moves the view, chooses a range, zooms into a box or draws a ruler; the byte axis at the
 // side, where a drag chooses the bytes that fill the height; and the controls beside the legend.
-import { button, clamp, el, switchOf } from "../base.js";
+import { button, clamp, el, switchOf, whilePressed } from "../base.js";
 import { Part, ZOOM } from "./viewport.js";
 
 /** @import { MemoryTimeline } from "./timeline.js" */
@@ -61,8 +61,14 @@ export class Tools extends Part {
 
   /** @param {PointerEvent} event @param {Point} start @returns {Drag} */
   drag(event, start) {
-    if (event.shiftKey) return this.ranging(start);
-    if (this.tool === "ruler" || event.altKey) return this.measuring(start);
+    const { viewport, timeline } = this;
+    const { ruler, choosing } = timeline;
+    const instantAt = (/** @type {Point} */ { x }) => viewport.instantAt(viewport.placeAt(x));
+    if (event.shiftKey) {
+      const begin = instantAt(start);
+      return { move: (here) => choosing.showRange(begin, instantAt(here)), end: () => timeline.say() };
+    }
+    if (this.tool === "ruler" || event.altKey) return { move: (here) => ruler.stretch(start, here), end: () => ruler.say(), cancel: () => ruler.end() };
     if (this.tool === "box" || event.ctrlKey || event.metaKey) return this.boxing(start);
     return this.moving(start);
   }
@@ -80,33 +86,17 @@ export class Tools extends Part {
   }
 
   /** @param {Point} start @returns {Drag} */
-  ranging(start) {
-    const { viewport, timeline } = this;
-    const begin = viewport.instantAt(viewport.placeAt(start.x));
-    return { move: ({ x }) => timeline.choosing.showRange(begin, viewport.instantAt(viewport.placeAt(x))), end: () => timeline.say() };
-  }
-
-  /** @param {Point} start @returns {Drag} */
   boxing(start) {
     let end = start;
     return {
-      move: (here) => this.showBox(start, (end = here)),
+      move: (here) => {
+        const [left, right, upper, lower] = this.sidesOf(start, (end = here));
+        this.box.hidden = false;
+        Object.assign(this.box.style, { left: `${left}px`, width: `${right - left}px`, top: `${upper}px`, height: `${lower - upper}px` });
+      },
       end: () => this.zoomInto(start, end),
-      cancel: () => this.hideBox(),
+      cancel: () => (this.box.hidden = true),
     };
-  }
-
-  /** @param {Point} start @returns {Drag} */
-  measuring(start) {
-    const { ruler } = this.timeline;
-    return { move: (here) => ruler.stretch(start, here), end: () => ruler.say(), cancel: () => ruler.end() };
-  }
-
-  /** @param {Point} one @param {Point} other */
-  showBox(one, other) {
-    const [left, right, upper, lower] = this.sidesOf(one, other);
-    this.box.hidden = false;
-    Object.assign(this.box.style, { left: `${left}px`, width: `${right - left}px`, top: `${upper}px`, height: `${lower - upper}px` });
   }
 
   /** @param {Point} one @param {Point} other */
@@ -114,14 +104,10 @@ export class Tools extends Part {
     return [...between(one.x, other.x, this.viewport.width), ...between(one.y, other.y, this.viewport.height)];
   }
 
-  hideBox() {
-    this.box.hidden = true;
-  }
-
   /** @param {Point} one @param {Point} other */
   zoomInto(one, other) {
     const { viewport } = this;
-    this.hideBox();
+    this.box.hidden = true;
     const [left, right, upper, lower] = this.sidesOf(one, other);
     /** @type {Partial<Sight>} */ const sight = {};
     if (right - left >= LEAST_BOX) Object.assign(sight, { first: viewport.placeAt(left), last: viewport.placeAt(right) });
@@ -140,24 +126,16 @@ export class Tools extends Part {
     bytesAxis.setPointerCapture(event.pointerId);
     const at = (/** @type {PointerEvent} */ next, /** @type {number} */ x) => ({ x, y: timeline.interaction.local(next).y });
     const drag = this.boxing(at(event, 0));
-    const move = (/** @type {PointerEvent} */ next) => drag.move(at(next, viewport.width));
-    const done = (/** @type {PointerEvent} */ next) => {
-      bytesAxis.removeEventListener("pointermove", move);
-      for (const name of ENDS) bytesAxis.removeEventListener(name, done);
-      // From side to side, the width stays as it is.
-      if (next.type === "pointercancel" || this.box.hidden) this.hideBox();
+    // From side to side, the width stays as it is.
+    whilePressed(bytesAxis, (next) => drag.move(at(next, viewport.width)), ({ type }) => {
+      if (type === "pointercancel" || this.box.hidden) this.box.hidden = true;
       else drag.end?.();
-    };
-    bytesAxis.addEventListener("pointermove", move);
-    for (const name of ENDS) bytesAxis.addEventListener(name, done);
+    });
   }
 }
 
 /** In order, and within 0 and `most`. @param {number} one @param {number} other @param {number} most */
 const between = (one, other, most) => [clamp(Math.min(one, other), 0, most), clamp(Math.max(one, other), 0, most)];
-
-/** Of a press on the plot or at its side. @type {("pointerup" | "pointercancel")[]} */
-export const ENDS = ["pointerup", "pointercancel"];
 
 export class Controls {
   /** @param {MemoryTimeline} timeline */
@@ -183,12 +161,6 @@ export class Controls {
     const rows = [["Axis", "T", this.axes.node], ["Drag", "B M", timeline.tools.choice.node]].map(([name, keys, node]) => el("div", { class: "mvt-tool" }, el("span", {}, `${name} `, el("kbd", {}, keys)), node));
     const menu = el("details", { class: "mv-menu mvt-tools" }, el("summary", {}, "Tools"), el("div", {}, this.order.label, this.card.label, ...rows));
     this.node = el("div", { class: "mvt-controls" }, this.meaning.label, zooms, menu);
-  }
-
-  /** @param {import("./timeline.js").Value} value */
-  offerCards({ cards }) {
-    this.card.label.hidden = !cards;
-    if (cards && !this.card.select.length) this.card.select.append(...["", ...Object.keys(cards)].map((name) => el("option", { value: name }, name || "no line")));
   }
 
   draw() {

@@ -36,15 +36,13 @@ export function drawTotal(timeline, total) {
   // Before the first bytes there is nothing to measure.
   const rules = most > 1 ? byteRules(top, size, yOf) : [];
   labels.node.setAttribute("viewBox", `0 0 ${width} ${height}`);
-  labels.node.replaceChildren(...rules, groundLine(size), ...(total.reserved ? reservedParts(total, total.reserved, size, yOf) : []));
+  labels.node.replaceChildren(...rules, groundLine(size));
+  if (total.reserved) {
+    const { reserved, peak_bytes: peak } = total;
+    const path = steppedPath(reserved.length, (column) => (column * width) / reserved.length, (column) => yOf(reserved[column]));
+    labels.node.append(shape("path", { d: path, class: "mvt-reserved" }), ...sideLabels([[yOf(peak), bytesText(peak), "live, peak"]], size));
+  }
   root.dataset.total = total.reserved ? "whole" : most > 1 ? "part" : "none";
-}
-
-/** @param {Total} total @param {number[]} reserved @param {{ width: number, height: number }} size @param {(bytes: number) => number} yOf */
-function reservedParts(total, reserved, size, yOf) {
-  const step = size.width / reserved.length;
-  const path = steppedPath(reserved.length, (column) => column * step, (column) => yOf(reserved[column]));
-  return [shape("path", { d: path, class: "mvt-reserved" }), ...sideLabels([[yOf(total.peak_bytes), bytesText(total.peak_bytes), "live, peak"]], size)];
 }
 
 /** @param {HTMLCanvasElement} canvas @param {{ width: number, height: number }} size @param {number[]} values

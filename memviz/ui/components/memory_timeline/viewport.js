@@ -224,4 +224,9 @@ export class Part {
   get viewport() {
     return this.timeline.viewport;
   }
+
+  /** Of the trace that is drawn; nothing is drawn or pointed at without one. */
+  get data() {
+    return /** @type {import("./data.js").TimelineData} */ (this.timeline.data);
+  }
 }

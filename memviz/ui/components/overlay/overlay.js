@@ -63,12 +63,11 @@ class Overlay extends MemoryTimeline {
     this.resize();
   }
 
-  /** @param {import("../memory_timeline/data.js").TimelineData} data */
-  part(data) {
+  part() {
     const [first, ...others] = this.sides.map(({ value }) => `${value?.badge} ${value?.name || ""}`);
     const other = this.sides[this.wanted?.other ?? 0]?.value?.badge;
     const keys = [["--mv-ink-3", first], ...others.map((name) => ["--mv-ink", name]), ["--mv-grew", `${other} above A`], ["--mv-shrank", `${other} below A`]];
-    return { ...super.part(data), title: "", keys: keys.map(([colour, words]) => /** @type {[string, string]} */ ([this.colour(colour), words])) };
+    return { ...super.part(), title: "", keys: keys.map(([colour, words]) => /** @type {[string, string]} */ ([this.colour(colour), words])) };
   }
 
   showLit() {}

@@ -9,10 +9,6 @@ const narrow = matchMedia("(max-width: 1000px)");
 /** @typedef {HTMLInputElement & Pick<HTMLSelectElement, "selectedIndex" | "selectedOptions">} Field */
 /** @typedef {{ html: string, version: string, faults: Record<string, string>, parts: Record<string, string> }} Value */
 
-/** Of two answers the older may come last, as prices still do after the list was sorted; its parts are as good.
- * @param {string} version @param {string | null} shown */
-const isOlder = (version, shown) => /^\d+$/.test(version) && /^\d+$/.test(shown || "") && Number(version) < Number(shown);
-
 class PlainForm extends Component {
   form = el("form", { class: "mv-settings", novalidate: "" });
   /** @type {string | null} */ version = null;
@@ -36,7 +32,9 @@ class PlainForm extends Component {
   load(value) {
     this.form.hidden = !value || !value.html;
     if (!value) return;
-    if (value.version !== this.version && !isOlder(value.version, this.version)) this.draw(value);
+    // Of two answers the older may come last, as prices still do after the list was sorted; its parts are as good.
+    const [version, shown] = [value.version, this.version || ""].map((words) => (/^\d+$/.test(words) ? Number(words) : NaN));
+    if (value.version !== this.version && !(version < shown)) this.draw(value);
     for (const node of all("[data-fault]", this.form)) this.refuse(node, value.faults[node.dataset.fault || ""] || "");
     for (const node of all("[data-part]", this.form)) this.fill(node, value.parts[node.dataset.part || ""] || "");
   }
@@ -72,17 +70,12 @@ class PlainForm extends Component {
   }
 
   fold() {
-    for (const fields of this.foldable()) fields.open = !narrow.matches || fields.open;
+    if (!narrow.matches) this.open(true);
   }
 
-  foldable() {
-    return /** @type {HTMLDetailsElement[]} */ (all("details.mv-fields", this.form));
-  }
-
-  /** To what comes of it: that stands at the top, and on a narrow screen below all fields. */
-  giveWay() {
-    if (narrow.matches) for (const fields of this.foldable()) fields.open = false;
-    window.scrollTo({ top: 0 });
+  /** @param {boolean} isOpen */
+  open(isOpen) {
+    for (const fields of /** @type {HTMLDetailsElement[]} */ (all("details.mv-fields", this.form))) fields.open = isOpen;
   }
 
   /** @param {HTMLElement} node @param {string} words */
@@ -135,7 +128,9 @@ class PlainForm extends Component {
     const button = nearest(event, "[data-act]");
     if (!button) return;
     this.rest.cancel();
-    if (button.hasAttribute("data-act-above")) this.giveWay();
+    // To what comes of it: that stands at the top, and on a narrow screen below all fields.
+    if (button.hasAttribute("data-act-above") && narrow.matches) this.open(false);
+    if (button.hasAttribute("data-act-above")) window.scrollTo({ top: 0 });
     this.tell.click({ ...this.values(), ...button.dataset });
   }
 

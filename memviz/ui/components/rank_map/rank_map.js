@@ -148,7 +148,11 @@ class RankMap extends Component {
     const apart = Math.max(1, Math.ceil(LABELS_APART / this.height));
     const middle = this.height / 2;
     const shown = value.ranks.map((_, row) => row).filter((row) => row % apart === 0);
-    this.names.replaceChildren(...shown.map((row) => nameOf(value.names[row], row * this.height + middle)));
+    // Where there is no room for the place on the mesh, the number stays.
+    this.names.replaceChildren(...shown.map((row) => {
+      const [number, ...mesh] = value.names[row].split(" ");
+      return el("span", { style: `top:${row * this.height + middle}px` }, number, el("small", {}, mesh.length ? ` ${mesh.join(" ")}` : ""));
+    }));
   }
 
   showMark() {
@@ -210,13 +214,6 @@ class RankMap extends Component {
     this.row = clamp(this.row + by, 0, value.ranks.length - 1);
     this.showMark();
   }
-}
-
-/** Where there is no room for the place on the mesh, the number stays.
- * @param {string} words @param {number} top */
-function nameOf(words, top) {
-  const [number, ...mesh] = words.split(" ");
-  return el("span", { style: `top:${top}px` }, number, el("small", {}, mesh.length ? ` ${mesh.join(" ")}` : ""));
 }
 
 export const mount = mounting(RankMap);

@@ -99,21 +99,22 @@ class ReservedPlot extends Component {
 
   // -- places
 
-  /** @param {Value} value @returns {Columns} */
-  columns({ axes }) {
+  /** Of the axis that is shown; nothing is drawn or pointed at without a value. */
+  get columns() {
+    const { axes } = /** @type {Value} */ (this.value);
     return axes[this.axis] || axes.event;
   }
 
   /** @param {MouseEvent} event */
   columnAt(event) {
     if (!this.value) return NOWHERE;
-    const { first } = this.columns(this.value);
+    const { first } = this.columns;
     return clamp(Math.floor((pointIn(this.plot, event).x / this.plot.getBoundingClientRect().width) * first.length), 0, first.length - 1);
   }
 
-  /** @param {number} column @param {Columns} columns */
-  xOf(column, { first }) {
-    return (column / first.length) * this.width;
+  /** @param {number} column */
+  xOf(column) {
+    return (column / this.columns.first.length) * this.width;
   }
 
   /** @param {number} bytes */
@@ -129,32 +130,34 @@ class ReservedPlot extends Component {
     if (!value || !this.width || !this.height) return;
     this.root.classList.toggle("mvt-narrow", this.root.clientWidth < NARROW);
     this.axes.show(this.axis);
-    const columns = this.columns(value);
+    const { columns } = this;
     const most = (/** @type {number[]} */ values) => values.reduce((a, b) => Math.max(a, b), 0);
     this.top = Math.max(most(columns.live), most(columns.recorded), ...columns.lines.map(most), value.limit || 0, 1) * HEADROOM;
     for (const svg of [this.svg, this.over]) svg.setAttribute("viewBox", `0 0 ${this.width} ${this.height}`);
     const rules = byteRules(this.top, this, (bytes) => this.yOf(bytes));
-    this.svg.replaceChildren(...rules, groundLine(this), ...this.ticks(value, columns), ...this.lines(value, columns), ...this.stops(value, columns), ...this.labels(value));
+    this.svg.replaceChildren(...rules, groundLine(this), ...this.ticks(value), ...this.lines(value), ...this.stops(value), ...this.labels(value));
     this.drawRuler();
     countPicture(this.root);
   }
 
-  /** @param {Value} value @param {Columns} columns */
-  ticks({ events }, columns) {
+  /** @param {Value} value */
+  ticks({ events }) {
+    const { columns } = this;
     const isEvent = this.axis === "event";
     const end = isEvent ? events : columns.span + 1;
     const step = roundStep((isEvent ? events : columns.span) / Math.max(this.width / TICK_ROOM, 2), 1);
     const ticks = [];
     for (let at = 0; at < end; at += step) {
-      if (isEvent) ticks.push(tickAt(this.xOf(columnOf(at, columns), columns), `${at ? "" : "event "}${grouped(at)}`, this));
+      if (isEvent) ticks.push(tickAt(this.xOf(columnOf(at, columns)), `${at ? "" : "event "}${grouped(at)}`, this));
       else ticks.push(tickAt((at / Math.max(columns.span, 1)) * this.width, timeTick(at, step), this));
     }
     return ticks.flat();
   }
 
-  /** @param {Value} value @param {Columns} columns @returns {SVGElement[]} */
-  lines({ limit }, columns) {
-    const path = (/** @type {number[]} */ values) => steppedPath(values.length, (column) => this.xOf(column, columns), (column) => this.yOf(values[column]));
+  /** @param {Value} value @returns {SVGElement[]} */
+  lines({ limit }) {
+    const { columns } = this;
+    const path = (/** @type {number[]} */ values) => steppedPath(values.length, (column) => this.xOf(column), (column) => this.yOf(values[column]));
     const parts = [shape("path", { d: `${path(columns.live)}V${this.height}H0Z`, class: "mvr-area" })];
     if (columns.recorded.length) parts.push(shape("path", { d: path(columns.recorded), class: "mvr-line mvr-line-dashed" }));
     columns.lines.forEach((values, i) => parts.push(shape("path", { d: path(values), class: `mvr-line mvr-line-${i ? "thin" : "thick"}` })));
@@ -164,10 +167,10 @@ class ReservedPlot extends Component {
   }
 
   /** On the limit, with words beside it. Two that are close write at different heights.
-   * @param {Value} value @param {Columns} columns */
-  stops({ stops, limit }, columns) {
+   * @param {Value} value */
+  stops({ stops, limit }) {
     return stops.flatMap(({ event, text, reserved }, i) => {
-      const x = clamp(this.xOf(columnOf(event, columns) + 0.5, columns), 0, this.width);
+      const x = clamp(this.xOf(columnOf(event, this.columns) + 0.5), 0, this.width);
       const isRight = x + 20 + text.length * LETTER > this.width;
       const place = { x: x + (isRight ? -8 : 8), y: this.height - 10 - 18 * i, "text-anchor": isRight ? "end" : "start" };
       return [...failureMark(x, this.yOf(limit ?? reserved), this.height), shape("text", { ...place, class: "mvt-oomtext" }, text)];
@@ -191,32 +194,26 @@ class ReservedPlot extends Component {
     this.ruler = column;
     this.drawRuler();
     this.tip.hidden = column < 0 || !this.value;
-    if (this.value && column >= 0) this.showTip(column, this.value);
+    if (this.tip.hidden) return;
+    const rows = this.figuresOf(column).map(([figure, words]) => el("div", {}, el("b", {}, figure), ` ${words}`));
+    // At the top, however high it is.
+    showTip(this.tip, { x: this.xOf(column + 0.5), y: -6 }, { width: this.width, height: Infinity }, [el("div", {}, columnWords(column, this.columns)), ...rows]);
   }
 
   drawRuler() {
     const { value } = this;
     if (!value || !this.width) return;
-    const columns = this.columns(value);
-    const at = clamp(this.xOf(columnOf(value.at, columns) + 0.5, columns), 0, this.width);
-    const x = this.xOf(this.ruler + 0.5, columns);
+    const at = clamp(this.xOf(columnOf(value.at, this.columns) + 0.5), 0, this.width);
+    const x = this.xOf(this.ruler + 0.5);
     const ruler = this.ruler < 0 ? [] : [shape("line", { x1: x, x2: x, y1: 0, y2: this.height, class: "mvt-moment" })];
     this.over.replaceChildren(shape("path", { d: `M${at - 5},${this.height + 9}h10l-5,-7z`, class: "mvt-peak" }), ...ruler);
-  }
-
-  /** @param {number} column @param {Value} value */
-  showTip(column, value) {
-    const columns = this.columns(value);
-    const rows = figuresOf(column, value, columns).map(([figure, words]) => el("div", {}, el("b", {}, figure), ` ${words}`));
-    // At the top, however high it is.
-    showTip(this.tip, { x: this.xOf(column + 0.5, columns), y: -6 }, { width: this.width, height: Infinity }, [el("div", {}, columnWords(column, columns)), ...rows]);
   }
 
   /** The event of a column that reserves most in it is not known here; its last one is the state that is left.
    * @param {number} column */
   choose(column) {
     if (!this.value || column < 0) return;
-    const at = lastEventOf(column, this.columns(this.value));
+    const at = lastEventOf(column, this.columns);
     this.value = { ...this.value, at };
     this.drawRuler();
     this.tell.select({ at });
@@ -226,11 +223,14 @@ class ReservedPlot extends Component {
   key(event) {
     const { value } = this;
     if (!value) return;
-    const columns = this.columns(value);
-    const last = columns.first.length - 1;
-    const from = this.ruler < 0 ? columnOf(value.at, columns) : this.ruler;
+    const last = this.columns.first.length - 1;
+    const from = this.ruler < 0 ? columnOf(value.at, this.columns) : this.ruler;
     const step = event.shiftKey ? 10 : 1;
-    const walk = (/** @type {number} */ column) => () => this.walk(clamp(column, 0, last), value);
+    const walk = (/** @type {number} */ to) => () => {
+      const column = clamp(to, 0, last);
+      this.point(column);
+      this.live.textContent = [columnWords(column, this.columns), ...this.figuresOf(column).map((row) => row.join(" "))].join(", ");
+    };
     actOnKey(event, {
       ArrowLeft: walk(from - step),
       ArrowRight: walk(from + step),
@@ -242,11 +242,12 @@ class ReservedPlot extends Component {
     });
   }
 
-  /** @param {number} column @param {Value} value */
-  walk(column, value) {
-    this.point(column);
-    const columns = this.columns(value);
-    this.live.textContent = [columnWords(column, columns), ...figuresOf(column, value, columns).map((row) => row.join(" "))].join(", ");
+  /** @param {number} column @returns {[figure: string, words: string][]} */
+  figuresOf(column) {
+    const { live, recorded, lines } = this.columns;
+    const replayed = lines.map((values, i) => /** @type {[string, string]} */ (column < values.length ? [bytesText(values[column]), `reserved, ${this.value?.names[i]}`] : ["out of memory", this.value?.names[i]]));
+    const known = column < recorded.length ? [/** @type {[string, string]} */ ([bytesText(recorded[column]), "reserved, as recorded"])] : [];
+    return [[bytesText(live[column]), "live"], ...known, ...replayed];
   }
 }
 
@@ -261,13 +262,6 @@ const lastEventOf = (column, { first, count }) => first[column] + Math.max(count
 function columnWords(column, columns) {
   const [first, last] = [columns.first[column], lastEventOf(column, columns)];
   return last > first ? `events ${grouped(Math.max(first, 0))} to ${grouped(last)}, at most` : eventText(last);
-}
-
-/** @param {number} column @param {Value} value @param {Columns} columns @returns {[figure: string, words: string][]} */
-function figuresOf(column, { names }, { live, recorded, lines }) {
-  const replayed = lines.map((values, i) => /** @type {[string, string]} */ (column < values.length ? [bytesText(values[column]), `reserved, ${names[i]}`] : ["out of memory", names[i]]));
-  const known = column < recorded.length ? [/** @type {[string, string]} */ ([bytesText(recorded[column]), "reserved, as recorded"])] : [];
-  return [[bytesText(live[column]), "live"], ...known, ...replayed];
 }
 
 export const mount = mounting(ReservedPlot);

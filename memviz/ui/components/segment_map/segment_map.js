@@ -1,12 +1,11 @@
 // @ts-check
 // The allocator's map at one moment: what is asked for, the slider, the tooltip, the keys, figures and table.
 // README.md beside this file says what its parts are, what comes in and what goes out.
-import { actOnKey, button, clamp, Component, countPicture, el, mounting, newTip, onModeChange, onSaid, pointIn, refusalWords, say, showTip, switchOf, tipLines } from "../base.js";
+import { actOnKey, button, clamp, countPicture, el, Follower, mounting, newTip, onModeChange, pointIn, refusalWords, say, showTip, switchOf, tipLines } from "../base.js";
 import { bytesText, eventText, grouped } from "../words.js";
 import { MapCanvas } from "./canvas.js";
 import { chooseRowLength, drawingOrder, FREE, Moment, MOST_ROWS, placesOf, shelveWithin, sum, tilesIn } from "./layout.js";
 
-const ECHO_MS = 3000;
 const NARROW = 560;
 const LEAST_ROW = 1024;
 const LEAST_TIP_ROOM = 120;
@@ -19,8 +18,7 @@ const KEYS_HELP = "Left and right move between blocks, up and down change the ro
  * @typedef {{ key: string, events: number, at: number, pin: number, colour: string }} Value */
 /** @typedef {{ at?: number, pin?: number, colour?: string }} State */
 
-export class SegmentMap extends Component {
-  /** @type {string | null} */ key = null;
+export class SegmentMap extends Follower {
   at = -1;
   colour = "category";
   /** A row of the lifetimes. */
@@ -38,8 +36,6 @@ export class SegmentMap extends Component {
   highest = 0;
 
   // What is under way.
-  /** When somebody in the browser said last what to show. */
-  heard = -Infinity;
   isAsking = false;
   /** The last question that was answered. */
   answered = "";
@@ -49,7 +45,11 @@ export class SegmentMap extends Component {
   canvas = new MapCanvas(this.root);
   title = el("span", { class: "mvs-title" });
   note = el("span", { class: "mvs-note" });
-  orders = switchOf("Order of the segments", { size: "By size", address: "By address" }, (by) => this.orderBy(by));
+  orders = switchOf("Order of the segments", { size: "By size", address: "By address" }, (by) => {
+    Object.assign(this, { by, cursor: NOTHING });
+    this.orders.show(by);
+    this.draw();
+  });
   rowText = el("span", { class: "mvs-row-text" });
   shorter = button("+", "Shorter rows: more detail", () => this.stretchRows(1 / 2));
   longer = button("−", "Longer rows: less detail", () => this.stretchRows(2));
@@ -73,8 +73,11 @@ export class SegmentMap extends Component {
     this.root.append(bar, this.slider, this.plot, help, this.live, this.figures, this.details);
     new ResizeObserver(() => this.resized()).observe(this.root);
     onModeChange(() => this.draw());
-    onSaid("memviz:state", (state) => state.key === this.key && this.follow(state));
-    this.slider.addEventListener("input", () => this.scrub(Number(this.slider.value)));
+    this.slider.addEventListener("input", () => {
+      this.hear({ at: Number(this.slider.value) });
+      cancelAnimationFrame(this.scrubbing);
+      this.scrubbing = requestAnimationFrame(() => say("memviz:go", { at: this.at }));
+    });
     this.details.addEventListener("toggle", () => this.details.open && this.ask());
     this.plot.addEventListener("pointermove", (event) => event.pointerType !== "touch" && this.hover(event));
     this.plot.addEventListener("pointerleave", () => this.point(NOTHING));
@@ -84,27 +87,17 @@ export class SegmentMap extends Component {
 
   // -- what to show
 
-  /** @param {Value | null} value */
-  load(value) {
-    this.root.hidden = !value || !value.key;
-    if (!value || !value.key) this.key = null;
-    else if (value.key !== this.key) this.start(value);
-    // What the server says of the same trace is an echo of what the timeline said here just before.
-    else if (performance.now() - this.heard > ECHO_MS) this.follow(value, false);
-  }
-
   /** @param {Value} value */
   start(value) {
     Object.assign(this, { key: value.key, heard: -Infinity, drawn: null, rowBytes: 0, highest: 0, cursor: NOTHING });
     this.marks.replaceChildren();
     this.slider.max = String(value.events - 1);
     this.slider.hidden = !value.events;
-    this.follow(value, false);
+    this.follow(value);
   }
 
-  /** @param {State} state @param {boolean} [isHeard] */
-  follow({ at = this.at, pin = this.pin, colour }, isHeard = true) {
-    if (isHeard) this.heard = performance.now();
+  /** @param {State} state */
+  follow({ at = this.at, pin = this.pin, colour }) {
     if (Number.isFinite(pin) && pin !== this.pin) {
       this.pin = pin;
       this.mark();
@@ -114,13 +107,6 @@ export class SegmentMap extends Component {
     this.slider.value = String(this.at);
     this.slider.setAttribute("aria-valuetext", eventText(this.at));
     this.ask();
-  }
-
-  /** @param {number} at */
-  scrub(at) {
-    this.follow({ at });
-    cancelAnimationFrame(this.scrubbing);
-    this.scrubbing = requestAnimationFrame(() => say("memviz:go", { at }));
   }
 
   wanted() {
@@ -188,7 +174,9 @@ export class SegmentMap extends Component {
     // Nobody stops with the keyboard at what has no height.
     this.plot.tabIndex = this.highest ? 0 : -1;
     this.mark();
-    this.showRows(this.drawn, this.layout);
+    this.rowText.textContent = `${bytesText(this.rowBytes)} a row`;
+    this.longer.disabled = this.rowBytes >= Math.max(sum(size), 1);
+    this.shorter.disabled = this.layout.rows * 2 > MOST_ROWS || this.rowBytes <= LEAST_ROW;
     this.root.dataset.drawMs = (performance.now() - started).toFixed(1);
     countPicture(this.root);
   }
@@ -205,30 +193,15 @@ export class SegmentMap extends Component {
     this.root.dataset.pinned = String(pinned >= 0 ? this.pin : NOTHING);
   }
 
-  /** @param {Moment} moment @param {Layout} layout */
-  showRows(moment, layout) {
-    this.rowText.textContent = `${bytesText(layout.rowBytes)} a row`;
-    this.longer.disabled = layout.rowBytes >= Math.max(sum(moment.segments.size), 1);
-    this.shorter.disabled = layout.rows * 2 > MOST_ROWS || layout.rowBytes <= LEAST_ROW;
-  }
-
   /** @param {number} factor */
   stretchRows(factor) {
-    if (this.layout) this.setRowLength(Math.max(this.layout.rowBytes * factor, LEAST_ROW));
+    if (this.layout) this.setRowLength(Math.max(this.rowBytes * factor, LEAST_ROW));
   }
 
   /** @param {number} bytes */
   setRowLength(bytes) {
     this.rowBytes = bytes;
     this.highest = 0;
-    this.draw();
-  }
-
-  /** @param {string} by */
-  orderBy(by) {
-    this.by = by;
-    this.cursor = NOTHING;
-    this.orders.show(by);
     this.draw();
   }
 
@@ -254,7 +227,7 @@ export class SegmentMap extends Component {
       this.mark();
     }
     this.tip.hidden = tile < 0;
-    if (tile >= 0 && at && this.drawn && this.layout) this.showTip(at, this.wordsAt(tile, at, this.drawn, this.layout));
+    if (tile >= 0 && at) this.showTip(at, this.wordsAt(tile, at));
   }
 
   /** @param {Point} at @param {string[][]} lines */
@@ -263,8 +236,9 @@ export class SegmentMap extends Component {
   }
 
   /** Of all that share a pixel, or else of the tile.
-   * @param {number} tile @param {Point & { row: number }} at @param {Moment} moment @param {Layout} layout */
-  wordsAt(tile, at, moment, layout) {
+   * @param {number} tile @param {Point & { row: number }} at */
+  wordsAt(tile, at) {
+    const { moment, layout } = this.canvas;
     const { tiles } = moment;
     const perPixel = layout.rowBytes / this.width;
     if (tiles.size[tile] >= perPixel) return moment.words(tile);
@@ -277,42 +251,50 @@ export class SegmentMap extends Component {
 
   /** @param {KeyboardEvent} event */
   keyed(event) {
-    const { drawn, layout } = this;
-    if (!drawn || !layout) return;
+    if (!this.drawn || !this.layout) return;
     actOnKey(event, {
-      ArrowRight: () => this.walk(1, drawn, layout),
-      ArrowLeft: () => this.walk(-1, drawn, layout),
-      ArrowDown: () => this.walkRow(1, drawn, layout),
-      ArrowUp: () => this.walkRow(-1, drawn, layout),
-      Home: () => this.goTo(inOrder(drawn, layout)[0], drawn, layout),
-      End: () => this.goTo(inOrder(drawn, layout).at(-1), drawn, layout),
+      ArrowRight: () => this.walk(1),
+      ArrowLeft: () => this.walk(-1),
+      ArrowDown: () => this.walkRow(1),
+      ArrowUp: () => this.walkRow(-1),
+      Home: () => this.goTo(this.inOrder()[0]),
+      End: () => this.goTo(this.inOrder().at(-1)),
       Enter: () => this.pinTile(this.cursor),
       Escape: () => this.undo(),
     });
   }
 
-  /** @param {1 | -1} step @param {Moment} moment @param {Layout} layout */
-  walk(step, moment, layout) {
-    const order = inOrder(moment, layout);
+  /** The tiles as they are drawn. */
+  inOrder() {
+    const { moment, layout } = this.canvas;
+    const { first } = moment.tiles;
+    return [...layout.pieces.keys()].flatMap((segment) => Array.from({ length: first[segment + 1] - first[segment] }, (_, i) => first[segment] + i));
+  }
+
+  /** @param {1 | -1} step */
+  walk(step) {
+    const order = this.inOrder();
     const at = this.cursor < 0 ? (step > 0 ? -1 : order.length) : order.indexOf(this.cursor);
-    this.goTo(order[clamp(at + step, 0, order.length - 1)], moment, layout);
+    this.goTo(order[clamp(at + step, 0, order.length - 1)]);
   }
 
   /** To what stands above or below the middle of a tile.
-   * @param {1 | -1} step @param {Moment} moment @param {Layout} layout */
-  walkRow(step, moment, layout) {
-    if (this.cursor < 0) return this.walk(1, moment, layout);
+   * @param {1 | -1} step */
+  walkRow(step) {
+    if (this.cursor < 0) return this.walk(1);
+    const { moment, layout } = this.canvas;
     const [place] = placesOf(layout, moment.tiles, this.cursor);
     const middle = Math.floor(((place.from + place.to) / 2 / layout.rowBytes) * this.canvas.columns);
     for (let row = place.row + step; row >= 0 && row < layout.rows; row += step) {
       const tile = this.canvas.tileAt(row, middle);
-      if (tile >= 0 && tile !== this.cursor) return this.goTo(tile, moment, layout);
+      if (tile >= 0 && tile !== this.cursor) return this.goTo(tile);
     }
   }
 
-  /** @param {number | undefined} tile @param {Moment} moment @param {Layout} layout */
-  goTo(tile, moment, layout) {
+  /** @param {number | undefined} tile */
+  goTo(tile) {
     if (tile === undefined) return;
+    const { moment, layout } = this.canvas;
     this.cursor = tile;
     this.mark();
     const [{ row, from }] = placesOf(layout, moment.tiles, tile);
@@ -326,13 +308,6 @@ export class SegmentMap extends Component {
     if (this.cursor >= 0) this.point(NOTHING);
     else if (this.pin >= 0) say("memviz:go", { pin: this.pin });
   }
-}
-
-/** @param {Moment} moment @param {Layout} layout */
-function inOrder({ tiles }, layout) {
-  const order = [];
-  for (const segment of layout.pieces.keys()) for (let t = tiles.first[segment]; t < tiles.first[segment + 1]; t++) order.push(t);
-  return order;
 }
 
 export const mount = mounting(SegmentMap);

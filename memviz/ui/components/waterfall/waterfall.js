@@ -6,29 +6,19 @@
 // Which allocations a row has in each trace is asked of the server once for all of them.
 import { all, isTyping, nearest, say } from "../base.js";
 import { bytesOf, unpack } from "../memory_timeline/packed.js";
-import { mount as mountPanel } from "../panel.js";
+import { KeptRow, mount as mountPanel } from "../panel.js";
 
 const MOST_KEPT = 32;
 const ROW = "[data-compare-row]";
 
 /** @import { Gradio } from "../base.js" */
-/** A row, and by what the table is grouped.
- * @typedef {{ by: string, row: string }} Named */
+/** @import { Light } from "../memory_timeline/data.js" */
 /** Per trace one bit per allocation.
  * @typedef {Record<string, ArrayLike<number>>} Masks */
 
-/** A saved page answers out of itself, unpacked already.
- * @param {{ header: any, body: string, bits?: ArrayLike<number> }} packed @returns {Promise<ArrayLike<number>>} */
-const bitsOf = async ({ header, body, bits }) => bits || (await unpack(header, bytesOf(body))).bits;
-
-const rows = () => all(ROW);
-
-/** @param {HTMLElement} node @returns {Named} */
-const named = ({ dataset }) => ({ by: dataset.compareBy || "", row: dataset.compareRow || "" });
-
 class Rows {
   /** @type {Map<string, Masks>} */ known = new Map();
-  /** @type {Named | null} */ kept = null;
+  kept = new KeptRow(ROW, "mv-litrow", ({ compareBy: by, compareRow: group }) => ({ by, group }));
   shown = "";
 
   /** @param {HTMLElement} element @param {Gradio["server"]} server */
@@ -50,24 +40,25 @@ class Rows {
 
   /** @param {HTMLElement | null} node */
   hover(node) {
-    this.light(node ? named(node) : this.kept);
+    this.light(node ? this.kept.lightOf(node) : this.kept.light);
   }
 
   /** The newest wish wins: answers that come late are kept for the next time only.
-   * @param {Named | null} row */
+   * @param {Light | null} row */
   async light(row) {
     const { sides = "[]", linked } = this.table()?.dataset || {};
-    const name = row ? JSON.stringify([linked, row.by, row.row]) : "";
+    const name = row ? JSON.stringify([linked, row.by, row.group]) : "";
     if (name === this.shown) return;
     this.shown = name;
     const masks = row && (this.known.get(name) || (await this.ask(name, JSON.parse(sides), row)));
     if (this.shown === name) say("memviz:lit", { linked, masks });
   }
 
-  /** @param {string} name @param {string[]} sides @param {Named} row @returns {Promise<Masks>} */
-  async ask(name, sides, row) {
-    const { lit } = await this.server.compared_rows({ sides, ...row });
-    const bits = await Promise.all(lit.map(bitsOf));
+  /** @param {string} name @param {string[]} sides @param {Light} row @returns {Promise<Masks>} */
+  async ask(name, sides, { by, group }) {
+    const { lit } = await this.server.compared_rows({ sides, by, row: group });
+    // A saved page answers out of itself, unpacked already.
+    const bits = await Promise.all(lit.map(async (/** @type {any} */ packed) => packed.bits || (await unpack(packed.header, bytesOf(packed.body))).bits));
     const masks = Object.fromEntries(sides.map((key, i) => [key, bits[i]]));
     this.known.set(name, masks);
     for (const oldest of this.known.keys()) if (this.known.size > MOST_KEPT) this.known.delete(oldest);
@@ -78,41 +69,28 @@ class Rows {
   click(event) {
     const node = nearest(event, ROW);
     // A heading or badge in a row does its own thing.
-    if (!node || nearest(event, "[data-act]")) return;
-    const row = named(node);
-    const isSame = this.kept?.by === row.by && this.kept.row === row.row;
-    this.keep(isSame ? null : row);
+    if (node && !nearest(event, "[data-act]")) this.keep(this.kept.isKept(node) ? null : this.kept.lightOf(node));
   }
 
-  /** @param {Named | null} row */
-  keep(row) {
-    this.kept = row;
-    this.mark();
-    this.light(row);
+  /** @param {Light | null} light */
+  keep(light) {
+    this.kept.light = light;
+    this.kept.mark();
+    this.light(light);
   }
 
-  /** After every redraw too: what is kept stays kept while its row is there. */
-  mark() {
-    const { kept } = this;
-    for (const node of rows()) {
-      const isKept = kept !== null && node.dataset.compareBy === kept.by && node.dataset.compareRow === kept.row;
-      node.classList.toggle("mv-litrow", isKept);
-      const button = node.matches("button") ? node : node.querySelector("button[aria-pressed]");
-      button?.setAttribute("aria-pressed", String(isKept));
-    }
-  }
-
+  /** What is kept stays kept while its row is there. */
   redrawn() {
     if (!this.table()) return;
-    if (!rows().some((node) => node.dataset.compareRow === this.kept?.row)) this.kept = null;
-    this.mark();
-    if (this.element.offsetParent !== null) this.light(this.kept);
+    if (!all(ROW).some((row) => this.kept.isKept(row))) this.kept.light = null;
+    this.kept.mark();
+    if (this.element.offsetParent !== null) this.light(this.kept.light);
   }
 
   /** @param {KeyboardEvent} event */
   key(event) {
     if (event.ctrlKey || event.metaKey || event.altKey || isTyping(event.target)) return;
-    if (event.key === "Escape" && this.kept) return this.keep(null);
+    if (event.key === "Escape" && this.kept.light) return this.keep(null);
     const letter = event.shiftKey && /^[A-H]$/.test(event.key) ? document.querySelector(`[data-letter="${event.key}"]`) : null;
     if (!(letter instanceof HTMLElement)) return;
     // Before a focused timeline takes it for one of its own keys.
