@@ -21,8 +21,6 @@ def test_at_rest_are_weights_gradients_buckets_and_states(as_views: bool) -> Non
             optimizer.zero_grad()
             wrapped(torch.randn(16, WIDTH, device="cuda")).sum().backward()
             optimizer.step()
-            # Buckets of the first step are kept until a collective that begins when the card has reduced them.
-            torch.cuda.synchronize()
         # Gradients are views of their buckets, or separate from them.
         assert held() == (4 if as_views else 5) * WEIGHTS
         at_peak = estimate_of(device, device.finish()).by_category()

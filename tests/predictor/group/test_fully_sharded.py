@@ -129,7 +129,7 @@ def test_checkpoints_go_on_top() -> None:
     assert highest(checkpointed=False) - highest(checkpointed=True) > 6 * kept
 
 
-class Block(nn.Module):
+class WaveBlock(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(64, 64)
@@ -142,7 +142,7 @@ class Block(nn.Module):
 def test_a_block_compiled_as_one_graph_is_gathered_outside_of_it() -> None:
     def highest(*, compiles: bool) -> int:
         with as_rank(0, 8, compiles=compiles) as device:
-            model = nn.Sequential(*(Block() for _ in range(3)))
+            model = nn.Sequential(*(WaveBlock() for _ in range(3)))
             for name, block in list(model.named_children()):
                 model.register_module(name, torch.compile(block, fullgraph=True))
             # It is on the card already, as shards.
