@@ -81,8 +81,8 @@ def test_the_pictures_reach_the_peaks_and_their_lines_leave_nothing_out() -> Non
             # Each category is rounded by itself.
             rounding = len(run["layers"])
             assert all(total <= most + rounding for total, most in zip(totals, run["reserved"], strict=True))
-    assert cards._line([0, 0, 60, 60, 120], 120) == "120h1l1 -60h1l1 -60"
-    assert cards._line([120], 120) == "0"
+    assert cards._svg_steps([0, 0, 60, 60, 120], 120) == "120h1l1 -60h1l1 -60"
+    assert cards._svg_steps([120], 120) == "0"
 
 
 class _Texts(HTMLParser):
