@@ -164,6 +164,9 @@ class Compiler:
             patches.enter_context(without_modes())
             patches.enter_context(_without_function_modes())
             patches.put(nn.Module, "__call__", self._call)
+            for owner in (torch.autograd, torch.autograd.graph):
+                # The prediction enters its modes there.
+                patches.put(owner, "_engine_run_backward", inspect.unwrap(vars(owner)["_engine_run_backward"]))
             _differentiate_composed(patches)
             if context is not None:
                 _enter_inductor(patches, context)

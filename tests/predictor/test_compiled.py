@@ -123,6 +123,16 @@ def test_a_product_of_odd_width_is_not_timed_with_padding(monkeypatch: pytest.Mo
     assert "uncompiled" not in peak_of(program)[1]
 
 
+def test_parts_that_are_written_in_place_have_gradients() -> None:
+    def shifted(x: Tensor) -> Tensor:
+        parts = (x @ x.T[:, :1024]).view(1, -1, 16, 64)
+        parts[:, 1:, :, 32:] = parts[:, :-1, :, 32:]
+        parts -= x.view_as(parts) * 2
+        return parts.view_as(x)
+
+    assert saved_by(shifted)[0] >= 16 * MIB
+
+
 def test_what_the_code_makes_on_the_card_is_fused_too() -> None:
     def positions(x: Tensor) -> Tensor:
         steps = torch.arange(x.shape[0], device="cuda").to("cuda")
