@@ -282,8 +282,8 @@ _NOT_SCRIPTED = (
     "operator. Compiled code keeps less memory between operators, so this is the peak without TorchScript."
 )
 _NOT_WRITTEN = (
-    "TorchScript code and exported programs are not written to files; loading such a file in this run returns the "
-    "saved module."
+    "TorchScript code, exported programs and packages are not written to files; loading such a file in this run "
+    "returns the saved module."
 )
 _TORCH = str(Path(torch.__file__).parent)
 _INTERPRETS = "its code runs in TorchScript's interpreter, which does not support the simulated device"
@@ -402,8 +402,21 @@ def follow_torchscript(patches: Patches, assumptions: Assumptions) -> None:
     exports = {name: _run_without_modes(vars(torch.export)[name]) for name in ("export", "draft_export")}
     for name, function in {**exports, "save": keep, "load": kept}.items():
         patches.replace(torch.export, name, function)
+    patches.after_import("torch._inductor", lambda inductor: _keep_packages(patches, inductor, keep, kept, assumptions))
     exported: Any = torch.export.ExportedProgram
     patches.put(exported, "run_decompositions", _run_without_modes(exported.run_decompositions))
+
+
+def _keep_packages(patches: Patches, inductor: Any, keep: Any, kept: Any, assumptions: Assumptions) -> None:
+    """Run packages of AOTInductor as the programs that they are made of."""
+
+    def packaged(program: Any, *_: Any, package_path: Any = None, **__: Any) -> Any:
+        path = package_path or f"{id(program)}.pt2"
+        keep(assumptions.when_called(program.module(), _NOT_COMPILED), path)
+        return path
+
+    patches.put(inductor, "aoti_compile_and_package", packaged)
+    patches.put(inductor, "aoti_load_package", lambda path, *_, **__: kept(path))
 
 
 def _run_without_modes(run: Any) -> Any:

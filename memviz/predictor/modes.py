@@ -20,6 +20,7 @@ from torch import Tensor, _utils, nn
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
 
 from memviz.predictor.assumptions import (
     OF_SPARSE,
@@ -372,6 +373,13 @@ class FakeCudaMode(TorchFunctionMode):
                 while goes_on(*state, *rest):
                     state = tuple(body(*state, *rest))
                 return state
+            if operator == "map_impl":
+                function, slices, rest = args
+                rows = [function(*row, *rest) for row in zip(*slices, strict=True)]
+                return tree_map(lambda *parts: torch.stack(parts), *rows)
+            if operator == "foreach_map":
+                function, *rest = args
+                return function(*rest)
         return NotImplemented
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._higher_order_ops.foreach_map import foreach_map
+from torch._higher_order_ops.map import map as map_rows
 from torch._higher_order_ops.while_loop import while_loop
 
 from memviz.errors import UsageError
@@ -84,6 +86,8 @@ def test_an_exported_program_runs_wherever_the_model_lies(where: str) -> None:
         assert torch.cuda.memory_allocated() - before == (2_000_384 if where == "cuda" else 0)
         torch.export.save(program, "program.pt2")
         assert torch.export.load("program.pt2") is program
+        package = torch._inductor.aoti_compile_and_package(program)
+        assert torch._inductor.aoti_load_package(package)(torch.zeros(9, 1000, device=where)).shape == (9, 1000)
 
 
 def test_branches_and_loops_of_the_card_run_as_python_runs_them() -> None:
@@ -98,5 +102,7 @@ def test_branches_and_loops_of_the_card_run_as_python_runs_them() -> None:
         count, x = while_loop(lambda count, x: count < 3, lambda count, x: (count + 1, x + 1), (count, x))
         assert (count.item(), x.shape) == (3, (500, 1000))
         assert torch.cuda.memory_allocated() - before < 2_100_000
+        assert map_rows(lambda row, y: row * y, x, x[0]).shape == x.shape
+        assert [one.shape for one in foreach_map(lambda x: x + 1, [x, x[0]])] == [x.shape, x[0].shape]
         torch.cond(torch.randn(300, 300, device="cuda").sum() > 2, lambda x: x + 1, lambda x: x - 1, (x,))
         assert any("condition" in one.what for one in device.recorder.assumptions.stated)
