@@ -21,7 +21,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from memviz.errors import UsageError
 from memviz.predictor.known_values import DEFAULT_NUMBER
 from memviz.predictor.position import file_and_line_of_caller, first_of_library, place_of, quoted_line_of_caller
-from memviz.predictor.questions import AskedQuestion, GivenAnswer, QuestionKind, Questions
+from memviz.predictor.questions import AskedQuestion, GivenAnswer, QuestionKind, Questions, WaitingLoops
 from memviz.units import count_text
 
 # Errors of a predicted device that cannot continue: the line, the value it reads, and the remedy.
@@ -340,6 +340,7 @@ _CLOSE = "Compared values are assumed to be close."
 _TEXT = "Generated text is assumed to reach the maximum length, without an earlier end or padding."
 _DRAFTS = "Generated text is assumed to reach the maximum length, with all draft tokens accepted."
 _GRADCHECK = "gradcheck is assumed to pass: gradients are not computed, only the memory of the check is predicted."
+_CONVERGED = "torch.lobpcg is assumed to converge in its third iteration, whose bases have their full size."
 _DIFFER = ("_check_jacobians_equal", "_check_no_differentiable_outputs", "_check_no_differentiable_outputs_fast")
 _AGREE = ("_allclose_with_type_promotion", "_test_backward_mul_by_grad_output", "check_undefined_grad_support")
 _GENERATION = "/transformers/generation/"
@@ -354,6 +355,12 @@ _LIBRARY_RULES = (
     _LibraryRule("torch/__init__.py", ("_check_tensor_all_with",), True, _CHECKS),
     _LibraryRule("torch/utils/data/", (), 0, _SEEDS),
     _LibraryRule("torch/testing/_comparison.py", (), True, _CLOSE),
+    _LibraryRule(
+        "torch/_lobpcg.py",
+        ("update_converged_count",),
+        lambda frame: frame.f_locals["self"].ivars["istep"] > 2,
+        _CONVERGED,
+    ),
     _LibraryRule("torch/autograd/gradcheck.py", _DIFFER, False, _GRADCHECK),
     _LibraryRule("torch/autograd/gradcheck.py", _AGREE, True, _GRADCHECK),
     # Whether any beam goes on, which is known where the greatest length is reached, and how long the longest is.
@@ -391,6 +398,7 @@ class Assumptions:
         self._of_modules: Any = WeakIdKeyDictionary()
         """Sentences that hold once the module is called."""
         self._decisions: dict[str, int] = {}
+        self._loops = WaitingLoops()
 
     @property
     def sentences(self) -> tuple[str, ...]:
@@ -528,7 +536,7 @@ class Assumptions:
     def _count_decision(self, line: ReadingLine) -> None:
         place = file_and_line_of_caller()
         times = self._decisions[place] = self._decisions.get(place, 0) + 1
-        if times > _MOST_DECISIONS:
+        if times > _MOST_DECISIONS or self._loops.waits(place, times):
             raise decision_needed(line, without_end=True)
 
 

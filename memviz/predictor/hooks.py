@@ -37,9 +37,17 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.overrides import _pop_mode_temporarily
 
 from memviz.predictor.assumptions import Assumptions, data_needed, not_predicted, refusing
-from memviz.predictor.compat import LateDynamo, Patches, signatures_of_torch, without_functions
+from memviz.predictor.compat import (
+    LateDynamo,
+    Patches,
+    function_modes,
+    signatures_of_torch,
+    without_functions,
+    without_modes,
+)
 from memviz.predictor.compiled import Compiler
 from memviz.predictor.cuda.machine import on_card
 from memviz.predictor.position import NO_TASK, ProgramPosition, frames
@@ -275,11 +283,10 @@ _NOT_SCRIPTED = (
     "operator. Compiled code keeps less memory between operators, so this is the peak without TorchScript."
 )
 _NOT_WRITTEN = (
-    "TorchScript code is not written to files (torch.jit.save); loading such a file in this run returns the saved "
-    "module."
+    "TorchScript code, exported programs and packages are not written to files; loading such a file in this run "
+    "returns the saved module."
 )
 _TORCH = str(Path(torch.__file__).parent)
-_EXPORT_TRACES = "it traces with tensors without data, which a prediction uses for tensors of the card"
 _INTERPRETS = "its code runs in TorchScript's interpreter, which does not support the simulated device"
 
 
@@ -345,27 +352,27 @@ def _call_traced(func: Callable[..., Any], inputs: Any, kwargs: dict[str, Any] |
     func(*args, **(kwargs or {}))
 
 
-def _script_files(assumptions: Assumptions) -> tuple[Any, Any]:
-    """Return the replacements of `torch.jit.save` and `torch.jit.load`."""
-    load, saved = torch.jit.load, dict[Any, Any]()
+def _script_files(assumptions: Assumptions, load: Any) -> tuple[Any, Any]:
+    """Return the replacements of `torch.jit.save` and `torch.jit.load`, or those of `torch.export`."""
+    saved = dict[Any, Any]()
 
     def save(obj: Any, f: Any, *_: Any, **__: Any) -> None:
         assumptions.say(_NOT_WRITTEN)
         saved[path_of(f) or id(f)] = obj
 
-    def loaded(f: Any, map_location: Any = None, **kwargs: Any) -> Any:
+    def loaded(f: Any, *args: Any, **kwargs: Any) -> Any:
         if (kept := saved.get(path_of(f) or id(f))) is not None:
             return kept
-        if "cuda" in str(map_location):
+        if "cuda" in str((args, kwargs.get("map_location"))):
             raise not_predicted("torch.jit.load", _INTERPRETS)
-        return load(f, map_location, **kwargs)
+        return load(f, *args, **kwargs)
 
     return save, loaded
 
 
 def follow_torchscript(patches: Patches, assumptions: Assumptions) -> None:
     script: Any = torch.jit.script
-    save, loaded = _script_files(assumptions)
+    save, loaded = _script_files(assumptions, torch.jit.load)
 
     def uncompiled(obj: Any, *_: Any, **__: Any) -> Any:
         if isinstance(obj, nn.Module) and not hasattr(obj, "save"):
@@ -394,7 +401,38 @@ def follow_torchscript(patches: Patches, assumptions: Assumptions) -> None:
     functions |= {"trace_module": traced_methods, "save": save, "load": loaded}
     for name, function in functions.items():
         patches.replace(torch.jit, name, function)
-    patches.replace(torch.export, "export", refusing("torch.export.export", _EXPORT_TRACES))
+    keep, kept = _script_files(assumptions, _run_without_modes(torch.export.load))
+    exports = {name: _run_without_modes(vars(torch.export)[name]) for name in ("export", "draft_export")}
+    for name, function in {**exports, "save": keep, "load": kept}.items():
+        patches.replace(torch.export, name, function)
+    patches.after_import("torch._inductor", lambda inductor: _keep_packages(patches, inductor, keep, kept, assumptions))
+    exported: Any = torch.export.ExportedProgram
+    patches.put(exported, "run_decompositions", _run_without_modes(exported.run_decompositions))
+
+
+def _keep_packages(patches: Patches, inductor: Any, keep: Any, kept: Any, assumptions: Assumptions) -> None:
+    """Run packages of AOTInductor as the programs that they are made of."""
+
+    def packaged(program: Any, *_: Any, package_path: Any = None, **__: Any) -> Any:
+        path = package_path or f"{id(program)}.pt2"
+        keep(assumptions.when_called(program.module(), _NOT_COMPILED), path)
+        return path
+
+    patches.put(inductor, "aoti_compile_and_package", packaged)
+    patches.put(inductor, "aoti_load_package", lambda path, *_, **__: kept(path))
+
+
+def _run_without_modes(run: Any) -> Any:
+    """Run code of torch that traces with tensors without data of its own; tensors of the card are such tensors too."""
+
+    @wraps(run)
+    def run_outside(*args: Any, **kwargs: Any) -> Any:
+        with without_modes(), ExitStack() as without_function_modes:
+            for _ in function_modes():
+                without_function_modes.enter_context(_pop_mode_temporarily())
+            return run(*args, **kwargs)
+
+    return run_outside
 
 
 TRITON_NOT_RUN = (

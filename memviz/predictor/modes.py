@@ -20,6 +20,7 @@ from torch import Tensor, _utils, nn
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
 
 from memviz.predictor.assumptions import (
     OF_SPARSE,
@@ -347,10 +348,10 @@ class FakeCudaMode(TorchFunctionMode):
             out = answer(args, kwargs)
             if out is not NotImplemented:
                 return out
-        is_flex = isinstance(func, HigherOrderOperator) and func.__name__ == "flex_attention"
-        if is_flex and args and lies_on_device(args[0]):
-            self._recorder.assumptions.state(FLEX_ASSUMED)
-            return flex_attention(self._tensors.lose, *args[:4])
+        if isinstance(func, HigherOrderOperator):
+            out = self._call_with_functions(func.__name__, args)
+            if out is not NotImplemented:
+                return out
         nowhere = self._named.is_meta_device
         # torch's own code may call an operator with the device of a pretended tensor, which is "meta".
         is_operator = isinstance(func, OpOverload)
@@ -366,6 +367,29 @@ class FakeCudaMode(TorchFunctionMode):
             # An unknown number would be 1.0 in a tensor.
             self._tensors.lose(args[0] if func is Tensor.__setitem__ else out)
         return out
+
+    def _call_with_functions(self, operator: str, args: Any) -> Any:
+        """Run operators that take functions: they are called as eager torch calls them, but for FlexAttention's."""
+        if operator == "flex_attention" and args and lies_on_device(args[0]):
+            self._recorder.assumptions.state(FLEX_ASSUMED)
+            return flex_attention(self._tensors.lose, *args[:4])
+        with self:
+            if operator == "cond":
+                decision, branch, otherwise, operands = args
+                return (branch if decision else otherwise)(*operands)
+            if operator == "while_loop":
+                goes_on, body, state, rest = args
+                while goes_on(*state, *rest):
+                    state = tuple(body(*state, *rest))
+                return state
+            if operator == "map_impl":
+                function, slices, rest = args
+                rows = [function(*row, *rest) for row in zip(*slices, strict=True)]
+                return tree_map(lambda *parts: torch.stack(parts), *rows)
+            if operator == "foreach_map":
+                function, *rest = args
+                return function(*rest)
+        return NotImplemented
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
         is_own, meta = self._named.is_own, self._named.meta

@@ -78,7 +78,7 @@ def innermost_frame_outside_torch() -> FrameType | None:
     """Return the innermost frame outside torch and Python's own library, whose line `--assume` names."""
     for frame in frames():
         name = frame.f_code.co_filename
-        if _is_driver(name):
+        if is_driver(name):
             break
         if not name.startswith(_TORCH) and not is_of_python(name):
             return frame
@@ -120,7 +120,7 @@ def _callers() -> tuple[FrameType | None, FrameType | None]:
         name = frame.f_code.co_filename
         if name.startswith(_TORCH):
             continue
-        if _is_driver(name):
+        if is_driver(name):
             break
         if not is_installed(name):
             return frame, library
@@ -135,7 +135,7 @@ def _quoted_line(frame: FrameType) -> str:
     return f"{name}, line {number}" + (f": `{text}`" if text else "")
 
 
-def _is_driver(filename: str) -> bool:
+def is_driver(filename: str) -> bool:
     """Return whether a file belongs to the runner and not to a workload; the runner's frames are not the user's."""
     return filename.startswith((_PREDICTOR, _RUNNER)) and not filename.startswith(_WORKLOADS)
 
@@ -200,7 +200,7 @@ class StackTable:
         code = frame.f_code
         if code.co_filename.startswith(_UNSEEN):
             number = _SKIPPED
-        elif code.co_qualname == _ENGINE or _is_driver(code.co_filename):
+        elif code.co_qualname == _ENGINE or is_driver(code.co_filename):
             number = _LAST
         else:
             name = code.co_qualname.rpartition(".")[2]

@@ -7,18 +7,20 @@ same if the same instruction and the same calls lead to them, so that a loop ask
 from __future__ import annotations
 
 import ast
+import builtins
 import linecache
 import re
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import islice
+from operator import length_hint
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType, FrameType, GeneratorType, ModuleType
 from typing import Any, NamedTuple
 
 from memviz.errors import UsageError
-from memviz.predictor.position import frames, innermost_frame_outside_torch, place_in
+from memviz.predictor.position import frames, innermost_frame_outside_torch, is_driver, place_in
 from memviz.units import count_text
 
 _PLACE = re.compile(r"(?P<file>.+):(?:(?P<line>\d+)|(?P<name>[^\W\d][\w.]*))(?:#(?P<number>[1-9]\d*))?")
@@ -227,14 +229,19 @@ def assigning_line(name: str, code: CodeType, instruction: int) -> int:
 
 
 @cache
+def _nodes_of(filename: str) -> list[ast.AST]:
+    """Return the syntax nodes of a file; none where it has no readable source."""
+    try:
+        return list(ast.walk(ast.parse("".join(linecache.getlines(filename)))))
+    except (SyntaxError, ValueError):
+        return []
+
+
+@cache
 def _assigned_spans(filename: str) -> dict[str, list[_Span]]:
     """Return, for each variable of a file, the expressions that are assigned to it."""
     spans: dict[str, list[_Span]] = {}
-    try:
-        tree = ast.parse("".join(linecache.getlines(filename)))
-    except (SyntaxError, ValueError):
-        return spans
-    for node in ast.walk(tree):
+    for node in _nodes_of(filename):
         for target, value in _assignments(node):
             span = _Span((value.lineno, value.col_offset), (value.end_lineno or 0, value.end_col_offset or 0))
             for part in ast.walk(target):
@@ -260,3 +267,94 @@ def _assignments(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
             yield from zip(parts, values, strict=True)
         else:
             yield target, value  # type: ignore[misc]
+
+
+# Loops that wait for a value that never changes: in a prediction only Python's own state can end a loop.
+
+_SAMPLED_EVERY = 499
+"""Decisions of a line between two looks at the state; a prime, so that counters that start again are seen to move."""
+_SAMPLES = 4
+"""Equal states in turn, after which nothing but the value can end the loop."""
+_MOST_NUMBERS = 64
+_PLAIN = (str, int, float, complex, bool, bytes, type(None))
+Loop = ast.While | ast.For
+
+
+class WaitingLoops:
+    """Finds decisions that repeat in a `while` loop while no state changes that Python code can see."""
+
+    def __init__(self) -> None:
+        self._states: dict[str, tuple[Hashable, int]] = {}
+
+    def waits(self, place: str, times: int) -> bool:
+        """Return whether the decision at a place, asked so many times, is the only one that could end its loop."""
+        if times % _SAMPLED_EVERY:
+            return False
+        state = _state_of_loops()
+        before, equal = self._states.get(place, (None, 0))
+        equal = equal + 1 if state is not None and state == before else 1
+        self._states[place] = state, equal
+        return equal >= _SAMPLES
+
+
+def _state_of_loops() -> Hashable | None:
+    """Return the state that can end the innermost loop, and that of the frames around it; None if that is unknown."""
+    states: list[Hashable] = []
+    for frame in frames():
+        if is_driver(frame.f_code.co_filename):
+            break
+        loop, values = _loop_around(frame), {**frame.f_globals, **frame.f_locals}
+        names = frame.f_locals if states else () if loop is None else _names_that_end(loop)
+        if names is None or frame.f_code.co_name in ("<listcomp>", "<genexpr>", "<lambda>"):
+            return None
+        if isinstance(loop, ast.For):
+            counters = (part.id for part in ast.walk(loop.target) if isinstance(part, ast.Name))
+            if not states or not any(type(values.get(name)) in (int, str) for name in counters):
+                return None
+        if loop is not None or states:
+            states.append(tuple(_plain(values.get(name), 2) for name in sorted(names)))
+    return tuple(states) or None
+
+
+def _names_that_end(loop: Loop) -> set[str] | None:
+    """Return the variables in the conditions of a loop; None if one calls a function, whose state is not seen."""
+    nodes = list(ast.walk(loop))
+    conditions = [node.test for node in nodes if isinstance(node, ast.While | ast.If | ast.IfExp | ast.Assert)]
+    calls = [node for part in conditions for node in ast.walk(part) if isinstance(node, ast.Call)]
+    if any(isinstance(call.func, ast.Name) and not hasattr(builtins, call.func.id) for call in calls):
+        return None
+    # A loop may also end with its iterator.
+    iterators = [node for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func) == "next"]
+    parts = [node for part in (*conditions, *iterators) for node in ast.walk(part)]
+    return {node.id for node in parts if isinstance(node, ast.Name)}
+
+
+def _loop_around(frame: FrameType) -> Loop | None:
+    """Return the innermost loop of the frame's own code at its line."""
+    first, line = frame.f_code.co_firstlineno, frame.f_lineno
+    loops = (node for node in _nodes_of(frame.f_code.co_filename) if isinstance(node, Loop))
+    around = [loop for loop in loops if first <= loop.lineno <= line <= (loop.end_lineno or 0)]
+    return max(around, key=lambda loop: loop.lineno, default=None)
+
+
+def _plain(value: Any, depth: int) -> Hashable:
+    """Return what can be compared of a value: itself, its length, and the same of its attributes."""
+    if type(value) in _PLAIN:
+        return value  # type: ignore[no-any-return]
+    if isinstance(value, type | ModuleType) or callable(value) and not hasattr(value, "__dict__") or not depth:
+        return None
+    if isinstance(value, GeneratorType):
+        return value.gi_frame and (
+            value.gi_frame.f_lasti,
+            *(_plain(one, 0) for one in value.gi_frame.f_locals.values()),
+        )
+    numbers = getattr(value, "tobytes", None)
+    if numbers is not None and getattr(value, "size", _MOST_NUMBERS + 1) <= _MOST_NUMBERS:
+        return numbers()  # type: ignore[no-any-return]
+    if hasattr(value, "is_meta"):
+        return value._version if value.device.type == "cpu" else None
+    try:
+        length = length_hint(value, -1)
+    except Exception:  # of a program's own __len__
+        length = -1
+    return length, *(_plain(one, depth - 1) for one in getattr(value, "__dict__", {}).values())

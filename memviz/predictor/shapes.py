@@ -480,6 +480,12 @@ _FOREACH_IN_PLACE = (
 )
 
 
+def _unpadded(func: Any, args: Any, kwargs: Any) -> Any:
+    """Return the rows of a jagged tensor, whose number backward knows; torch has no rule for it."""
+    rows = args[2] if len(args) > 2 else kwargs.get("total_L")
+    return NotImplemented if rows is None else args[0].new_empty((rows, *args[0].shape[2:]))
+
+
 def _quantized_with_mask(func: Any, args: Any, kwargs: Any) -> Any:
     """Return the rounded tensor, and a mask of the elements in range that backward reads."""
     return torch.empty_like(args[0]), torch.empty_like(args[0], dtype=torch.bool)
@@ -537,6 +543,11 @@ SHAPE_RULES: dict[Any, ShapeRule] = {
     aten.native_layer_norm.default: _layer_norm,
     aten.native_layer_norm_backward.default: _layer_norm_backward,
     aten._foreach_sqrt.default: _new_list,
+    **(
+        {aten._padded_dense_to_jagged_forward.default: _unpadded}
+        if hasattr(aten, "_padded_dense_to_jagged_forward")
+        else {}
+    ),
     aten._ctc_loss_backward.default: _sequences_backward,
     aten._ctc_loss_backward.Tensor: _sequences_backward,
     **({aten._grouped_mm.default: _grouped_product} if hasattr(aten, "_grouped_mm") else {}),

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._higher_order_ops.scan import scan
 
 from memviz.predictor.device import PredictedDevice
 from tests.house.repository import text_of
@@ -25,8 +26,8 @@ def _jiterator() -> None:
     square(torch.ones(3, device="cuda"))
 
 
-def _cond() -> None:
-    torch.cond(drawn().sum() > 2, lambda x: x + 1, lambda x: x - 1, (drawn(),))
+def _scan() -> None:
+    scan(lambda carried, x: (carried + x, x * 2), drawn(300), drawn(), dim=0)
 
 
 def drawn(*shape: int) -> torch.Tensor:
@@ -44,8 +45,7 @@ OUTSIDE: dict[str, Callable[[], Any]] = {
     "Tensors of the card in a queue": lambda: ForkingPickler.dumps(drawn()),
     "Allocators": lambda: torch._C._cuda_changeCurrentAllocator(None),
     "Kernels in C++": _jiterator,
-    "`torch.export`": lambda: torch.export.export(nn.Linear(3, 3).cuda(), (drawn(2, 3),)),
-    "Operators that take functions": _cond,
+    "Operators that take functions": _scan,
     "A second card": lambda: torch.ones(3, device="cuda:1"),
 }
 ROWS = dict(re.findall(r"^\| ([^|]+) \| [^|]+ \| (.+) \|$", text_of("memviz/predictor/README.md"), re.MULTILINE))

@@ -4,6 +4,7 @@ import copy
 import math
 import pickle
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from memviz.errors import UsageError
-from memviz.predictor import assumptions
+from memviz.predictor import assumptions, questions
 from memviz.predictor.assumptions import DataNeeded, UnknownNumber, WrongAnswer
 from memviz.predictor.device import PredictedDevice
 from tests.facts import missing
@@ -179,6 +180,45 @@ def test_a_loop_that_waits_for_a_value_to_change_is_stopped(read: Any, monkeypat
         loss = read(there())
         while loss > 0.5:
             pass
+
+
+class Counter:
+    count = 0
+
+    def next(self) -> int:
+        self.count += 1
+        return self.count
+
+
+def wait_in_each_of(rounds: Any) -> None:
+    for _ in rounds:
+        while True:
+            if there() > 0.5:
+                break
+
+
+def run_loops() -> None:
+    with PredictedDevice(A100):
+        loss, counter, batches, printed = there(), Counter(), iter(range(50)), 0
+        while loss > 0.5 and counter.next() < 50:
+            pass
+        while loss > 0.5 and next(batches, None) is not None:
+            pass
+        for _ in zip(range(50), range(50), strict=True):
+            assert loss > 0.5
+        wait_in_each_of(there() for _ in range(50))
+        with pytest.raises(DataNeeded, match="would not end"):
+            while loss > 0.5:
+                loss = there()
+                printed += 1
+        assert printed < 50
+
+
+def test_a_loop_is_stopped_early_only_where_nothing_else_can_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(questions, "_SAMPLED_EVERY", 7)
+    # Loops of a test runner, which call this, could end it as well.
+    with ThreadPoolExecutor(1) as alone:
+        alone.submit(run_loops).result()
 
 
 def test_a_user_states_the_answer_of_a_line() -> None:
