@@ -11,12 +11,14 @@ from torch.nn import functional
 from tests.truth import default_device_model as default_device
 from tests.truth import filled_tables_model as filled_tables
 from tests.truth import turned_halves_model as turned_halves
+from tests.truth import written_pairs_model as written_pairs
 from tests.truth.biased_model import BiasedModel
 from tests.truth.default_device_model import DefaultDeviceModel
 from tests.truth.filled_tables_model import FilledTablesModel
 from tests.truth.language_model import AdamW, LanguageModel, Sizes, cross_entropy
 from tests.truth.summed_squares_model import SummedSquaresModel
 from tests.truth.turned_halves_model import TurnedHalvesModel
+from tests.truth.written_pairs_model import WrittenPairsModel
 
 Program = Callable[[], None]
 
@@ -189,6 +191,30 @@ def _library_step(context: int, *, halves: bool, trains: bool, keeps_graph: bool
     return run
 
 
+def _first_step(context: int, *, halves: bool, trains: bool) -> Program:
+    """Record the first forward or step of a model; the models before it had left their memory."""
+
+    def run() -> None:
+        torch.set_float32_matmul_precision("highest" if halves else "high")
+        if trains or context > 128:
+            # An earlier model of the process has made cuBLAS's workspace.
+            torch.mm(torch.zeros(1, 1, device="cuda"), torch.zeros(1, 1, device="cuda"))
+        model = WrittenPairsModel(replace(_LARGEST, context=context)).to("cuda")
+        optimizer = written_pairs.AdamW(model.parameters())
+        words = _words(4, context)
+        with torch.autocast("cuda", dtype=torch.bfloat16) if halves else nullcontext():
+            _record()
+            torch.cuda.empty_cache()
+            scores = model(words)
+            if trains:
+                loss = written_pairs.cross_entropy(scores, words)
+                loss.backward()
+                optimizer.step()
+        _dump()
+
+    return run
+
+
 def _default_device_step(context: int, *, halves: bool, trains: bool) -> Program:
     """Build a model under a default device, run its forward once, and record a second one or a whole step."""
 
@@ -304,6 +330,14 @@ PROGRAMS: dict[str, Program] = {
     },
     "largest-graph-128": _library_step(128, halves=False, trains=False, keeps_graph=True),
     "largest-graph-128-bf16": _library_step(128, halves=True, trains=False, keeps_graph=True),
+    **{
+        f"written-pairs-{'train' if trains else 'forward'}-{context}{'-bf16' if halves else ''}": _first_step(
+            context, halves=halves, trains=trains
+        )
+        for context in (128, 256, 512)
+        for halves, trains in ((False, False), (False, True), (True, False))
+        if not trains or context == 128
+    },
     "default-device-train-128": _default_device_step(128, halves=False, trains=True),
     **{
         f"default-device-forward-{context}": _default_device_step(context, halves=False, trains=False)

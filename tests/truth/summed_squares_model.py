@@ -74,7 +74,7 @@ class Attention(nn.Module):
         key = self.rotary(key, places)
         query = self.rotary(query, places)
         mask = torch.tril(torch.ones(x.size(1), x.size(1), device=x.device)).bool()
-        mixed = _mixed(query, key, value, mask)
+        mixed = mixed_values(query, key, value, mask)
         joined = mixed.transpose(1, 2).reshape(x.shape)
         out: Tensor = self.out(joined)
         return out
@@ -83,7 +83,7 @@ class Attention(nn.Module):
         return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
 
-def _mixed(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+def mixed_values(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
     scores = torch.einsum("...qd,...kd->...qk", query, key)
     scores = scores / query.size(-1) ** 0.5
     scores = scores.masked_fill(mask == False, -1e9)  # noqa: E712 - as it was recorded: another kernel than ~mask

@@ -9,6 +9,7 @@ from tests.truth.recordings import recording, recordings
 DIFFERENCES: dict[str, tuple[tuple[bool, bool, bool], int | None, str]] = {
     "forward-many-segments": ((True, False, False), None, "Some fifty steps were before it, here one."),
     "train-weights-first": ((True, False, False), None, "Some forty steps were before it, here one."),
+    "written-pairs-train-128": ((True, True, True), 2066, "An index on the host is copied before the result is made."),
 }
 """Exactness of live, allocated and reserved, the first allocation that differs, and why."""
 QUICK = {"forward-complete", "train-mixed-precision", "small-complete"}
