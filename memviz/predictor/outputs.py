@@ -437,8 +437,7 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
         return function(path)
 
     def _link(self, function: Any, src: Any, dst: Any, **kwargs: Any) -> Any:
-        ask = self._with_real_functions
-        if ask(self.kept_copy, src) is None and ask(self.path_to_write, dst) is None:
+        if not any(self._with_real_functions(*each) for each in ((self.kept_copy, src), (self.path_to_write, dst))):
             return function(src, dst, **kwargs)
         shutil.copyfile(src, dst)
         return None

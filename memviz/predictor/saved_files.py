@@ -266,9 +266,8 @@ class SavedFiles:
         if path is None or not (is_unknown or isinstance(f, str | os.PathLike)):
             return self._write(obj, f, *args, **kwargs)
         if isinstance(f, str | os.PathLike):
-            return self._write(
-                obj, self._outputs.path_to_write(path, copy=False, always=is_unknown) or f, *args, **kwargs
-            )
+            twin = self._outputs.path_to_write(path, copy=False, always=is_unknown)
+            return self._write(obj, twin or f, *args, **kwargs)
         if self._outputs.kept_copy(path) is None:
             # The program has truncated it already, so it is removed in any case.
             self._placeholders.add(path)

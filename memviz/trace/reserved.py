@@ -257,5 +257,4 @@ def _merge_neighbours(rows: Segments, source: Ints8, final_count: int) -> Segmen
 
 
 def _equal_neighbours(*columns: npt.NDArray[Any]) -> Bools:
-    same = [column[1:] == column[:-1] for column in columns]
-    return np.asarray(np.logical_and.reduce(same), dtype=np.bool_)
+    return np.asarray(np.logical_and.reduce([column[1:] == column[:-1] for column in columns]), dtype=np.bool_)
