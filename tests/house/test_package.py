@@ -184,12 +184,14 @@ def test_a_checkout_prints_the_code_that_a_wheel_prints(codes: dict[str, str]) -
 def test_the_code_that_a_run_prints_runs_as_it_is(
     place: str, site: Path, codes: dict[str, str], tmp_path: Path
 ) -> None:
-    """With memviz installed, in its checkout, and with the file of the optimization copied next to it."""
+    """With memviz installed, in its checkout, and with the file of the optimization copied next to it, as it says."""
     copies, program = tmp_path / "copies", str(ROOT / "tests" / "house" / "printed_code.py")
     for kind in OPTIMIZATIONS:
         (copies / kind.name).mkdir(parents=True)
         if place == "copies":
             shutil.copy(ROOT / "optimizations" / f"{kind.name}.py", copies / kind.name)
+    if place == "copies":
+        codes = {name: code.replace("from memviz.optimizations.", "from ") for name, code in codes.items()}
     where = {"wheel": [site], "checkout": [ROOT], "copies": []}[place]
     done = answer([program, str(copies)], codes, ROOT if place == "checkout" else tmp_path, *where)
     above = "" if place == "copies" else "memviz.optimizations."
