@@ -233,12 +233,12 @@ def _casts(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_meta and value.is_floating_point() and value.dtype != torch.float64
 
 
+def with_device_renamed(function: Kernel) -> Kernel:
+    return lambda *args: function(*("cuda" if arg == "meta" else arg for arg in args))
+
+
 def follow_autocast(patches: Patches, autocast: Autocast) -> None:
     """Follow autocast regions of "cuda" and "meta"."""
-
-    def with_device_renamed(function: Kernel) -> Kernel:
-        return lambda *args: function(*("cuda" if arg == "meta" else arg for arg in args))
-
     patches.callback(autocast.close)
     for owner in (torch, torch.amp, torch.amp.autocast_mode):
         for name in ("is_autocast_enabled", "get_autocast_dtype", "is_autocast_available", "set_autocast_dtype"):

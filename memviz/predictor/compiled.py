@@ -26,10 +26,12 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode, _push_mode
 from torch.utils._pytree import tree_map
 
+from memviz.predictor.autocast import with_device_renamed
 from memviz.predictor.compat import Patches, function_modes, without_modes
 from memviz.predictor.decompositions import flex_inputs, flex_results
 from memviz.predictor.recorder import AllocationRecorder
@@ -168,11 +170,12 @@ class Compiler:
                 # The prediction enters its modes there.
                 patches.put(owner, "_engine_run_backward", inspect.unwrap(vars(owner)["_engine_run_backward"]))
             _differentiate_composed(patches)
+            asks = torch._C.is_autocast_enabled
             if context is not None:
                 _enter_inductor(patches, context)
-            else:
-                # Dynamo reads no code of the prediction.
-                patches.put(torch, "is_autocast_enabled", torch._C.is_autocast_enabled)
+                asks = with_device_renamed(asks)
+            # Dynamo reads no code of the prediction.
+            patches.put(torch, "is_autocast_enabled", asks)
             position.phases.append("compile")
             self.is_tracing = recorder.making_on_meta = True
             try:
@@ -532,7 +535,9 @@ def _enter_inductor(patches: Patches, context: Any) -> None:
     patches.enter_context(V.set_fake_mode(context.fake_mode))
     for name, answer in _GUARDED.items():
         method = partialmethod(_without_guard, getattr(Tensor, name), answer)
-        patches.put(Tensor, name, method)
+        # `Tensor.__getitem__` itself stays: `decompositions.index_with_every_slice` says why.
+        for kind in (FakeTensor, FunctionalTensor) if name == "__getitem__" else (Tensor,):
+            patches.put(kind, name, method)
     patches.enter_context(torch._guards.tracing(context))
     patches.enter_context(compiled_autograd._disable())
 

@@ -41,6 +41,12 @@ def test_fused_operators_have_no_buffers_between_them() -> None:
     assert "torch.compile" in notes
 
 
+def test_tensors_are_made_of_tensors_after_something_was_compiled() -> None:
+    """A Python function as `Tensor.__getitem__`, even for a moment, makes CPython take numbers for sequences."""
+    peak_of(lambda: torch.compile(lambda x: x[:2, None].sin())(torch.ones(4, 4, device="cuda")))
+    assert torch.tensor([torch.ones(()), 2.0]).tolist() == [1.0, 2.0]
+
+
 def test_code_that_asks_for_autocast_is_one_graph() -> None:
     def program() -> None:
         run = torch.compile(lambda x: chain(x.half() if torch.is_autocast_enabled() else x), fullgraph=True)
