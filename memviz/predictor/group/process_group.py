@@ -27,6 +27,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d
+from torch.distributed import device_mesh
 from torch.distributed import distributed_c10d as functions
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -678,6 +679,14 @@ class _NcclOptions(c10d.Backend.Options):
         self.config = None
 
 
+def _group_of_own_part(parent_pg: Any = None, split_ranks: Any = (), *_: Any, **__: Any) -> Any:
+    """Split a group as NCCL does. The backend here cannot, but the group of this rank's part is no other."""
+    parent: Any = parent_pg or dist.group.WORLD
+    own = next((part for part in split_ranks if parent.rank() in part), None)
+    ranks = dist.get_process_group_ranks(parent)
+    return None if own is None else dist.new_group([ranks[number] for number in sorted(own)])
+
+
 def follow_group(
     patches: Patches, recorder: AllocationRecorder, rank: GroupRank | None, layout: Layout, order: StreamOrder
 ) -> None:
@@ -704,6 +713,8 @@ def follow_group(
         patches.replace(owner, "recv_object_list", no_message)
         patches.replace(owner, "scatter_object_list", group.scatter_objects)
         patches.replace(owner, "monitored_barrier", lambda *args, **kwargs: None)
+    for owner in (functions, dist, device_mesh):
+        patches.replace(owner, "split_group", _group_of_own_part)
     patches.put(torch._C, "_nccl_version", lambda: 2 << 32 | 27 << 16 | 5)
     patches.put(torch._C, "_nccl_version_suffix", lambda: b"")
     patches.replace(functions, "_NCCL_AVAILABLE", True)

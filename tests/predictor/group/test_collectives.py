@@ -152,8 +152,11 @@ def test_a_long_queue_has_run_the_collectives_before_it() -> None:
         assert held() == sent.nbytes
 
 
-def test_groups_within_the_group() -> None:
-    with as_rank(5, 8):
+@pytest.mark.parametrize("device", [{}, {"device_id": torch.device("cuda", 5)}])
+def test_groups_within_the_group(device: dict[str, Any]) -> None:
+    """Of a group that knows its device torch splits off the parts, instead of making them one by one."""
+    with as_rank(5, 8, begun=False):
+        dist.init_process_group("nccl", **device)
         mesh = dist.init_device_mesh("cuda", (2, 4), mesh_dim_names=("data", "model"))
         assert (mesh["data"].get_local_rank(), mesh["model"].get_local_rank()) == (1, 1)
         assert dist.get_world_size(mesh.get_group("model")) == 4
@@ -162,6 +165,9 @@ def test_groups_within_the_group() -> None:
         assert tensor.tolist() == [4, 4]
         other = dist.new_group([0, 1])
         assert dist.get_rank(other) == -1
+        parts = [[3, 2], [1, 0]]
+        part = dist.split_group(mesh.get_group("model"), parts) if device else dist.new_group([4, 5])
+        assert dist.get_process_group_ranks(part) == [4, 5]
 
 
 @pytest.mark.parametrize("says", [{}, {"init_method": "env://"}])
