@@ -154,7 +154,7 @@ def test_a_long_queue_has_run_the_collectives_before_it() -> None:
 
 @pytest.mark.parametrize("device", [{}, {"device_id": torch.device("cuda", 5)}])
 def test_groups_within_the_group(device: dict[str, Any]) -> None:
-    """Of a group that knows its device torch splits off the parts, instead of making them one by one."""
+    """Torch splits the parts off a group that knows its device, instead of making them one by one."""
     with as_rank(5, 8, begun=False):
         dist.init_process_group("nccl", **device)
         mesh = dist.init_device_mesh("cuda", (2, 4), mesh_dim_names=("data", "model"))
