@@ -87,3 +87,11 @@ def test_a_triton_kernel_in_a_graph_that_runs_uncompiled_writes_into_its_argumen
         assert torch.cuda.memory_allocated() == before
         assert "unknown" in repr(result)
         assert any(note.startswith("Triton kernels did not run") for note in device.unseen())
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_strided_nested_tensors_are_refused_and_the_other_layout_is_named() -> None:
+    with PredictedDevice(A100):
+        assert torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]).is_nested
+        with pytest.raises(UsageError, match=r"torch\.jagged"):
+            torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], device="cuda")
