@@ -46,16 +46,17 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 _TOGETHER = {
-    "browser stories of runs": ("tests/browser/test_run", "tests/browser/test_fit.", "tests/browser/test_leaving."),
-    "browser stories": ("tests/browser/",),
-    "recordings against predictions": ("tests/truth/",),
-    "house": ("tests/house/",),
+    "browser stories": "tests/browser/",
+    "recordings against predictions": "tests/truth/",
+    "house": "tests/house/",
 }
-"""Tests that one process runs, because they share a page, predictions or parsed files, in the order of their begin."""
+"""Tests that one process runs, longest first: they share a page, predictions or parsed files.
+
+Two browsers at once would make each other wait."""
 
 
 def _shared_scope(nodeid: str) -> str | None:
-    return next((name for name, begins in _TOGETHER.items() if nodeid.startswith(begins)), None)
+    return next((name for name, folder in _TOGETHER.items() if nodeid.startswith(folder)), None)
 
 
 @pytest.hookimpl(trylast=True)
