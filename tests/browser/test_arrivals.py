@@ -81,7 +81,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def home(same_page: Any, server: str) -> Iterator[Any]:
-    """The start page with nothing open, after which no address is intercepted and the line is as it was."""
+    """The start page with nothing open, after which no address is intercepted."""
     at_home(same_page, server)
     yield same_page
     same_page.unroute_all()
@@ -147,8 +147,8 @@ def test_where_something_else_answers_the_file_is_refused(home: Any, large: Path
     assert page.locator("#home").is_visible()
 
 
-def test_where_too_many_are_read_a_file_waits_for_its_place(home: Any, large: Path) -> None:
-    page = home
+def test_where_too_many_are_read_a_file_waits_for_its_place(page: Any, server: str, large: Path) -> None:
+    at_home(page, server)
     may_go = threading.Event()
     full = {"reason": "Too many files are being read. Try again in a moment."}
     page.route(
@@ -212,9 +212,9 @@ SAMPLE = Path(__file__).parents[2] / "sample_traces" / "training.pickle.gz"
 BYTES_A_SECOND = 250_000
 
 
-def test_over_a_slow_line_far_fewer_bytes_go(home: Any, tmp_path: Path) -> None:
-    """The browser's developer tools throttle the line."""
-    page = home
+def test_over_a_slow_line_far_fewer_bytes_go(page: Any, server: str, tmp_path: Path) -> None:
+    """The browser's developer tools throttle the line, which this page has not measured yet."""
+    at_home(page, server)
     file = tmp_path / "training.pickle"
     # Several steps of a sample, as long as a real file of 3 MB.
     root = pickle.loads(gzip.decompress(SAMPLE.read_bytes()))
@@ -229,6 +229,5 @@ def test_over_a_slow_line_far_fewer_bytes_go(home: Any, tmp_path: Path) -> None:
     tools.send("Network.emulateNetworkConditions", line)
     page.set_input_files("#first-files input[type=file]", file)
     page.locator("#verdict .mv-verdict").wait_for()
-    tools.detach()
     sent = sum(int(part.all_headers()["content-length"]) for part in parts if part.method == "POST")
     assert 0 < sent < file.stat().st_size / 4
