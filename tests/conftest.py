@@ -50,9 +50,8 @@ _TOGETHER = {
     "recordings against predictions": "tests/truth/",
     "house": "tests/house/",
 }
-"""Tests that one process runs, longest first: they share a page, predictions or parsed files.
-
-Two browsers at once would make each other wait."""
+"""Tests that one process runs, longest first: they share a page, predictions or parsed files, and two browsers at once
+would make each other wait."""
 
 
 def _shared_scope(nodeid: str) -> str | None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch._library.custom_ops import OPDEFS
 
-from memviz.predictor.compat import AUTOCAST_SINCE, Patches
+from memviz.predictor.compat import AUTOCAST_SINCE, Patches, without_functions
 from memviz.predictor.shapes import leaves_of
 
 aten = torch.ops.aten
@@ -52,7 +52,6 @@ _NORMS = {"norm.Scalar": "ScalarOpt_dtype", "norm.ScalarOpt_dim": "ScalarOpt_dim
 """Norms without a dtype argument, and the overloads that return fp32."""
 _ALL = TO_HALF | TO_SINGLE | ANSWER_IN_SINGLE | TO_WIDEST | set(_NORMS)
 _Library: Any = torch.library.Library
-_WithoutFunctionModes: Any = torch._C.DisableTorchFunction
 
 
 class Autocast:
@@ -114,7 +113,7 @@ class Autocast:
 
         def return_input_type(*args: Any, **kwargs: Any) -> Any:
             casts, out = self.casts_now, run(*args, **kwargs)
-            with _WithoutFunctionModes():
+            with without_functions():
                 return out.to(args[0].dtype) if casts and _casts(out) and _casts(args[0]) else out
 
         return run if registered else return_input_type
@@ -136,7 +135,7 @@ class Autocast:
         def cast_before(*args: Any, **kwargs: Any) -> Any:
             if not self.casts_now:
                 return kernel(*args, **kwargs)
-            with _WithoutFunctionModes():
+            with without_functions():
                 # Backward comes here with them on, and to them our tensors are on the card.
                 args, kwargs = self.cast(name, args, kwargs)
             with self.running(name):
@@ -159,7 +158,7 @@ class Autocast:
         func = _operator(name)
 
         def norm(tensor: Tensor, *args: Any) -> Any:
-            with _WithoutFunctionModes():
+            with without_functions():
                 casts = self.casts_now and _casts(tensor)
             if casts:
                 return getattr(aten.norm, _NORMS[name])(tensor, *args, dtype=torch.float32)

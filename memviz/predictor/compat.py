@@ -43,6 +43,17 @@ without_modes: Any = _disable_current_modes
 function_modes: Callable[[], list[Any]] = _get_current_function_mode_stack
 
 
+@contextmanager
+def without_function_modes() -> Iterator[None]:
+    """Leave the modes: torch's compiler enables functions again, so that disabling them is not enough for its code."""
+    modes = [torch._C._pop_torch_function_stack() for _ in range(torch._C._len_torch_function_stack())]
+    try:
+        yield
+    finally:
+        for mode in reversed(modes):
+            torch._C._push_on_torch_function_stack(mode)
+
+
 class StandIn(type):
     """Metaclass of classes in place of torch's own: instances are those of `real`."""
 

@@ -32,7 +32,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_
 from torch.utils._pytree import tree_map
 
 from memviz.predictor.autocast import with_device_renamed
-from memviz.predictor.compat import Patches, function_modes, without_modes
+from memviz.predictor.compat import Patches, function_modes, without_function_modes, without_modes
 from memviz.predictor.decompositions import flex_inputs, flex_results
 from memviz.predictor.recorder import AllocationRecorder
 from memviz.predictor.rules import COMPILED
@@ -164,7 +164,7 @@ class Compiler:
         before = self.is_tracing, recorder.making_on_meta
         with Patches() as patches:
             patches.enter_context(without_modes())
-            patches.enter_context(_without_function_modes())
+            patches.enter_context(without_function_modes())
             patches.put(nn.Module, "__call__", self._call)
             for owner in (torch.autograd, torch.autograd.graph):
                 # The prediction enters its modes there.
@@ -403,17 +403,6 @@ def _momentum_of_first_step(_: Any, gradients: list[Tensor], buffers: list[Tenso
     for at, buffer in enumerate(buffers):
         if buffer is None and settings["momentum"]:
             buffers[at] = torch.empty_like(gradients[at])
-
-
-@contextmanager
-def _without_function_modes() -> Iterator[None]:
-    # Disabling functions is not enough: torch's compiler enables them again.
-    modes = [torch._C._pop_torch_function_stack() for _ in range(torch._C._len_torch_function_stack())]
-    try:
-        yield
-    finally:
-        for mode in reversed(modes):
-            torch._C._push_on_torch_function_stack(mode)
 
 
 def _differentiate_composed(patches: Patches) -> None:

@@ -37,14 +37,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.overrides import _pop_mode_temporarily
 
 from memviz.predictor.assumptions import Assumptions, data_needed, not_predicted, refusing
 from memviz.predictor.compat import (
     LateDynamo,
     Patches,
-    function_modes,
     signatures_of_torch,
+    without_function_modes,
     without_functions,
     without_modes,
 )
@@ -427,9 +426,7 @@ def _run_without_modes(run: Any) -> Any:
 
     @wraps(run)
     def run_outside(*args: Any, **kwargs: Any) -> Any:
-        with without_modes(), ExitStack() as without_function_modes:
-            for _ in function_modes():
-                without_function_modes.enter_context(_pop_mode_temporarily())
+        with without_modes(), without_function_modes():
             return run(*args, **kwargs)
 
     return run_outside

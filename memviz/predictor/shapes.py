@@ -522,6 +522,11 @@ _GRADIENTS_OF_LEARNED = (
     aten._fake_quantize_learnable_per_channel_affine_backward.default,
 )
 _FUSED = [getattr(aten, name) for name in ("_fused_sgd_", "_fused_adagrad_") if hasattr(aten, name)]
+_OF_SOME_RELEASES = {
+    "_grouped_mm": _grouped_product,
+    "_padded_dense_to_jagged_forward": _unpadded,
+    "_weight_int4pack_mm": _product_of_int4,
+}
 SHAPE_RULES: dict[Any, ShapeRule] = {
     **dict.fromkeys(_ONE_TO_ONE, _elementwise),
     **dict.fromkeys((aten.mul.Scalar, aten.div.Scalar, aten.add.Scalar), _with_number),
@@ -543,15 +548,9 @@ SHAPE_RULES: dict[Any, ShapeRule] = {
     aten.native_layer_norm.default: _layer_norm,
     aten.native_layer_norm_backward.default: _layer_norm_backward,
     aten._foreach_sqrt.default: _new_list,
-    **(
-        {aten._padded_dense_to_jagged_forward.default: _unpadded}
-        if hasattr(aten, "_padded_dense_to_jagged_forward")
-        else {}
-    ),
     aten._ctc_loss_backward.default: _sequences_backward,
     aten._ctc_loss_backward.Tensor: _sequences_backward,
-    **({aten._grouped_mm.default: _grouped_product} if hasattr(aten, "_grouped_mm") else {}),
-    **({aten._weight_int4pack_mm.default: _product_of_int4} if hasattr(aten, "_weight_int4pack_mm") else {}),
+    **{getattr(aten, name).default: rule for name, rule in _OF_SOME_RELEASES.items() if hasattr(aten, name)},
     **dict.fromkeys(_FOREACH_IN_PLACE, _in_place),
     **{getattr(packet, overload): _fused_optimizer for packet in _FUSED for overload in packet.overloads()},
     aten.convolution.default: convolution_shape,

@@ -171,9 +171,8 @@ class PendingCollectives:
     def pass_barrier(self) -> None:
         """Let the host wait for the card; tensors that torch keeps are freed by a later collective."""
         self._order.host_waits_for_all(self._order.current.card)
-        for going_on in self._going_on.values():
-            if not self.keeps_tensors:
-                self._release(list(going_on), going_on)
+        for going_on in () if self.keeps_tensors else self._going_on.values():
+            self._release(list(going_on), going_on)
 
     def _release(self, works: list[PretendedWork], going_on: list[PretendedWork]) -> None:
         for work in works:
