@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tests.truth.language_model import Sizes
+from tests.truth.language_model import Sizes, StackedBlocks
 from tests.truth.turned_halves_model import Block, Gated, Norm, mixed
 
 
@@ -77,7 +77,7 @@ class Attention(nn.Module):
         return self.out(joined)
 
 
-class DefaultDeviceModel(nn.Module):
+class DefaultDeviceModel(StackedBlocks):
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
         self.words = Words(sizes)
@@ -87,14 +87,6 @@ class DefaultDeviceModel(nn.Module):
         )
         self.norm = Norm(sizes.width)
         self.head = Linear(sizes.width, sizes.vocabulary)
-
-    def forward(self, words: Tensor) -> Tensor:
-        x = self.words(words)
-        for block in self.blocks:
-            x = block(x)
-        x = self.norm(x)
-        scores: Tensor = self.head(x)
-        return scores
 
 
 class AdamW(torch.optim.Optimizer):

@@ -114,6 +114,23 @@ class Block(nn.Module):
         return x + self.gated(before_gated)
 
 
+class StackedBlocks(nn.Module):
+    """The forward of models whose names let go of a tensor as soon as the next one is there."""
+
+    words: nn.Module
+    blocks: nn.ModuleList
+    norm: nn.Module
+    head: nn.Module
+
+    def forward(self, words: Tensor) -> Tensor:
+        x = self.words(words)
+        for block in self.blocks:
+            x = block(x)
+        x = self.norm(x)
+        scores: Tensor = self.head(x)
+        return scores
+
+
 class LanguageModel(nn.Module):
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.truth.filled_tables_model import Gated, product, weights
-from tests.truth.language_model import Sizes
+from tests.truth.language_model import Sizes, StackedBlocks
 from tests.truth.summed_squares_model import Words, mixed_values
 
 
@@ -94,21 +94,13 @@ class Block(nn.Module):
         return x + part
 
 
-class WrittenPairsModel(nn.Module):
+class WrittenPairsModel(StackedBlocks):
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
         self.words = Words(sizes.vocabulary, sizes.width).to("cuda")
         self.blocks = nn.ModuleList(Block(sizes) for _ in range(sizes.layers))
         self.norm = Norm(sizes.width)
         self.head = Linear(sizes.width, sizes.vocabulary)
-
-    def forward(self, words: Tensor) -> Tensor:
-        x = self.words(words)
-        for block in self.blocks:
-            x = block(x)
-        x = self.norm(x)
-        scores: Tensor = self.head(x)
-        return scores
 
 
 def cross_entropy(scores: Tensor, targets: Tensor) -> Tensor:
