@@ -19,6 +19,7 @@ from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from memviz.errors import UsageError
+from memviz.predictor.compat import inside_operator
 from memviz.predictor.known_values import DEFAULT_NUMBER
 from memviz.predictor.position import file_and_line_of_caller, first_of_library, place_of, quoted_line_of_caller
 from memviz.predictor.questions import AskedQuestion, GivenAnswer, QuestionKind, Questions, WaitingLoops
@@ -422,8 +423,10 @@ class Assumptions:
 
         @wraps(target)
         def run(*args: Any, **kwargs: Any) -> Any:
-            for sentence in sentences:
-                self.say(sentence)
+            # Code that a library compiles may compute the known result of an operator.
+            if not inside_operator():
+                for sentence in sentences:
+                    self.say(sentence)
             return target(*args, **kwargs)
 
         return run

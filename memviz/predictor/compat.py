@@ -17,6 +17,7 @@ or a few bytes:
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import math
 import sys
@@ -33,7 +34,7 @@ from torch import Tensor
 from torch.nn import functional, init
 from torch.nn.modules import transformer
 from torch.overrides import _get_current_function_mode_stack
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes, _len_torch_dispatch_stack
 
 from memviz.errors import UsageError
 
@@ -41,6 +42,11 @@ without_functions: Any = torch._C.DisableTorchFunction
 """Context without `__torch_function__`: tensors as they are here, not as the program sees them."""
 without_modes: Any = _disable_current_modes
 function_modes: Callable[[], list[Any]] = _get_current_function_mode_stack
+
+
+def inside_operator() -> bool:
+    """Return whether an operator of the program is being predicted: its mode is left until it has its result."""
+    return _len_torch_dispatch_stack() == 0
 
 
 @contextmanager
@@ -156,6 +162,9 @@ AUTOCAST_SINCE = {"rms_norm": (2, 12)}
 EINSUM_REORDERS_SINCE = (2, 9)
 """torch swaps the operands where the result's rows are then in the order of the equation (read; the older way is
 proved by recordings of torch 2.6). It decides the layout of the result, and so what the next operators copy."""
+MEAN_SAVES_UNTIL = (2, 1)
+"""Up to it a mean saves its input for backward. What all other operators save is the same from 2.1 to 2.13: compared
+in the headers of autograd's generated functions, which the wheels bring."""
 SLICES_UNTIL = (2, 6)
 """Up to it every ":" of `x[:, -1, :]` makes a slice, though it shows the whole dimension, and the gradient of a slice
 is padded with zeros to the size of the sliced tensor."""
@@ -191,6 +200,40 @@ def follow_release(patches: Patches, release: Release) -> None:
         patches.replace(functional, "multi_head_attention_forward", attention)
     if release < MASK_ON_DEFAULT_DEVICE_SINCE:
         patches.replace(transformer, "_generate_square_subsequent_mask", _mask_on_host)
+    if release <= MEAN_SAVES_UNTIL:
+        for owner in (torch, Tensor):
+            patches.put(owner, "mean", _saving_its_input(owner.mean))
+        for name in ("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d"):
+            patches.replace(functional, name, _saving_its_input(vars(functional)[name], is_mean=_pools_to_one))
+
+
+class _SavedInput(torch.autograd.Function):
+    """Nothing but a saved tensor: in autograd's graph it is released after the operator that reads the result."""
+
+    @staticmethod
+    def forward(ctx: Any, saved: Tensor) -> Tensor:
+        ctx.save_for_backward(saved)
+        return saved.view_as(saved)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        # Read, as by the operator: a checkpoint counts what is read.
+        return gradients[0] if ctx.saved_tensors else None
+
+
+def _pools_to_one(input: Tensor, output_size: Any) -> bool:
+    return all(size == 1 for size in (output_size if isinstance(output_size, tuple | list) else (output_size,)))
+
+
+def _saving_its_input(
+    installed: Callable[..., Tensor], is_mean: Callable[..., bool] = lambda *args, **kwargs: True
+) -> Callable[..., Tensor]:
+    @functools.wraps(installed)
+    def mean(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        saves = input.requires_grad and torch.is_grad_enabled() and is_mean(input, *args, **kwargs)
+        return installed(_SavedInput.apply(input) if saves else input, *args, **kwargs)
+
+    return mean
 
 
 def _share_below(x: float) -> float:

@@ -315,8 +315,7 @@ class FakeCudaMode(TorchFunctionMode):
             Tensor.record_stream: self._record_stream,
             Tensor.new: new_of_sparse,
             Tensor.__getitem__: self._index,
-            # Weight subclasses read the target device from it, and pack themselves when moved to a card.
-            torch._C._nn._parse_to: lambda args, kwargs: torch._C._nn._parse_to(*args, **kwargs),
+            torch._C._nn._parse_to: self._parse_move,
         }
         self._answers = {**tensors.answers, **own, **({} if peers is None else peers.answers)}
 
@@ -413,6 +412,15 @@ class FakeCudaMode(TorchFunctionMode):
         if not kwargs.get("pin_memory"):
             return func(*args, **kwargs)
         return self._tensors.mark_pinned(func(*args, **{**kwargs, "pin_memory": False}))
+
+    def _parse_move(self, args: Any, kwargs: Any) -> Any:
+        """Weight subclasses read the target device from it, and pack themselves when moved to a card."""
+
+        def named(value: Any) -> Any:
+            # A build of torch for the host knows no card by its number.
+            return self._named.device(self._named.card(value)) if type(value) is int else value
+
+        return torch._C._nn._parse_to(*map(named, args), **{name: named(value) for name, value in kwargs.items()})
 
     def _to_the_card(self, args: Any, kwargs: Any) -> Any:
         device = args[1] if len(args) > 1 else kwargs.get("device")

@@ -144,7 +144,8 @@ def test_what_is_emptied_again_and_again_still_lets_go_of_cycles() -> None:
             assert device.reserved_bytes == 0
 
 
-def test_a_weight_packs_itself_on_its_way_to_the_card() -> None:
+@pytest.mark.parametrize("target", ["cuda", 0, torch.device("cuda:0")])
+def test_a_weight_packs_itself_on_its_way_to_the_card(target: Any) -> None:
     """Weights of bitsandbytes ask torch for the target device, and pack themselves unless that is `meta`."""
 
     class Packed(torch.nn.Parameter):
@@ -159,10 +160,19 @@ def test_a_weight_packs_itself_on_its_way_to_the_card() -> None:
         layer = torch.nn.Linear(8, 1024, bias=False)
         layer.weight = Packed(layer.weight.detach(), requires_grad=False)
         weight = layer.weight
-        layer.to("cuda")
+        weight.to(target)
         layer.to("cuda")
         assert layer.weight is weight and weight.shape == (1024, 4)
         assert torch.cuda.memory_allocated() == 1024 * 4
+
+
+def test_what_a_library_compiles_for_the_host_is_not_said_of_the_card() -> None:
+    """bitsandbytes compiles its operators for the host, which compute the values that are known."""
+    with torch.library._scoped_library("probe", "DEF") as library, PredictedDevice(A100) as device:
+        library.define("twice(Tensor x) -> Tensor")
+        library.impl("twice", torch.compile(lambda x: x * 2), "CompositeExplicitAutograd")
+        assert torch.ops.probe.twice(torch.arange(4, device="cuda"))[1].item() == 2
+        assert not any("torch.compile" in note for note in device.unseen())
 
 
 PACKED_PRODUCT = (

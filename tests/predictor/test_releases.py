@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional, init
+from torch.utils.checkpoint import checkpoint
 
 from memviz.predictor.cards import card_named
 from memviz.predictor.compat import without_deletions
@@ -102,3 +103,26 @@ def test_torch_is_its_own_again_afterwards() -> None:
         pass
     after = (init._no_grad_trunc_normal_, functional.multi_head_attention_forward)
     assert after == before
+
+
+@pytest.mark.parametrize(("release", "saved"), [((2, 1), 2), ((2, 2), 0)])
+def test_a_mean_saves_its_input_until_2_1(release: tuple[int, int], saved: int) -> None:
+    def rows_and_planes(x: torch.Tensor) -> torch.Tensor:
+        rows = (x * 2).mean(-1, keepdim=True)
+        return rows.sum() + functional.adaptive_avg_pool2d(x * 3, 1).sum() + functional.adaptive_avg_pool2d(x, 2).sum()
+
+    with PredictedDevice(H100, release=release):
+        x = torch.zeros(LENGTH, 4, WIDTH, WIDTH, device="cuda", requires_grad=True)
+        one = x.nbytes
+        loss = rows_and_planes(x)
+        assert torch.cuda.memory_allocated() // one == 1 + saved
+        loss.backward()
+        # The gradient.
+        assert torch.cuda.memory_allocated() // one == 2
+        loss = checkpoint(rows_and_planes, x, use_reentrant=False)
+        assert torch.cuda.memory_allocated() // one == 2
+        loss.backward()
+        assert torch.cuda.memory_allocated() // one == 2
+        with torch.no_grad():
+            kept = rows_and_planes(x)
+            assert torch.cuda.memory_allocated() // one == 2 and kept.is_cuda
