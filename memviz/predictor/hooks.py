@@ -25,6 +25,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial, wraps
+from importlib.util import find_spec
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -493,6 +494,19 @@ PAGED_STATES = (
 )
 
 
+class _AbsentKernels:
+    """The card's library of bitsandbytes before 0.46: its functions write into tensors that Python made for them."""
+
+    compiled_with_cuda = True
+
+    def __init__(self, of_host: Any) -> None:
+        self._of_host = of_host
+
+    def __getattr__(self, name: str) -> Any:
+        # 0 is "no error".
+        return getattr(self._of_host, name, lambda *args: 0)
+
+
 def follow_bitsandbytes(patches: Patches, assumptions: Assumptions) -> None:
     """Make paged states of optimizers plain host tensors: its C library would look for a card, and end the process."""
 
@@ -507,6 +521,12 @@ def follow_bitsandbytes(patches: Patches, assumptions: Assumptions) -> None:
         for name, instead in (("get_paged", paged), ("prefetch_tensor", nothing), ("elementwise_func", nothing)):
             patches.replace(module, name, instead)
 
+    def replace_library(cextension: Any) -> None:
+        # Later releases register operators, whose results have rules.
+        if find_spec("bitsandbytes._ops") is None:
+            patches.put(cextension, "lib", _AbsentKernels(cextension.lib))
+
+    patches.after_import("bitsandbytes.cextension", replace_library)
     patches.after_import("bitsandbytes.functional", replace)
     # It logs at length that it has no library for the card.
     logger = logging.getLogger("bitsandbytes.cextension")

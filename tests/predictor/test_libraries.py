@@ -226,6 +226,23 @@ PAGED = {
         "torch.empty(1 << 20, device='cuda')\nprint('ended', state.is_paged, state.device)\n"
     ),
 }
+UNREGISTERED = {
+    "bitsandbytes/cextension.py": (
+        "class Library:\n    compiled_with_cuda = False\n    def cquantize_cpu(self): return 'on the host'\n"
+        "lib = Library()\n"
+    ),
+    "bitsandbytes/functional.py": (
+        "import torch\nfrom .cextension import lib\n"
+        "KERNELS = (lib.cquantize_fp16,) if lib.compiled_with_cuda else ()\n"
+        "def quantize(x):\n    out = torch.empty(x.numel() // 2, dtype=torch.uint8, device=x.device)\n"
+        "    assert KERNELS[0](x.data_ptr(), out.data_ptr()) == 0\n    return out\n"
+    ),
+    "program.py": (
+        "import torch\nimport bitsandbytes.functional as F\n"
+        "packed = F.quantize(torch.empty(1 << 20, device='cuda'))\n"
+        "print('ended', torch.cuda.memory_allocated() == packed.nbytes, F.lib.cquantize_cpu())\n"
+    ),
+}
 DRIVER = {
     "triton/backends/nvidia/driver.py": (
         "class Driver:\n    def __init__(self):\n        import torch\n"
@@ -268,6 +285,7 @@ ZERO = {
     ("files", "said", "noted"),
     [
         (PAGED, "ended True cpu", "are not counted"),
+        (UNREGISTERED, "ended True on the host", ""),
         (DRIVER, "ended 0 58", ""),
         (ZERO, "DeepSpeed's extension transformer cannot be predicted", ", 2 steps:"),
     ],
