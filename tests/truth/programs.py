@@ -13,6 +13,7 @@ from tests.truth import filled_tables_model as filled_tables
 from tests.truth import turned_halves_model as turned_halves
 from tests.truth import written_pairs_model as written_pairs
 from tests.truth.biased_model import BiasedModel
+from tests.truth.convolutional_model import CHANNELS, SIDE, Judge, search
 from tests.truth.default_device_model import DefaultDeviceModel
 from tests.truth.filled_tables_model import FilledTablesModel
 from tests.truth.language_model import AdamW, LanguageModel, Sizes, cross_entropy
@@ -303,6 +304,22 @@ def _set_aside(model: torch.nn.Module) -> None:
         del copied
 
 
+def _search_with_checks(steps: int) -> Program:
+    """Search for a picture under autograd's anomaly detection, recorded from its first step."""
+
+    def run() -> None:
+        judge = Judge().to("cuda")
+        judge.requires_grad_(False)
+        original = torch.zeros(1, CHANNELS[0], SIDE, SIDE)
+        before = judge(original.to("cuda"))
+        with torch.autograd.set_detect_anomaly(True):
+            _record()
+            search(judge, original, before, steps)
+            _dump()
+
+    return run
+
+
 CUT_SHORT = {"forward-many-segments", "train-weights-first"}
 """Two steps of 48, whose last was recorded: all take minutes to predict, and what is reserved depends on
 them. The whole of `train-weights-first` is exact. These two are not in the data of stated intervals."""
@@ -338,6 +355,7 @@ PROGRAMS: dict[str, Program] = {
         for halves, trains in ((False, False), (False, True), (True, False))
         if not trains or context == 128
     },
+    "convolutions-checked": _search_with_checks(10),
     "default-device-train-128": _default_device_step(128, halves=False, trains=True),
     **{
         f"default-device-forward-{context}": _default_device_step(context, halves=False, trains=False)
