@@ -73,7 +73,7 @@ _SHORTER = {
     r"^warmup_steps = \d+": "warmup_steps = 3",
     r"(val_loss_every(?:\s*:\s*int)?\s*=) \d+": r"\1 4",
     # Memory does not depend on the windows of FlashAttention, and each has a graph of its own.
-    r"(ws_schedule: tuple =) \(\d+, \d+, \d+\)": r"\1 (3, 3, 3)",
+    r"(ws_schedule: tuple =) \([\d,\s]+\)": r"\1 (3, 3, 3)",
     r"window_sizes=\(\d+, \d+\)": "window_sizes=(1, 3)",
     r"(num_scheduled_iterations: int =) \d+": r"\1 12",
     r"(num_extension_iterations: int =) \d+": r"\1 4",
