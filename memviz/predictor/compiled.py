@@ -83,7 +83,7 @@ class Compiler:
         self._call = call
         self._is_ideal = kind == "ideal"
         self.bound = ""
-        """ "eager" if a graph ran operator by operator in the place of a compiled one, or "ideal fusion"."""
+        """As in `Estimate.bound`."""
         self._modules: WeakKeyDictionary[nn.Module, Callable[..., Any]] = WeakKeyDictionary()
         self._inside: nn.Module | None = None
         self.is_tracing = False
@@ -197,8 +197,7 @@ class Compiler:
     @contextmanager
     def _compiling(self, context: Any, settings: dict[str, Any] | None = None) -> Iterator[None]:
         """Suspend the pretended device: what is traced has no memory on it. `settings` are inductor's."""
-        recorder, position = self._recorder, self._recorder.position
-        before = self.is_tracing, recorder.making_on_meta
+        phases = self._recorder.position.phases
         with Patches() as patches:
             patches.enter_context(without_modes())
             patches.enter_context(without_function_modes())
@@ -214,13 +213,11 @@ class Compiler:
                 asks = with_device_renamed(asks)
             # Dynamo reads no code of the prediction.
             patches.put(torch, "is_autocast_enabled", asks)
-            position.phases.append("compile")
-            self.is_tracing = recorder.making_on_meta = True
-            try:
-                yield
-            finally:
-                self.is_tracing, recorder.making_on_meta = before
-                position.phases.pop()
+            patches.put(self, "is_tracing", True)
+            patches.put(self._recorder, "making_on_meta", True)
+            phases.append("compile")
+            patches.callback(phases.pop)
+            yield
 
 
 # Frames: torch's own front end on pretended tensors. The graph's devices are changed to `meta`, and the modes of the
@@ -392,13 +389,13 @@ def _moved_to(device: torch.device, value: Any, fake: Any) -> Any:
     return FakeTensor(fake, like, device)
 
 
-def _restore_devices(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """Put a graph back on the card, to run operator by operator."""
+def _restore_devices(graph: torch.fx.GraphModule, rename: Callable[[Any], Any] | None = None) -> torch.fx.GraphModule:
+    """Put a graph back on the card, to run operator by operator, or on another device."""
     for part in graph.modules():
         if isinstance(part, torch.fx.GraphModule):
             for node in part.graph.nodes:
-                node.args = torch.fx.node.map_aggregate(node.args, _card_for_meta)
-                node.kwargs = torch.fx.node.map_aggregate(node.kwargs, _card_for_meta)
+                node.args = torch.fx.node.map_aggregate(node.args, rename or _card_for_meta)
+                node.kwargs = torch.fx.node.map_aggregate(node.kwargs, rename or _card_for_meta)
             part.recompile()
     return graph
 
@@ -533,19 +530,13 @@ def _compile(
 
 def _run_ideally(recorder: AllocationRecorder, graph: torch.fx.GraphModule) -> Callable[[list[Any]], list[Any]]:
     """Return a run of a graph as one kernel that needs no memory besides its results, and those after its inputs."""
-    for node in graph.graph.nodes:
-        node.args = torch.fx.node.map_aggregate(node.args, _meta_for_card)
-        node.kwargs = torch.fx.node.map_aggregate(node.kwargs, _meta_for_card)
-    graph.recompile()
+    _restore_devices(graph, _meta_for_card)
 
     def run(inputs: list[Any]) -> list[Any]:
         before = {one.untyped_storage()._cdata for one in inputs if isinstance(one, Tensor)}
-        recorder.making_on_meta = True
-        try:
-            with without_modes(), without_function_modes():
-                results = graph(*inputs)
-        finally:
-            recorder.making_on_meta = False
+        with Patches() as patches, without_modes(), without_function_modes():
+            patches.put(recorder, "making_on_meta", True)
+            results = graph(*inputs)
         inputs.clear()
         made: dict[int, torch.UntypedStorage] = {}
 
@@ -602,8 +593,9 @@ def _enter_inductor(patches: Patches, context: Any) -> None:
     patches.put(PyCodeCache, "load_by_key_path", _load_written_code)
     patches.put(flex_attention, "_validate_device", lambda *_: None)
     patches.put(FlexAttentionHOP, "__call__", _flex_attention_of)
-    patches.enter_context(settings.patch({"fx_graph_cache": False, "compile_threads": 1}))
-    patches.enter_context(settings.patch(dict.fromkeys(_TIMED, False)))
+    patches.enter_context(
+        settings.patch({**dict.fromkeys(_TIMED, False), "fx_graph_cache": False, "compile_threads": 1})
+    )
     patches.enter_context(tracing.patch(enable_autograd_cache=False, unlift_effect_tokens=True))
     patches.enter_context(V.set_fake_mode(context.fake_mode))
     for name, answer in _GUARDED.items():

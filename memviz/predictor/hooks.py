@@ -337,11 +337,9 @@ def _reset_dynamo(reset: Callable[[], None]) -> None:
 def _block_mask(recorder: AllocationRecorder, create: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Return a mask of blocks as compiled code makes it: the dense mask is never in memory."""
     recorder.assumptions.say(_BLOCKS_ALONE)
-    recorder.making_on_meta = True
-    try:
+    with Patches() as patches:
+        patches.put(recorder, "making_on_meta", True)
         mask = create(*args, **kwargs)
-    finally:
-        recorder.making_on_meta = False
     for name, value in vars(mask).items():
         if isinstance(value, Tensor):
             setattr(mask, name, torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cuda"))

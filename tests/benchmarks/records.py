@@ -127,8 +127,10 @@ def write_data(folder: Path) -> None:
         tokens[::_DOCUMENT] = _END_OF_TEXT
         header = np.zeros(256, np.int32)
         header[:3] = _MAGIC, 1, count
-        with (folder / f"fineweb_{kind}_000001.bin").open("wb") as file:
-            file.write(header.tobytes() + tokens.tobytes())
+        first, *others = (folder / f"fineweb_{kind}_{number:06}.bin" for number in (1, 2, 3))
+        first.write_bytes(header.tobytes() + tokens.tobytes())
+        for other in others:
+            other.hardlink_to(first)
 
 
 def predict(record: Record, script: Path, options: Sequence[str]) -> Peaks:
