@@ -122,6 +122,10 @@ def add_device(parser: argparse.ArgumentParser) -> None:
         "--compile", dest="compiles", action="store_true",
         help="predict code under torch.compile as compiled (takes a minute or more)",
     )  # fmt: skip
+    parser.add_argument(
+        "--ideal-fusion", dest="compiles", action="store_const", const="ideal",
+        help="predict the lower bound of code under torch.compile: only inputs and results of its graphs in memory",
+    )  # fmt: skip
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:
@@ -216,8 +220,16 @@ def _predict(args: argparse.Namespace) -> int:
     # To stderr: stdout belongs to the script.
     if done.stopped is not None:
         print_line(f"stopped at {done.stopped}")
+    ideal = None
+    if done.estimate.bound == "eager" and args.compiles is True and done.stopped is None:
+        from memviz.commands.predict_ranks import predict_ideal_fusion
+
+        ideal = predict_ideal_fusion(args)
     for line in summary_lines(done, args.output, host_memory=args.host_memory):
         print_line(line)
+    if ideal:
+        live, reserved = (bytes_text(ideal[f"peak_{kind}_bytes"]) for kind in ("requested", "reserved"))
+        print_line(f"the peaks are upper bounds (eager); lower bounds (ideal fusion): live {live}, reserved {reserved}")
     if args.write_assume is not None:
         _write_assume(args.write_assume, done)
     if stdout is not None:
@@ -226,6 +238,7 @@ def _predict(args: argparse.Namespace) -> int:
         more = {
             "device_bill": bill.as_json() if (bill := bill_of_estimate(done.estimate)) else None,
             "host": _host_json(done.estimate, args.host_memory),
+            "ideal_fusion": ideal,
         }
         stdout.write(json.dumps({**script_json(done, args.output), **more}))
     return done.exit_status

@@ -149,7 +149,7 @@ def _options_of(args: argparse.Namespace, names: Sequence[str]) -> Iterator[str]
             yield from (option, str(value))
     yield from (["--continue"] if args.goes_beyond_card else [])
     yield from (["--holders"] if args.notes_holders else [])
-    yield from (["--compile"] if args.compiles else [])
+    yield from ([] if not args.compiles else ["--ideal-fusion"] if args.compiles == "ideal" else ["--compile"])
 
 
 def _program_of(args: argparse.Namespace) -> list[str]:
@@ -220,6 +220,18 @@ def _predict_card(args: argparse.Namespace, card: str, file: Path | None) -> tup
     """Return the figures for a card and what the script printed."""
     options = [*_options_of(args, _OF_A_CARD), "--card", card, "--json"]
     options += ["-o", str(file), *(["--overwrite"] if args.overwrite else [])] if file else []
+    return _predict_alone(args, card, options)
+
+
+def predict_ideal_fusion(args: argparse.Namespace) -> dict[str, Any] | None:
+    """Return the peaks of the lower bound of code under torch.compile; None where that cannot be had either."""
+    ideal = argparse.Namespace(**{**vars(args), "compiles": "ideal"})
+    options = [*_options_of(ideal, ("card", "memory", *_OF_A_CARD)), "--json"]
+    figures, _ = _predict_alone(ideal, "Ideal fusion", options)
+    return {name: figures[name] for name in _PEAKS} if figures["bound"] == "ideal fusion" else None
+
+
+def _predict_alone(args: argparse.Namespace, card: str, options: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     command = [sys.executable, "-m", "memviz", "predict", *options, *_program_of(args)]
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
     lines = done.stdout.splitlines()

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import cache, partial, partialmethod
 from pathlib import Path
 from types import CodeType, FrameType, MethodType, ModuleType
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Literal, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -33,12 +33,15 @@ from torch.utils._pytree import tree_map
 
 from memviz.predictor.autocast import with_device_renamed
 from memviz.predictor.compat import Patches, function_modes, without_function_modes, without_modes
+from memviz.predictor.cuda.machine import CardProperties
 from memviz.predictor.decompositions import flex_inputs, flex_results
 from memviz.predictor.recorder import AllocationRecorder
 from memviz.predictor.rules import COMPILED
 
 aten = torch.ops.aten
 
+Compiles = bool | Literal["ideal"]
+"""Whether code under torch.compile is compiled; "ideal": with only inputs and results of its graphs in memory."""
 _CARD, _META = torch.device("cuda:0"), torch.device("meta")
 _OWN = str(Path(__file__).parents[1])
 _LIBRARY = str(Path(contextlib.__file__).parent)
@@ -46,12 +49,25 @@ _PREDICTED = (
     "Code under torch.compile is predicted with the graphs and buffers planned by the compiler of torch {version}. "
     "Kernels and padding chosen by timing are not followed."
 )
+_IDEAL = (
+    "Code under torch.compile is predicted with ideal fusion, a lower bound: of each graph only inputs, results and "
+    "what torch {version} saves for its backward are in memory."
+)
 _STOPPED = "{name} ran uncompiled, operator by operator: torch's compiler failed ({reason})."
 _BACKEND = (
     'The backend "{name}" of torch.compile is not predicted: its graphs ran uncompiled, operator by operator. A '
-    'backend that fuses operators needs less; the default one, "inductor", is predicted.'
+    'backend that fuses operators needs less (--ideal-fusion is the lower bound); "inductor" is predicted.'
 )
+_TIMED = (
+    "max_autotune",
+    "max_autotune_gemm",
+    "max_autotune_pointwise",
+    "coordinate_descent_tuning",
+    "benchmark_fusion",
+)
+"""Settings of inductor by which it chooses kernels by timing them."""
 _BROKEN = "torch.compile breaks its graph at {where} ({reason}): each part is compiled separately."
+_PARTS_OF_BACKWARD = "Compiled autograd is not predicted: the backward of each graph is compiled separately."
 _FUSED_STEP = (
     "A compiled optimizer step is predicted to create its states and to update them and the weights in place, without "
     "buffers."
@@ -61,17 +77,28 @@ _FUSED_STEP = (
 class Compiler:
     """Compiles what a program gives to torch.compile, frame by frame as torch does, and runs the compiled code."""
 
-    def __init__(self, recorder: AllocationRecorder, call: Callable[..., Any]) -> None:
+    def __init__(self, recorder: AllocationRecorder, call: Callable[..., Any], kind: Compiles = True) -> None:
         """`call` is torch's own `nn.Module.__call__`."""
         self._recorder = recorder
         self._call = call
+        self._is_ideal = kind == "ideal"
+        self.bound = ""
+        """As in `Estimate.bound`."""
         self._modules: WeakKeyDictionary[nn.Module, Callable[..., Any]] = WeakKeyDictionary()
         self._inside: nn.Module | None = None
         self.is_tracing = False
         _read_tables()
 
     def follow(self, patches: Patches) -> None:
+        from torch._dynamo import compiled_autograd
+
         say = self._recorder.assumptions.say
+
+        def ignore_compiled_autograd(*_: Any, **__: Any) -> contextlib.nullcontext[None]:
+            say(_PARTS_OF_BACKWARD)
+            return contextlib.nullcontext()
+
+        patches.put(compiled_autograd, "_enable", ignore_compiled_autograd)
         patches.put(_Kernel, "launched", staticmethod(lambda: self._recorder.launched()))
         notes = _FrameNotes(
             broken=lambda where, reason: say(_BROKEN.format(where=where, reason=reason)),
@@ -86,6 +113,7 @@ class Compiler:
         fullgraph: bool = False,
         dynamic: bool | None = None,
         backend: str | Callable[..., Any] = "inductor",
+        options: dict[str, Any] | None = None,
         **_: Any,
     ) -> Any:
         """Return what a program uses in the place of a function; a module stays, and is compiled where it is called."""
@@ -93,7 +121,11 @@ class Compiler:
             return target
         if _is_fused_step(target):
             return partial(self._step, target)
-        compile_graph = self._compile if backend == "inductor" else partial(self._as_graph_says, backend)
+        if backend == "inductor" or (self._is_ideal and isinstance(backend, str) and backend != "eager"):
+            settings = {name.replace("-", "_"): value for name, value in (options or {}).items()}
+            compile_graph = partial(self._compile, settings)
+        else:
+            compile_graph = partial(self._as_graph_says, backend)
         optimize = torch._dynamo.optimize(compile_graph, nopython=fullgraph, dynamic=dynamic)
         if not isinstance(target, nn.Module):
             return optimize(target)
@@ -134,18 +166,22 @@ class Compiler:
             )
             step()
 
-    def _compile(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+    def _compile(self, settings: dict[str, Any], graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         say = self._recorder.assumptions.say
+        ideal = partial(_run_ideally, self._recorder) if self._is_ideal else None
         try:
-            run = _compile(graph, inputs, self._compiling)
-        except torch._dynamo.exc.TorchDynamoException:
-            # Dynamo reads the frame again, with what it has learned.
-            raise
+            run = _compile(graph, inputs, partial(self._compiling, settings=settings), ideal)
         except Exception as error:
+            errors = torch._dynamo.exc
+            if isinstance(error, errors.TorchDynamoException) and not isinstance(error, errors.BackendCompilerFailed):
+                # Dynamo reads the frame again, with what it has learned.
+                raise
+            self.bound = "eager"
             say(_STOPPED.format(name="A graph of compiled code", reason=_first_line(error)))
             return cast(Callable[..., Any], _restore_devices(graph).forward)
         self._recorder.operators.add(COMPILED)
-        say(_PREDICTED.format(version=torch.__version__.partition("+")[0]))
+        self.bound = self.bound or ("ideal fusion" if self._is_ideal else "")
+        say((_IDEAL if self._is_ideal else _PREDICTED).format(version=torch.__version__.partition("+")[0]))
         return run
 
     def _as_graph_says(self, backend: Any, graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
@@ -154,14 +190,14 @@ class Compiler:
         if callable(backend):
             return backend(graph, inputs)  # type: ignore[no-any-return]
         if backend != "eager":
+            self.bound = "eager"
             self._recorder.assumptions.say(_BACKEND.format(name=backend))
         return cast(Callable[..., Any], graph.forward)
 
     @contextmanager
-    def _compiling(self, context: Any) -> Iterator[None]:
-        """Suspend the pretended device: what is traced has no memory on it."""
-        recorder, position = self._recorder, self._recorder.position
-        before = self.is_tracing, recorder.making_on_meta
+    def _compiling(self, context: Any, settings: dict[str, Any] | None = None) -> Iterator[None]:
+        """Suspend the pretended device: what is traced has no memory on it. `settings` are inductor's."""
+        phases = self._recorder.position.phases
         with Patches() as patches:
             patches.enter_context(without_modes())
             patches.enter_context(without_function_modes())
@@ -172,17 +208,16 @@ class Compiler:
             _differentiate_composed(patches)
             asks = torch._C.is_autocast_enabled
             if context is not None:
+                patches.enter_context(torch._inductor.config.patch(settings or {}))
                 _enter_inductor(patches, context)
                 asks = with_device_renamed(asks)
             # Dynamo reads no code of the prediction.
             patches.put(torch, "is_autocast_enabled", asks)
-            position.phases.append("compile")
-            self.is_tracing = recorder.making_on_meta = True
-            try:
-                yield
-            finally:
-                self.is_tracing, recorder.making_on_meta = before
-                position.phases.pop()
+            patches.put(self, "is_tracing", True)
+            patches.put(self._recorder, "making_on_meta", True)
+            phases.append("compile")
+            patches.callback(phases.pop)
+            yield
 
 
 # Frames: torch's own front end on pretended tensors. The graph's devices are changed to `meta`, and the modes of the
@@ -202,11 +237,15 @@ class _FrameNotes:
 @cache
 def _read_tables() -> None:
     """Let Dynamo build its tables of torch's functions from torch's own, before any is replaced."""
-    from torch._dynamo import trace_rules
+    from torch._dynamo import trace_rules, utils
+    from torch._dynamo.variables.builder import SourcelessBuilder
     from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 
     trace_rules.get_torch_obj_rule_map()
     TorchInGraphFunctionVariable._get_handlers()
+    # Properties of the card are constants of a graph, as those of CUDA are.
+    utils.common_constant_types.add(CardProperties)
+    SourcelessBuilder._type_handlers[CardProperties] = SourcelessBuilder._type_handlers[torch.dtype]
     # Code of the prediction runs where a graph is broken.
     trace_rules.add("memviz")
 
@@ -350,13 +389,13 @@ def _moved_to(device: torch.device, value: Any, fake: Any) -> Any:
     return FakeTensor(fake, like, device)
 
 
-def _restore_devices(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """Put a graph back on the card, to run operator by operator."""
+def _restore_devices(graph: torch.fx.GraphModule, rename: Callable[[Any], Any] | None = None) -> torch.fx.GraphModule:
+    """Put a graph back on the card, to run operator by operator, or on another device."""
     for part in graph.modules():
         if isinstance(part, torch.fx.GraphModule):
             for node in part.graph.nodes:
-                node.args = torch.fx.node.map_aggregate(node.args, _card_for_meta)
-                node.kwargs = torch.fx.node.map_aggregate(node.kwargs, _card_for_meta)
+                node.args = torch.fx.node.map_aggregate(node.args, rename or _card_for_meta)
+                node.kwargs = torch.fx.node.map_aggregate(node.kwargs, rename or _card_for_meta)
             part.recompile()
     return graph
 
@@ -424,8 +463,13 @@ def _differentiate_composed(patches: Patches) -> None:
             operator._dispatch_cache[keys.AutogradMeta] = keys.CompositeImplicitAutograd
 
 
-def _compile(graph: torch.fx.GraphModule, inputs: list[Any], compiling: Callable[[Any], Any]) -> Callable[..., Any]:
-    """Trace a graph with its gradients, divide it and compile it with inductor."""
+def _compile(
+    graph: torch.fx.GraphModule,
+    inputs: list[Any],
+    compiling: Callable[[Any], Any],
+    ideal: Callable[[torch.fx.GraphModule], Any] | None = None,
+) -> Callable[..., Any]:
+    """Trace a graph with its gradients, divide it and compile it with inductor; `ideal` runs the parts instead."""
     from torch._dynamo.utils import counters
     from torch._functorch.aot_autograd import aot_module_simplified
     from torch._guards import TracingContext
@@ -453,15 +497,19 @@ def _compile(graph: torch.fx.GraphModule, inputs: list[Any], compiling: Callable
 
     count = len(inputs)
     extra = inductor.create_compiler_config_extra(torch.fx.GraphModule({}, torch.fx.Graph()))
+    extra.cudagraphs.value = False
 
     def forward(graph: Any, inputs: Any, is_inference: bool = False) -> Any:
         with compiling(context):
             inputs = move(graph, inputs)
+            if ideal is not None:
+                return ideal(graph)
             return inductor.compile_fx_forward(graph, inputs, outputs, count, extra, is_inference=is_inference)
 
     def backward(graph: Any, inputs: Any) -> Any:
         with compiling(context):
-            return inductor.compile_fx_backward(graph, move(graph, inputs), extra)
+            inputs = move(graph, inputs)
+            return inductor.compile_fx_backward(graph, inputs, extra) if ideal is None else ideal(graph)
 
     def divide(graph: Any, inputs: Any, **kwargs: Any) -> Any:
         with compiling(context):
@@ -478,6 +526,32 @@ def _compile(graph: torch.fx.GraphModule, inputs: list[Any], compiling: Callable
             decompositions=select_decomp_table(),
             keep_inference_input_mutations=True,
         )
+
+
+def _run_ideally(recorder: AllocationRecorder, graph: torch.fx.GraphModule) -> Callable[[list[Any]], list[Any]]:
+    """Return a run of a graph as one kernel that needs no memory besides its results, and those after its inputs."""
+    _restore_devices(graph, _meta_for_card)
+
+    def run(inputs: list[Any]) -> list[Any]:
+        before = {one.untyped_storage()._cdata for one in inputs if isinstance(one, Tensor)}
+        with Patches() as patches, without_modes(), without_function_modes():
+            patches.put(recorder, "making_on_meta", True)
+            results = graph(*inputs)
+        inputs.clear()
+        made: dict[int, torch.UntypedStorage] = {}
+
+        def on_card(value: Any) -> Any:
+            if not isinstance(value, Tensor) or (storage := value.untyped_storage())._cdata in before:
+                return value
+            if storage._cdata not in made:
+                made[storage._cdata] = torch.empty(storage.nbytes(), dtype=torch.uint8, device="cuda").untyped_storage()
+            like = torch.empty(0, dtype=value.dtype, device="cuda")
+            return like.set_(made[storage._cdata], value.storage_offset(), value.size(), value.stride())
+
+        return [on_card(value) for value in results]
+
+    cast(Any, run)._boxed_call = True
+    return run
 
 
 def _enter_inductor(patches: Patches, context: Any) -> None:
@@ -519,7 +593,9 @@ def _enter_inductor(patches: Patches, context: Any) -> None:
     patches.put(PyCodeCache, "load_by_key_path", _load_written_code)
     patches.put(flex_attention, "_validate_device", lambda *_: None)
     patches.put(FlexAttentionHOP, "__call__", _flex_attention_of)
-    patches.enter_context(settings.patch({"fx_graph_cache": False, "compile_threads": 1}))
+    patches.enter_context(
+        settings.patch({**dict.fromkeys(_TIMED, False), "fx_graph_cache": False, "compile_threads": 1})
+    )
     patches.enter_context(tracing.patch(enable_autograd_cache=False, unlift_effect_tokens=True))
     patches.enter_context(V.set_fake_mode(context.fake_mode))
     for name, answer in _GUARDED.items():

@@ -32,7 +32,7 @@ from memviz.predictor.assumptions import Assumptions, caught_refusal, forget_ref
 from memviz.predictor.autocast import Autocast, follow_autocast
 from memviz.predictor.cards import KnownCard, dtype_warnings
 from memviz.predictor.compat import LateDynamo, Patches, follow_release
-from memviz.predictor.compiled import Compiler
+from memviz.predictor.compiled import Compiler, Compiles
 from memviz.predictor.cuda.machine import CUDA_0, META, NamedDevices
 from memviz.predictor.cuda.memory import HistoryWindow, MemoryHistory, OutOfMemoryReport, PretendedOutOfMemory
 from memviz.predictor.cuda.peers import Peers
@@ -163,7 +163,7 @@ class PredictedDevice:
         as_process: bool = False,
         notes_holders: bool = False,
         goes_beyond_card: bool = False,
-        compiles: bool = False,
+        compiles: Compiles = False,
         gpus: int = 1,
     ) -> None:
         """`release` is the torch release whose kernel choices are followed, as (2, 6); by default the installed one.
@@ -213,7 +213,7 @@ class PredictedDevice:
         self._holders: HolderLog | None = None
         self.passes = PassRepeater(self.recorder, self._marks)
         self.blocks = TrainedBlockRepeater(self.recorder, self._marks)
-        self._compiler = Compiler(self.recorder, nn.Module.__call__) if compiles else None
+        self.compiler = Compiler(self.recorder, nn.Module.__call__, compiles) if compiles else None
         self.children = ChildProcesses(self.recorder)
         self.limited = limited
         self._patches = Patches()
@@ -252,12 +252,12 @@ class PredictedDevice:
         patches.put(PredictedDevice, "in_use", self)
         # It would run when Python sees fit, which no prediction can follow.
         patches.enter_context(without_collection())
-        if self._as_process and self._compiler is None:
+        if self._as_process and self.compiler is None:
             LateDynamo.follow(patches)
         reference_counts_of_first_term()
         recorder, position, assumptions = self.recorder, self.recorder.position, self.recorder.assumptions
         phases = ProgramPhases(self._mark, position)
-        follow_modules(patches, recorder, phases, self.blocks, self._compiler)
+        follow_modules(patches, recorder, phases, self.blocks, self.compiler)
         follow_optimizers(patches, recorder, phases)
         follow_backward(patches, phases)
         follow_resizing(patches, recorder)
@@ -292,9 +292,9 @@ class PredictedDevice:
 
             recorder.ledger.first_used = first_used
         self.children.follow(patches)
-        follow_compile(patches, recorder, self._compiler)
-        if self._compiler is not None:
-            self._compiler.follow(patches)
+        follow_compile(patches, recorder, self.compiler)
+        if self.compiler is not None:
+            self.compiler.follow(patches)
         follow_torchscript(patches, assumptions)
         patches.enter_context(jagged_attention_on(self.card))
         follow_group(patches, recorder, self.rank, self.layout, order)

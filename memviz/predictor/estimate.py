@@ -87,6 +87,8 @@ class Estimate:
     """Part of the expected error: how much is reserved on platforms with another order."""
     children_used_the_card: bool = False
     """True if a fork of the program allocated on the predicted card; its bytes are in no peak."""
+    bound: str = ""
+    """Of code under torch.compile: "eager", the upper bound, "ideal fusion", the lower, or empty: as compiled."""
     gpu: int = 0
     """Number of the card that the figures are of."""
     gpus: tuple[Estimate, ...] = ()
@@ -280,5 +282,6 @@ def _estimate_of_card(device: PredictedDevice, trace: Trace, steps: int, card: i
         platform=device.platform,
         elsewhere=elsewhere,
         children_used_the_card=device.children.used_the_card,
+        bound=device.compiler.bound if device.compiler else "",
         gpu=card,
     )

@@ -274,7 +274,7 @@ def follow_resizing(patches: Patches, recorder: AllocationRecorder) -> None:
 
 
 _NO_GRAPHS = (
-    'Code compiled with mode="reduce-overhead" or "max-autotune", or with the option triton.cudagraphs, runs in CUDA '
+    'Code compiled with mode="reduce-overhead" or "max-autotune", or with inductor\'s triton.cudagraphs, runs in CUDA '
     "graphs, whose memory stays in its own pool between runs. The pool is not predicted: this is the peak of the same "
     "code without graphs."
 )
@@ -303,8 +303,10 @@ def follow_compile(patches: Patches, recorder: AllocationRecorder, compiler: Com
             return model
         if path == "torch.nn.attention.flex_attention.create_block_mask":
             return partial(_block_mask, recorder, model)
-        uses_graphs = kwargs.get("mode") in ("reduce-overhead", "max-autotune")
-        uses_graphs |= bool((kwargs.get("options") or {}).get("triton.cudagraphs"))
+        is_mode_of_graphs = kwargs.get("mode") in ("reduce-overhead", "max-autotune")
+        inductor: Any = sys.modules.get("torch._inductor.config")
+        by_default = is_mode_of_graphs or (inductor is not None and inductor.triton.cudagraphs)
+        uses_graphs = (kwargs.get("options") or {}).get("triton.cudagraphs", by_default)
         graphs = (_NO_GRAPHS,) if uses_graphs else ()
         if compiler is not None:
             return assumptions.when_called(compiler.compiled(model, **kwargs), *graphs)
@@ -336,11 +338,9 @@ def _reset_dynamo(reset: Callable[[], None]) -> None:
 def _block_mask(recorder: AllocationRecorder, create: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Return a mask of blocks as compiled code makes it: the dense mask is never in memory."""
     recorder.assumptions.say(_BLOCKS_ALONE)
-    recorder.making_on_meta = True
-    try:
+    with Patches() as patches:
+        patches.put(recorder, "making_on_meta", True)
         mask = create(*args, **kwargs)
-    finally:
-        recorder.making_on_meta = False
     for name, value in vars(mask).items():
         if isinstance(value, Tensor):
             setattr(mask, name, torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cuda"))
@@ -434,13 +434,13 @@ def _run_without_modes(run: Any) -> Any:
 
 
 TRITON_NOT_RUN = (
-    "Triton kernels did not run: they write into existing tensors, so their memory is predicted, but their reads and "
-    "writes are not counted as work."
+    "Kernels of Triton or CUDA C++ did not run: they write into existing tensors, so their memory is predicted, but "
+    "their reads and writes are not counted as work."
 )
 
 
 def follow_triton(patches: Patches, forget_values: Callable[[Any], None], assumptions: Assumptions) -> None:
-    """Skip kernels on tensors of the card, and answer Triton's driver without a library of the card."""
+    """Skip kernels on tensors of the card, in CUDA C++ too; answer Triton's driver without a library of the card."""
 
     def skipping(run: Any) -> Any:
         def launched(kernel: Any, *args: Any, **kwargs: Any) -> Any:
@@ -454,6 +454,13 @@ def follow_triton(patches: Patches, forget_values: Callable[[Any], None], assump
             return None
 
         return launched
+
+    def kernel_of_text(*_: Any, **__: Any) -> Any:
+        kernel: Any = partial(skipping(lambda *_, **__: None), None)
+        kernel.set_shared_memory_config = lambda _: None
+        return kernel
+
+    patches.replace(torch.cuda, "_compile_kernel", kernel_of_text)
 
     def skip(name: str) -> Callable[[Any], None]:
         return lambda module: patches.put(kind := getattr(module, name), "run", skipping(kind.run))

@@ -282,15 +282,13 @@ class TensorAnswers:
 
     def run_for_programs_own_meta(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run a function for which the program itself names the `meta` device."""
-        self._recorder.making_on_meta = True
-        try:
+        with Patches() as patches:
+            patches.put(self._recorder, "making_on_meta", True)
             if func is Tensor.to and args[0].is_meta and args[0] not in self._host.on_meta:
                 like = args[0]
                 dtype = kwargs.get("dtype", next((arg for arg in args if isinstance(arg, torch.dtype)), like.dtype))
                 return torch.empty_strided(like.shape, like.stride(), dtype=dtype, device=META)
             return func(*args, **kwargs)
-        finally:
-            self._recorder.making_on_meta = False
 
     def with_known_bounds(self, index: Any) -> Any:
         """Return an index whose slices end at numbers; the same one if they do already.

@@ -42,6 +42,7 @@ from memviz.predictor.assumptions import (
 )
 from memviz.predictor.cards import card_named
 from memviz.predictor.compat import Patches
+from memviz.predictor.compiled import Compiles
 from memviz.predictor.cuda.machine import on_card
 from memviz.predictor.device import PredictedDevice
 from memviz.predictor.estimate import Estimate, estimate_of
@@ -92,7 +93,7 @@ def predicting(
     rank: int = 0,
     goes_beyond_card: bool = False,
     holders: bool = False,
-    compile: bool = False,
+    compile: Compiles = False,
     gpus: int = 1,
 ) -> Iterator[Predicting]:
     """Run the block with a pretended CUDA device, which counts memory and computes nothing.
@@ -113,7 +114,8 @@ def predicting(
         goes_beyond_card: Where memory runs out, go on without a limit; `needs` says what the whole takes.
         holders: Find which variable, container or autograd graph keeps each allocation, at the begin of each backward,
             after each optimizer step and at the end. Where memory runs out that is found in any case.
-        compile: Compile what the block gives to torch.compile, and predict the compiled code.
+        compile: Compile what the block gives to torch.compile, and predict the compiled code; "ideal" is the lower
+            bound in which only inputs and results of its graphs are in memory.
         gpus: How many such cards the block has, cuda:0 and so on; `gpus` of the result has the estimate of each.
 
     Raises:
@@ -173,7 +175,7 @@ def device_for(
     rank: GroupRank | None = None,
     goes_beyond_card: bool = False,
     notes_holders: bool = False,
-    compiles: bool = False,
+    compiles: Compiles = False,
     gpus: int = 1,
 ) -> PredictedDevice:
     return PredictedDevice(
@@ -532,7 +534,7 @@ class ScriptOrder:
     """If memory runs out, continue without a limit."""
     notes_holders: bool = False
     """Find what holds each allocation."""
-    compiles: bool = False
+    compiles: Compiles = False
     """Compile what the script gives to torch.compile."""
     gpus: int = 1
     """Cards of each process, but of a rank."""
@@ -826,6 +828,7 @@ def script_json(done: ScriptPrediction, output: Path | None = None) -> dict[str,
         "not_known": done.not_known or None,
         "rank": None if estimate.rank is None else estimate.rank.number,
         "world_size": None if estimate.rank is None else estimate.rank.world_size,
+        "bound": estimate.bound or None,
         "peak_requested_bytes": estimate.peak_requested,
         "peak_allocated_bytes": estimate.peak_allocated,
         "peak_reserved_bytes": estimate.peak_reserved,

@@ -73,7 +73,7 @@ _SHORTER = {
     r"^warmup_steps = \d+": "warmup_steps = 3",
     r"(val_loss_every(?:\s*:\s*int)?\s*=) \d+": r"\1 4",
     # Memory does not depend on the windows of FlashAttention, and each has a graph of its own.
-    r"(ws_schedule: tuple =) \(\d+, \d+, \d+\)": r"\1 (3, 3, 3)",
+    r"(ws_schedule: tuple =) \([\d,\s]+\)": r"\1 (3, 3, 3)",
     r"window_sizes=\(\d+, \d+\)": "window_sizes=(1, 3)",
     r"(num_scheduled_iterations: int =) \d+": r"\1 12",
     r"(num_extension_iterations: int =) \d+": r"\1 4",
@@ -127,8 +127,10 @@ def write_data(folder: Path) -> None:
         tokens[::_DOCUMENT] = _END_OF_TEXT
         header = np.zeros(256, np.int32)
         header[:3] = _MAGIC, 1, count
-        with (folder / f"fineweb_{kind}_000001.bin").open("wb") as file:
-            file.write(header.tobytes() + tokens.tobytes())
+        first, *others = (folder / f"fineweb_{kind}_{number:06}.bin" for number in (1, 2, 3))
+        first.write_bytes(header.tobytes() + tokens.tobytes())
+        for other in others:
+            other.hardlink_to(first)
 
 
 def predict(record: Record, script: Path, options: Sequence[str]) -> Peaks:

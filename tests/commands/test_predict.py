@@ -724,3 +724,15 @@ for gibibytes in (13, 14):
     free, limited = said(predict(tmp_path, body)), said(predict(tmp_path, body, "--card", "RTX 4090"))
     assert [free[key] for key in keys] == [None, 27 << 30, 27 << 30] and free["fit"] is None
     assert [limited[key] >> 30 for key in keys] == [14, 27, 14] and limited["fit"] == "yes"
+
+
+@pytest.mark.slow
+def test_a_backend_that_is_not_predicted_has_two_bounds(tmp_path: Path) -> None:
+    body = TRAINING.replace("8, 256", "4096, 256").replace("model(", "torch.compile(model.gelu, backend='cudagraphs')(")
+    body = body.replace("optimizer =", "model.gelu = nn.Sequential(model, nn.GELU())\noptimizer =")
+    figures = said(done := predict(tmp_path, body, "--compile", "--card", "L4", "--steps", "2"))
+    lowest = said(predict(tmp_path, body, "--ideal-fusion", "--card", "L4", "--steps", "2"))
+    assert (figures["bound"], lowest["bound"], lowest["ideal_fusion"]) == ("eager", "ideal fusion", None)
+    for name, size in figures["ideal_fusion"].items():
+        assert lowest[name] == size < figures[name]
+    assert "ideal fusion" in done.stderr

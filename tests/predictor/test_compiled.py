@@ -13,6 +13,7 @@ from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import memviz
+from memviz.predictor.compiled import Compiles
 from memviz.predictor.device import PredictedDevice
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -23,7 +24,7 @@ def chain(x: Tensor) -> Tensor:
     return (torch.sin(x) * 2 + torch.cos(x)).relu()
 
 
-def peak_of(program: Callable[[], Any], *, compile: bool = True) -> tuple[int, str]:
+def peak_of(program: Callable[[], Any], *, compile: Compiles = True) -> tuple[int, str]:
     """Return the highest live bytes, and what the prediction rests on."""
     with memviz.predicting("A100 80GB", compile=compile) as done:
         program()
@@ -31,14 +32,55 @@ def peak_of(program: Callable[[], Any], *, compile: bool = True) -> tuple[int, s
     return done.estimate.peak_requested, " ".join(done.estimate.notes)
 
 
-def test_fused_operators_have_no_buffers_between_them() -> None:
+@pytest.mark.parametrize(("backend", "kind"), [("inductor", True), ("inductor", "ideal"), ("aot_eager", "ideal")])
+def test_fused_operators_have_no_buffers_between_them(backend: str, kind: Compiles) -> None:
     def program() -> None:
-        torch.compile(chain)(torch.empty(4 * MIB, device="cuda"))
+        torch.compile(chain, backend=backend)(torch.empty(4 * MIB, device="cuda"))
 
     assert peak_of(program, compile=False)[0] == 4 * 16 * MIB
-    peak, notes = peak_of(program)
+    peak, notes = peak_of(program, compile=kind)
     assert peak == 2 * 16 * MIB
     assert "torch.compile" in notes
+
+
+def test_views_among_the_results_of_ideal_fusion_share_memory() -> None:
+    def program() -> None:
+        def run(x: Tensor) -> tuple[Tensor, ...]:
+            made = (x.sin() @ x).cos()
+            return x[1:], made, made[1:].T
+
+        x = torch.empty(1024, 1024, device="cuda")
+        part, made, turned = torch.compile(run)(x)
+        assert part.data_ptr() - x.data_ptr() == turned.data_ptr() - made.data_ptr() == 4096
+        assert turned.shape == (1024, 1023) and turned.stride() == (1, 1024)
+
+    # A product has a workspace, which needs no memory here.
+    assert peak_of(program, compile="ideal")[0] == 2 * 4 * MIB
+
+
+def test_options_reach_the_compiler_and_properties_of_the_card_are_constants_of_a_graph() -> None:
+    def run(x: Tensor) -> Tensor:
+        return (x * torch.cuda.get_device_properties("cuda").multi_processor_count).sum(0)
+
+    def program(**options: Any) -> None:
+        torch.compile(run, fullgraph=True, options=options)(torch.ones(1 << 20, 2, device="cuda"))
+
+    peak, notes = peak_of(program)
+    assert "uncompiled" not in notes
+    # A sum is split over blocks, whose sums have a buffer.
+    assert peak_of(partial(program, **{"split-reductions": False, "max_autotune": True}))[0] < peak
+
+
+def test_settings_that_need_a_card_to_compile_are_not_followed() -> None:
+    def program() -> None:
+        layer = torch.compile(nn.Linear(256, 256).cuda())
+        layer(torch.ones(256, 256, device="cuda")).sum().backward()
+
+    before = peak_of(program)[0]
+    timed = {"triton.cudagraphs": True, "max_autotune": True, "coordinate_descent_tuning": True}
+    with torch._inductor.config.patch(timed), torch._dynamo.config.patch(compiled_autograd=True):
+        peak, notes = peak_of(program)
+    assert peak == before and "uncompiled" not in notes
 
 
 def test_tensors_are_made_of_tensors_after_something_was_compiled() -> None:
@@ -55,7 +97,8 @@ def test_code_that_asks_for_autocast_is_one_graph() -> None:
     assert peak_of(program)[0] == 2 * (1 << 20) * 4
 
 
-def test_backward_keeps_the_input_alone_and_computes_the_rest_again() -> None:
+@pytest.mark.parametrize("kind", [True, "ideal"])
+def test_backward_keeps_the_input_alone_and_computes_the_rest_again(kind: Compiles) -> None:
     live: list[int] = []
 
     def program() -> None:
@@ -65,7 +108,7 @@ def test_backward_keeps_the_input_alone_and_computes_the_rest_again() -> None:
         out.backward(torch.ones_like(out))
         live.append(torch.cuda.memory_allocated())
 
-    peak_of(program)
+    peak_of(program, compile=kind)
     # The input, the output, and a byte for each element, by which relu's gradient is zero; then the gradient.
     assert live == [(16 + 16 + 4) * MIB, 3 * 16 * MIB]
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._inductor.config
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
@@ -192,9 +193,9 @@ def test_a_quantized_weight_counts_what_it_is_made_of(built: str) -> None:
     assert 2 * 4 * 512 * 512 <= beside + A100.cublas_workspace_bytes <= 2 * 4 * 512 * 512 + A100.cublas_workspace_bytes
 
 
-@pytest.mark.parametrize("settings", [{"mode": "max-autotune"}, {"options": {"triton.cudagraphs": True}}])
+@pytest.mark.parametrize("settings", [{"mode": "max-autotune"}, {"options": {"triton.cudagraphs": True}}, {}])
 def test_what_is_compiled_and_never_called_is_not_said(settings: Any) -> None:
-    with PredictedDevice(A100) as device:
+    with PredictedDevice(A100) as device, torch._inductor.config.patch({"triton.cudagraphs": not settings}):
         never = torch.compile(lambda x: x * 2, **settings)
         scripted = torch.jit.script(lambda x: x * 2)
         module = torch.jit.script(nn.Linear(8, 8)), nn.Linear(8, 8)

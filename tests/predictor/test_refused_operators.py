@@ -7,6 +7,7 @@ from torch.ao import quantization
 
 from memviz.errors import UsageError
 from memviz.predictor.device import PredictedDevice
+from memviz.predictor.hooks import TRITON_NOT_RUN
 from tests.predictor.rows import A100
 
 
@@ -75,18 +76,24 @@ def test_weights_are_trained_for_quantization_and_quantized() -> None:
         assert whole.is_quantized and whole.dequantize().shape == (64, 64)
 
 
-def test_a_triton_kernel_in_a_graph_that_runs_uncompiled_writes_into_its_arguments() -> None:
+@pytest.mark.parametrize("language", ["Triton", "C++"])
+def test_a_kernel_that_the_program_wrote_writes_into_its_arguments(language: str) -> None:
     from torch._higher_order_ops.triton_kernel_wrap import triton_kernel_wrapper_mutation
 
     with PredictedDevice(A100) as device:
         result = torch.zeros(3, device="cuda")
         assert "unknown" not in repr(result)
         before = torch.cuda.memory_allocated()
-        settings = {"kernel_idx": 0, "constant_args_idx": 0, "grid": [(1, 1, 1)], "tma_descriptor_metadata": {}}
-        triton_kernel_wrapper_mutation(**settings, kwargs={"output": result})
+        if language == "Triton":
+            settings = {"kernel_idx": 0, "constant_args_idx": 0, "grid": [(1, 1, 1)], "tma_descriptor_metadata": {}}
+            triton_kernel_wrapper_mutation(**settings, kwargs={"output": result})
+        else:
+            kernel = torch.cuda._compile_kernel("__global__ void zero(float* result) { result[0] = 0; }", "zero")
+            kernel.set_shared_memory_config(1 << 16)
+            kernel((1, 1, 1), (1, 1, 1), [result], shared_mem=1 << 16)
         assert torch.cuda.memory_allocated() == before
         assert "unknown" in repr(result)
-        assert any(note.startswith("Triton kernels did not run") for note in device.unseen())
+        assert TRITON_NOT_RUN in device.unseen()
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
