@@ -25,15 +25,23 @@ def own_model(tab: Any) -> Any:
     return area
 
 
-def test_a_configuration_is_chosen_as_a_file_and_run(tab: Any, tmp_path: Path) -> None:
-    own_model(tab)
+DROP = """(node, text) => {
+  const held = new DataTransfer();
+  held.items.add(new File([text], "config.json", { type: "application/json" }));
+  node.dispatchEvent(new DragEvent("drop", { dataTransfer: held, bubbles: true, cancelable: true }));
+}"""
+
+
+def test_a_configuration_is_chosen_as_a_file_or_dropped_on_its_field_and_run(tab: Any, tmp_path: Path) -> None:
+    area = own_model(tab)
     fault = tab.locator("#run-form [data-fault='config']")
     expect(fault).to_contain_text("Paste a config.json here")
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**TINY, "auto_map": {"AutoModel": "own.Model"}}))
     tab.locator("[data-reads='config']").set_input_files(str(path))
     expect(fault).to_contain_text("auto_map names custom code, which memviz does not run")
-    own_model(tab).fill(json.dumps(TINY))
+    area.evaluate(DROP, json.dumps(TINY))
+    expect(area).to_have_value(json.dumps(TINY))
     expect(fault).to_be_empty()
     field(tab, "w:sequence").fill("64")
     field(tab, "w:mode").select_option("lora")
@@ -41,18 +49,6 @@ def test_a_configuration_is_chosen_as_a_file_and_run(tab: Any, tmp_path: Path) -
     expect(tab.locator("#run-results")).to_contain_text("LlamaForCausalLM of config.json")
     expect(tab.locator("#run-results")).to_contain_text("training step of LoRA")
     expect(verdict(tab)).to_contain_text("reserves")
-
-
-def test_a_file_that_is_dropped_on_the_field_is_read_there(tab: Any) -> None:
-    area = own_model(tab)
-    dropped = """(node, text) => {
-      const held = new DataTransfer();
-      held.items.add(new File([text], "config.json", { type: "application/json" }));
-      node.dispatchEvent(new DragEvent("drop", { dataTransfer: held, bubbles: true, cancelable: true }));
-    }"""
-    area.evaluate(dropped, json.dumps(TINY))
-    expect(area).to_have_value(json.dumps(TINY))
-    expect(tab.locator("#run-form [data-fault='config']")).to_be_empty()
 
 
 def search(tab: Any, **fields: str) -> None:

@@ -114,7 +114,14 @@ def test_a_switch_answers_by_itself_with_timelines_prices_and_an_output_check(ta
     expect(scores).not_to_contain_text("not in file")
 
 
-def test_the_last_change_wins_and_what_is_wrong_is_marked_where_it_is(tab: Any) -> None:
+@pytest.fixture
+def one_tab(same_page: Any, runs: Any) -> Any:
+    """A page for several stories, each of which but the last leaves no switch on and nothing pinned."""
+    return same_page if same_page.url.startswith(runs.address) else opened(same_page, runs.address)
+
+
+def test_the_last_change_wins_and_what_is_wrong_is_marked_where_it_is(one_tab: Any) -> None:
+    tab = one_tab
     small(tab)
     facts = tab.locator("#run-results .mv-about-run")
     expect(facts).to_contain_text("2 layers of 4096 x 16384 gelu, 2 x 256 tokens")
@@ -142,7 +149,21 @@ def test_the_last_change_wins_and_what_is_wrong_is_marked_where_it_is(tab: Any) 
     expect(tab.locator("#run-form [data-fault='w:frames']")).to_be_empty()
 
 
-def test_a_pinned_variant_stays_and_is_kept_for_its_visitor(tab: Any) -> None:
+def test_what_runs_can_be_cancelled_and_run_again(one_tab: Any) -> None:
+    tab = one_tab
+    choose_model(tab, "ltx_video", "frames")
+    fill(tab, layers="120")
+    # Until its own run has begun, the button cancels that of before.
+    tab.wait_for_function("location.search.includes('120')")
+    tab.locator("#run-progress").get_by_role("button", name="Cancel").click()
+    expect(row(tab, 0)).to_contain_text("cancelled")
+    small(tab)
+    expect(verdict(tab)).to_contain_text("This forward pass reserves")
+    done(tab, 1)
+
+
+def test_a_pinned_variant_stays_and_is_kept_for_its_visitor(one_tab: Any) -> None:
+    tab = one_tab
     small(tab)
     switch(tab, "split_feed_forward").check()
     done(tab, 2)
@@ -157,6 +178,28 @@ def test_a_pinned_variant_stays_and_is_kept_for_its_visitor(tab: Any) -> None:
     expect(tab.locator("#run-B .mvt-name")).to_contain_text("Split feed-forward")
     row(tab, 1).get_by_role("button", name="Unpin").click()
     expect(tab.locator("#run-results .mv-variant")).to_have_count(2)
+    switch(tab, "allocator_settings").uncheck()
+
+
+def test_many_variants_wait_for_a_button(one_tab: Any) -> None:
+    tab = one_tab
+    small(tab)
+    field(tab, "w:activation").select_option("several …")
+    boxes = tab.locator("#run-form fieldset.mv-several input")
+    expect(boxes).to_have_count(6)
+    assert [each.is_checked() for each in boxes.all()] == [True] * 6
+    done(tab, 6)
+    switch(tab, "split_feed_forward").check()
+    press(tab, "Predict 12 variants")
+    done(tab, 12)
+    expect(row(tab, 11)).to_contain_text("linear-silu: Split feed-forward")
+    expect(tab.locator("#run-results .mv-variant").filter(has_text="equal up to rounding")).to_have_count(6)
+    expect(verdict(tab)).to_contain_text("glu: Split feed-forward saves")
+    for each in boxes.all()[1:]:
+        each.uncheck()
+    done(tab, 2)
+    boxes.first.uncheck()
+    expect(tab.locator("#run-form select[name='w:activation']")).to_have_value("gelu")
 
 
 def test_a_link_answers_in_another_browser_as_in_the_first(browser: Any, tab: Any, watched: Callable[..., Any]) -> None:
@@ -186,26 +229,6 @@ def test_a_link_answers_in_another_browser_as_in_the_first(browser: Any, tab: An
     tab.wait_for_function("!location.search")
 
 
-def test_many_variants_wait_for_a_button(tab: Any) -> None:
-    small(tab)
-    field(tab, "w:activation").select_option("several …")
-    boxes = tab.locator("#run-form fieldset.mv-several input")
-    expect(boxes).to_have_count(6)
-    assert [each.is_checked() for each in boxes.all()] == [True] * 6
-    done(tab, 6)
-    switch(tab, "split_feed_forward").check()
-    press(tab, "Predict 12 variants")
-    done(tab, 12)
-    expect(row(tab, 11)).to_contain_text("linear-silu: Split feed-forward")
-    expect(tab.locator("#run-results .mv-variant").filter(has_text="equal up to rounding")).to_have_count(6)
-    expect(verdict(tab)).to_contain_text("glu: Split feed-forward saves")
-    for each in boxes.all()[1:]:
-        each.uncheck()
-    done(tab, 2)
-    boxes.first.uncheck()
-    expect(tab.locator("#run-form select[name='w:activation']")).to_have_value("gelu")
-
-
 def test_a_run_that_is_killed_half_way_says_so_and_the_others_go_on(tab: Any, runs: Any) -> None:
     choose_model(tab, "gpt2", "dropout")
     # The first variant is long enough to be killed in time.
@@ -221,18 +244,6 @@ def test_a_run_that_is_killed_half_way_says_so_and_the_others_go_on(tab: Any, ru
         expect(row(tab, number)).to_contain_text("fits")
     tab.get_by_role("tab", name="Explore").click()
     expect(tab.locator("#home")).to_be_visible()
-
-
-def test_what_runs_can_be_cancelled_and_run_again(tab: Any) -> None:
-    choose_model(tab, "ltx_video", "frames")
-    fill(tab, layers="120")
-    # Until its own run has begun, the button cancels that of before.
-    tab.wait_for_function("location.search.includes('120')")
-    tab.locator("#run-progress").get_by_role("button", name="Cancel").click()
-    expect(row(tab, 0)).to_contain_text("cancelled")
-    small(tab)
-    expect(verdict(tab)).to_contain_text("This forward pass reserves")
-    done(tab, 1)
 
 
 def test_runs_are_kept_for_their_visitor_alone(browser: Any, tmp_path: Path, watched: Callable[..., Any]) -> None:

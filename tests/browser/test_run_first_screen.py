@@ -49,7 +49,9 @@ def tab(same_page: Any, runs: Any) -> Any:
     page = same_page
     page.set_viewport_size({"width": 1440, "height": 900})
     if not page.url.startswith(runs.address):
-        answered(opened(page, runs.address))
+        opened(page, runs.address)
+    if not switch(page, "checkpointing").is_checked():
+        answered(page)
     return page
 
 
@@ -81,9 +83,9 @@ def expect_nothing_serious(tab: Any, *, is_dark: bool) -> None:
     assert serious == []
 
 
-def test_the_first_visit_has_few_words_and_controls(page: Any, runs: Any) -> None:
-    page.set_viewport_size({"width": 1440, "height": 900})
-    tab = opened(page, runs.address)
+def test_the_first_visit_has_few_words_and_controls(same_page: Any, runs: Any) -> None:
+    same_page.set_viewport_size({"width": 1440, "height": 900})
+    tab = opened(same_page, runs.address)
     expect(tab.locator("#run-cards .mv-case")).to_have_count(6)
     expect(tab.locator(".mv-idle")).to_contain_text("not usable")
     expect_few(tab)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser.conftest import page_of
+from tests.browser.conftest import opened, page_of
 from tests.browser.test_fit import TINY, own_model
 from tests.browser.test_run import done, field, fill, row, switch, verdict
 from tests.second_process import OF_RUNS, ROOT, memviz
@@ -66,6 +66,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory, program: Path) -> Iterator[An
         yield server
 
 
+@pytest.fixture
+def tab(same_page: Any, runs: Any) -> Any:
+    """One page for all stories; each but the last leaves no switch on."""
+    return same_page if same_page.url.startswith(runs.address) else opened(same_page, runs.address)
+
+
 def command(tab: Any) -> str:
     texts = tab.locator(".mv-code-block pre").all_text_contents()
     found: str = next(text for text in texts if text.startswith("python -m memviz run"))
@@ -87,8 +93,48 @@ def reserved_mib(tab: Any, number: int) -> float:
     return float(figure) * {"MiB": 1, "GiB": 1024}[unit]
 
 
-def test_a_function_of_the_file_has_prices_a_check_and_a_true_command(tab: Any, program: Path) -> None:
+def test_faults_mark_the_answer_as_one_of_before(tab: Any, program: Path) -> None:
     expect(field(tab, "workload")).to_have_value(f"{program}:stack")
+    field(tab, "w:depth").fill("2")
+    done(tab, 1)
+    field(tab, "w:depth").fill("two")
+    said = tab.locator("#run-progress")
+    expect(said).to_contain_text("Fix the marked fields")
+    expect(tab.locator("#run-head")).to_have_css("opacity", "0.5")
+    field(tab, "w:depth").fill("3")
+    expect(said).to_be_empty()
+    expect(tab.locator("#run-head")).to_have_css("opacity", "1")
+
+
+def test_without_a_reduced_model_it_says_how_to_make_one(tab: Any, program: Path) -> None:
+    field(tab, "workload").select_option(f"{program}:alone")
+    expect(field(tab, "w:width")).to_have_value("512")
+    expect(field(tab, "w:depth")).to_have_count(0)
+    switch(tab, "allocator_settings").check()
+    done(tab, 2)
+    expect(row(tab, 1)).to_contain_text("Give it a parameter small=False")
+    switch(tab, "allocator_settings").uncheck()
+
+
+def test_a_configuration_has_prices_a_check_and_a_true_command(tab: Any, tmp_path: Path) -> None:
+    own_model(tab).fill(json.dumps(TINY))
+    expect(tab.locator("#run-form [data-fault='config']")).to_be_empty()
+    fill(tab, sequence="512")
+    switch(tab, "chunked_cross_entropy").check()
+    done(tab, 2)
+    expect(tab.locator("[data-part='price:chunked_cross_entropy'] b")).to_be_visible()
+    expect(row(tab, 1)).to_contain_text(re.compile("equal up to rounding|bitwise equal"))
+    expect(tab.locator(".mv-take-away")).to_contain_text("ChunkedCrossEntropy")
+    shown = command(tab)
+    assert "memviz run config.json" in shown
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    assert peak_of(shown, tmp_path) / (1 << 20) == pytest.approx(reserved_mib(tab, 1), abs=0.6)
+    switch(tab, "chunked_cross_entropy").uncheck()
+
+
+def test_a_function_of_the_file_has_prices_a_check_and_a_true_command(tab: Any, program: Path) -> None:
+    field(tab, "workload").select_option(f"{program}:stack")
+    expect(field(tab, "w:depth")).to_have_count(1)
     # Its own parameters come first.
     names = [each.get_attribute("name") for each in tab.locator(".mv-first-knobs [name]").all()]
     assert names[:4] == ["w:mode", "w:depth", "w:width", "w:rows"]
@@ -112,39 +158,3 @@ def test_a_function_of_the_file_has_prices_a_check_and_a_true_command(tab: Any, 
     shown = command(tab)
     assert f"{program}:stack" in shown and "--set depth=6" in shown and "--with activation_offload" in shown
     assert peak_of(shown, ROOT) / (1 << 20) == pytest.approx(reserved_mib(tab, 2), abs=0.6)
-
-
-def test_without_a_reduced_model_it_says_how_to_make_one(tab: Any, program: Path) -> None:
-    field(tab, "workload").select_option(f"{program}:alone")
-    expect(field(tab, "w:width")).to_have_value("512")
-    expect(field(tab, "w:depth")).to_have_count(0)
-    switch(tab, "allocator_settings").check()
-    done(tab, 2)
-    expect(row(tab, 1)).to_contain_text("Give it a parameter small=False")
-
-
-def test_faults_mark_the_answer_as_one_of_before(tab: Any) -> None:
-    field(tab, "w:depth").fill("2")
-    done(tab, 1)
-    field(tab, "w:depth").fill("two")
-    said = tab.locator("#run-progress")
-    expect(said).to_contain_text("Fix the marked fields")
-    expect(tab.locator("#run-head")).to_have_css("opacity", "0.5")
-    field(tab, "w:depth").fill("3")
-    expect(said).to_be_empty()
-    expect(tab.locator("#run-head")).to_have_css("opacity", "1")
-
-
-def test_a_configuration_has_prices_a_check_and_a_true_command(tab: Any, tmp_path: Path) -> None:
-    own_model(tab).fill(json.dumps(TINY))
-    expect(tab.locator("#run-form [data-fault='config']")).to_be_empty()
-    fill(tab, sequence="512")
-    switch(tab, "chunked_cross_entropy").check()
-    done(tab, 2)
-    expect(tab.locator("[data-part='price:chunked_cross_entropy'] b")).to_be_visible()
-    expect(row(tab, 1)).to_contain_text(re.compile("equal up to rounding|bitwise equal"))
-    expect(tab.locator(".mv-take-away")).to_contain_text("ChunkedCrossEntropy")
-    shown = command(tab)
-    assert "memviz run config.json" in shown
-    (tmp_path / "config.json").write_text(json.dumps(TINY))
-    assert peak_of(shown, tmp_path) / (1 << 20) == pytest.approx(reserved_mib(tab, 1), abs=0.6)
