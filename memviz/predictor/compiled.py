@@ -41,7 +41,7 @@ from memviz.predictor.rules import COMPILED
 aten = torch.ops.aten
 
 Compiles = bool | Literal["ideal"]
-"""Whether code under torch.compile is compiled; "ideal": with only inputs and results of its graphs in memory."""
+"""Run code under torch.compile compiled, or "ideal": with nothing but inputs and results of its graphs in memory."""
 _CARD, _META = torch.device("cuda:0"), torch.device("meta")
 _OWN = str(Path(__file__).parents[1])
 _LIBRARY = str(Path(contextlib.__file__).parent)

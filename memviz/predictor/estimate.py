@@ -88,7 +88,7 @@ class Estimate:
     children_used_the_card: bool = False
     """True if a fork of the program allocated on the predicted card; its bytes are in no peak."""
     bound: str = ""
-    """Of code under torch.compile: "eager", the upper bound, "ideal fusion", the lower, or empty: as compiled."""
+    """How code under torch.compile ran: "eager", an upper bound, "ideal fusion", a lower one, or empty: compiled."""
     gpu: int = 0
     """Number of the card that the figures are of."""
     gpus: tuple[Estimate, ...] = ()

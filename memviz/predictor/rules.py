@@ -305,7 +305,9 @@ _READ = (
         {
             "nansum": taken.sum_buffers,
             **_operators("prod", "linalg_vector_norm", temporaries=taken.mean_buffers),
-            **_operators("amax", "amin", "any", "all", "_is_any_true", "_is_all_true", temporaries=taken.extreme_buffers),
+            **_operators(
+                "amax", "amin", "any", "all", "_is_any_true", "_is_all_true", temporaries=taken.extreme_buffers
+            ),
             **_operators("argmax", "argmin", temporaries=taken.argmax_buffers),
             **_operators("var", "std", "var_mean", "std_mean", temporaries=taken.variance_buffers),
             **_operators(

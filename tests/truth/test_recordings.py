@@ -7,7 +7,11 @@ from tests.truth.comparison import compare
 from tests.truth.recordings import recording, recordings
 
 DIFFERENCES: dict[str, tuple[tuple[bool, bool, bool], int | None, str]] = {
-    "convolutions-checked": ((True, True, True), 3, "cuDNN's buffers of convolutions and batch norm, 50 to 205 KB each."),
+    "convolutions-checked": (
+        (True, True, True),
+        3,
+        "cuDNN's buffers of convolutions and batch norm.",
+    ),
     "forward-many-segments": ((True, False, False), None, "Some fifty steps were before it, here one."),
     "train-weights-first": ((True, False, False), None, "Some forty steps were before it, here one."),
     "written-pairs-train-128": ((True, True, True), 2066, "An index on the host is copied before the result is made."),
