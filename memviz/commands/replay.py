@@ -61,7 +61,9 @@ def _print(replay: Replay, overhead: int) -> None:
     fits_on = "no listed card"
     if outcome.smallest_card is not None:
         set_aside = f", {bytes_text(overhead)} set aside" if overhead else ""
-        fits_on = f"cards of {outcome.smallest_card.name} or more{set_aside}"
+        is_tight = outcome.smallest_card.usable_bytes < replayed.peak_reserved_bytes
+        released = "; on the smallest, cached memory is released where there is no room" if is_tight else ""
+        fits_on = f"cards of {outcome.smallest_card.name} or more{set_aside}{released}"
     print(f"  fits on    {fits_on}")
     exact = exactness(outcome.recorded)
     print(f"\n{exact[0].upper()}{exact[1:]}.".replace("..", "."))
