@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import ceil
 from pathlib import Path
@@ -19,6 +19,7 @@ import numpy as np
 from memviz.allocator.blocks import Platform
 from memviz.allocator.context import communicators_of, context_on, nccl_bytes
 from memviz.allocator.recorded_requests import AllocatorCalls
+from memviz.allocator.replay_result import Figures
 from memviz.allocator.replayer import CardMemory, Doubt, Replayer, always_had_room
 from memviz.allocator.settings import Settings
 from memviz.predictor.cards import KnownCard, card_named
@@ -216,14 +217,16 @@ def fit_on(
     error: ExpectedError | None = None,
     *,
     platform: Platform = "linux",
+    ran: Figures | None = None,
 ) -> Fit:
     """Replay the run's requests on the card with the memory that a process gets there.
 
-    `peak_reserved_bytes` is what the run reserves without a limit.
+    `peak_reserved_bytes` is what the run reserves without a limit. `ran` are the figures of a run in that memory, if
+    it had room for all, which needs no replay.
     """
     replayer = Replayer(trace, trace.devices[0])
     replayer.platform = platform
-    return fit_of_replay(replayer, None, card, peak_reserved_bytes, error)
+    return fit_of_replay(replayer, None, card, peak_reserved_bytes, error, ran=ran)
 
 
 def fit_of_replay(
@@ -232,12 +235,15 @@ def fit_of_replay(
     card: KnownCard,
     peak_reserved_bytes: int | None,
     error: ExpectedError | None,
+    *,
+    ran: Figures | None = None,
 ) -> Fit:
     """With `peak_reserved_bytes` None, a replay finds it."""
     context = context_on(card.name)
     limited = CardMemory(card.memory_bytes, context.most_bytes)
     usable = limited.usable_bytes
-    replayed = replayer.figures(settings, limited)
+    had_room = ran is not None and ran.peak_reserved_bytes <= usable and always_had_room(ran)
+    replayed = replace(ran, memory=usable) if ran is not None and had_room else replayer.figures(settings, limited)
     out = replayed.oom
     if peak_reserved_bytes is None:
         free = replayed if always_had_room(replayed) else replayer.figures(settings)

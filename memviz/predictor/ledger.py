@@ -248,10 +248,10 @@ class Ledger(CardRecord):
             self.free(allocation, self.stack_of_free())
 
     def _note_time(self, stack: int) -> None:
-        new = len(self.history.action) - len(self.times)
-        self.times.extend(range(self.now + 1, self.now + 1 + new))
-        self.stacks.extend([stack] * new)
-        self.now += new
+        for _ in range(len(self.history.action) - len(self.times)):
+            self.now += 1
+            self.times.append(self.now)
+            self.stacks.append(stack)
 
 
 _UNKNOWN = int(Category.UNKNOWN)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -21,7 +21,7 @@ from memviz.allocator.blocks import DeviceMemory
 from memviz.allocator.settings import Settings
 from memviz.predictor.assumptions import OF_SPARSE, Assumptions, name_of_operator, not_predicted
 from memviz.predictor.cards import KnownCard
-from memviz.predictor.compat import LT_KEPT_SINCE, without_functions, without_modes
+from memviz.predictor.compat import LT_KEPT_SINCE, without_dispatch, without_functions, without_modes
 from memviz.predictor.cuda.machine import on_card
 from memviz.predictor.host import Host, HostMemory, PinnedHost
 from memviz.predictor.known_values import ByStorage, IndexTensors
@@ -42,7 +42,7 @@ from memviz.predictor.rules import (
     Treatment,
     rule_of,
 )
-from memviz.predictor.shapes import SPARSE, ShapeKey, parts_of, tensors_among, tensors_of
+from memviz.predictor.shapes import PLAIN_TENSORS, SPARSE, ShapeKey, parts_of, tensors_among, tensors_of
 from memviz.predictor.workspaces import OperatorCall, WorkspaceSizes, uses_lt, workspace_sizes
 from memviz.trace.intern import Interner
 from memviz.trace.model import NO_STACK, Category, Phase
@@ -556,9 +556,10 @@ def swap_data(tensor: Any, data: Any) -> bool:
 
     Return False where C++ holds the tensor too, such as a live graph.
     """
-    new = data.detach().requires_grad_(tensor.requires_grad)
-    if isinstance(tensor, Parameter):
-        new = Parameter(data.detach(), tensor.requires_grad)
+    with without_dispatch() if type(data) is torch.Tensor and type(tensor) in PLAIN_TENSORS else nullcontext():
+        new = data.detach().requires_grad_(tensor.requires_grad)
+        if isinstance(tensor, Parameter):
+            new = Parameter(data.detach(), tensor.requires_grad)
     if _is_wrapper(tensor) and type(new) is not type(tensor):
         return False
     # Hooks stay with the object when its memory is swapped.

@@ -12,7 +12,8 @@ from __future__ import annotations
 import operator
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from functools import partial
 from itertools import chain
@@ -56,7 +57,7 @@ class Gradient:
     """A tensor of its shape and strides."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RecordedStretch:
     """A stretch that ran: its part of the history, and what it counted."""
 
@@ -94,6 +95,8 @@ class Repeater:
         self._recorder = recorder
         self._ledger = recorder.ledger
         self._marks = marks
+        self._kept: dict[RecordedStretch, tuple[set[int], set[int]]] = {}
+        """Allocations that each stretch left live: others, and workspaces."""
         self.repeated = 0
 
     def _state(self) -> Mapping[str, Any]:
@@ -146,16 +149,19 @@ class Repeater:
             like = torch.empty_strided(gradient.shape, gradient.stride(), dtype=gradient.dtype, device="meta")
         return Gradient(place, allocation.number, like)
 
-    def _kept_allocations(self, recording: RecordedStretch) -> set[int] | None:
+    def _kept_allocations(self, recording: RecordedStretch) -> Set[int] | None:
         """Return the allocations that were not freed within it, but workspaces; None where a workspace is gone."""
-        history, categories = self._ledger.history, self._recorder.categories.values
-        kept = set(recording.numbers)
-        for event in recording.events:
-            if history.action[event] == Action.FREE_COMPLETED:
-                kept.discard(history.cause[event])
-        workspaces = {number for number in kept if categories[number] == Category.WORKSPACE}
+        if recording not in self._kept:
+            history, categories = self._ledger.history, self._recorder.categories.values
+            kept = set(recording.numbers)
+            for event in recording.events:
+                if history.action[event] == Action.FREE_COMPLETED:
+                    kept.discard(history.cause[event])
+            workspaces = {number for number in kept if categories[number] == Category.WORKSPACE}
+            self._kept[recording] = kept - workspaces, workspaces
+        kept, workspaces = self._kept[recording]
         live = {allocation.number for allocation in self._recorder.workspaces.live}
-        return None if workspaces - live else kept - workspaces
+        return None if workspaces - live else kept
 
     def _repeat_events(
         self,
@@ -312,6 +318,8 @@ class OutputTensor:
     """Its allocation; -1 where it is an argument's memory."""
     argument: int
     """Place of the argument whose memory it is, else -1."""
+    is_argument: bool
+    """True if it is that argument itself."""
     like: torch.Tensor
     """A tensor of its shape, strides and offset."""
 
@@ -323,7 +331,7 @@ class RecordedBlock:
     recording: RecordedStretch
     path: str
     """Path of its module."""
-    outputs: tuple[OutputTensor, ...]
+    outputs: tuple[OutputTensor | None, ...]
     is_tuple: bool
     used: tuple[int, ...]
     """Places of the parameters on the device that operators took."""
@@ -349,21 +357,30 @@ class BlockRepeater(Repeater):
         self._recorded: dict[Hashable, RecordedBlock | None] = {}
 
     def follow(self, model: nn.Module) -> None:
-        """Find the lists of three or more layers of one class."""
+        """Find the lists of two or more layers of one class."""
         self._called = WeakSet()
-        seen: dict[int, Hashable] = {}
+        structures = _Structures()
         for module in model.modules():
             if isinstance(module, nn.ModuleList | nn.Sequential):
                 kinds = Counter(map(type, module))
                 for layer in module:
-                    if kinds[type(layer)] > 2 and next(layer.children(), None) is not None:
-                        self._blocks[layer] = _structure_key(layer, seen)
+                    if kinds[type(layer)] > 1 and next(layer.children(), None) is not None:
+                        self._blocks[layer] = structures.number_of(layer)
 
     def run(self, module: nn.Module, args: Any, kwargs: Any, call: Callable[..., Any]) -> Any:
         """Call a module, or repeat the call of an equal one."""
         structure = self._blocks.get(module)
         if torch.is_grad_enabled() or structure is None and not self._may_repeat_itself(module):
             return call(module, *args, **kwargs)
+        with _without_collecting(module) as collect:
+            out = self._run_or_repeat(structure, module, args, kwargs, call)
+        for hook in collect:
+            hook(module, args, out)
+        return out
+
+    def _run_or_repeat(
+        self, structure: Hashable, module: nn.Module, args: Any, kwargs: Any, call: Callable[..., Any]
+    ) -> Any:
         with without_functions():
             values = (*args, *kwargs.values())
             items = Replaceable(values, module, self._number_of)
@@ -397,8 +414,7 @@ class BlockRepeater(Repeater):
         finally:
             self._records_again = before
         block = None
-        # A hook may collect the outputs, as transformers does for hidden states.
-        if not is_held_elsewhere(out):
+        if not is_held_elsewhere(out, arguments):
             with without_functions():
                 block = self._record(start, arguments, out, items)
         # A first call may keep what later ones use.
@@ -412,7 +428,7 @@ class BlockRepeater(Repeater):
     ) -> RecordedBlock | None:
         """Return what ran since `start`; None where it kept more than its outputs."""
         recording = self._recording(start, own=set(items.numbers))
-        block = self._record_call(recording, list(map(self._number_of, arguments)), out, items)
+        block = self._record_call(recording, arguments, out, items)
         made = () if block is None else (*block.outputs, *block.replaced.values())
         new = {one.number for one in made if isinstance(one, OutputTensor) and one.argument < 0}
         return block if block is not None and self._kept_allocations(block.recording) == new else None
@@ -463,9 +479,9 @@ class BlockRepeater(Repeater):
         return tuple(weight.shape), weight.stride(), weight.dtype, type(weight), is_here
 
     def _record_call(
-        self, recording: RecordedStretch | None, arguments: list[int | None], out: Any, items: Replaceable
+        self, recording: RecordedStretch | None, arguments: list[torch.Tensor], out: Any, items: Replaceable
     ) -> RecordedBlock | None:
-        """Return the call; None where it cannot be repeated. `arguments` are the allocations of its tensors."""
+        """Return the call; None where it cannot be repeated."""
         changed = items.changed(self._number_of)
         results = out if type(out) is tuple else (out,)
         if recording is None or changed is None or recording.marks or self._kept_allocations(recording) is None:
@@ -482,20 +498,25 @@ class BlockRepeater(Repeater):
             recording, path, outputs[: len(results)], is_tuple, used, undecided, replaced, items.numbers
         )
 
-    def _outputs(self, arguments: list[int | None], tensors: Iterable[Any]) -> tuple[OutputTensor, ...] | None:
-        known = self._recorder.host.known
-        outputs = []
-        for tensor in tensors:
+    def _outputs(self, arguments: list[torch.Tensor], values: Iterable[Any]) -> tuple[OutputTensor | None, ...] | None:
+        known, numbers = self._recorder.host.known, list(map(self._number_of, arguments))
+        outputs: list[OutputTensor | None] = []
+        for tensor in values:
+            if tensor is None:
+                outputs.append(None)
+                continue
             if type(tensor) is not torch.Tensor or not tensor.is_floating_point() or tensor in known:
                 return None
             storage = tensor.untyped_storage()
             allocation = self._ledger.allocation_of(storage)
             if allocation is None:
                 return None
-            argument = arguments.index(allocation.number) if allocation.number in arguments else -1
+            argument = numbers.index(allocation.number) if allocation.number in numbers else -1
+            same = next((place for place, given in enumerate(arguments) if given is tensor), None)
             with without_modes():
                 like = like_in_memory(tensor, memory_of(storage.nbytes()))
-            outputs.append(OutputTensor(allocation.number, argument, like))
+            argument = argument if same is None else same
+            outputs.append(OutputTensor(allocation.number, argument, same is not None, like))
         return tuple(outputs)
 
     def _repeat(self, recorded: RecordedBlock, arguments: list[torch.Tensor], items: Replaceable) -> Any:
@@ -522,11 +543,15 @@ class BlockRepeater(Repeater):
 
     def _make_outputs(
         self, recorded: RecordedBlock, made: dict[int, LiveAllocation], arguments: list[torch.Tensor]
-    ) -> tuple[tuple[torch.Tensor, ...], dict[int, Any]]:
+    ) -> tuple[tuple[Any, ...], dict[int, Any]]:
         """Return what a repeated call returns, and what it puts into lists; allocations are taken from `made`."""
         storages: dict[int, torch.UntypedStorage] = {}
 
-        def tensor(output: OutputTensor) -> torch.Tensor:
+        def tensor(output: OutputTensor | None) -> torch.Tensor | None:
+            if output is None:
+                return None
+            if output.is_argument:
+                return arguments[output.argument]
             if output.argument >= 0:
                 storage = arguments[output.argument].untyped_storage()
             elif output.number in storages:
@@ -623,11 +648,33 @@ def _references_of_a_call() -> int:
     return (lambda value: sys.getrefcount(value))(fresh)
 
 
-def is_held_elsewhere(out: Any) -> bool:
-    """Return whether anything but the caller has a reference to what was returned."""
-    if sys.getrefcount(out) > _references_of_a_call():
+def is_held_elsewhere(out: Any, arguments: Sequence[torch.Tensor] = ()) -> bool:
+    """Return whether anything but the caller has a reference to what was returned, besides arguments."""
+    given = {id(None), *map(id, arguments)}
+    if id(out) not in given and sys.getrefcount(out) > _references_of_a_call():
         return True
-    return type(out) is tuple and any(sys.getrefcount(out[place]) > 2 for place in range(len(out)))
+    places = range(len(out)) if type(out) is tuple else ()
+    return any(id(out[place]) not in given and sys.getrefcount(out[place]) > 2 for place in places)
+
+
+_COLLECTS = ("transformers.utils.output_capturing", "output_capturing_hook")
+"""Module and name of the hook that appends outputs to a list, as for hidden states, and does nothing else."""
+
+
+def _name_of(function: Any) -> tuple[str, str]:
+    return getattr(function, "__module__", ""), getattr(function, "__name__", "")
+
+
+@contextmanager
+def _without_collecting(module: nn.Module) -> Iterator[list[Callable[..., Any]]]:
+    """Leave the hooks that collect outputs without effect, and yield them: a call that is repeated calls no hook."""
+    hooks = module._forward_hooks
+    apart = {key: hook for key, hook in hooks.items() if _name_of(hook) == _COLLECTS}
+    hooks.update(dict.fromkeys(apart, lambda *_: None))
+    try:
+        yield list(apart.values())
+    finally:
+        hooks.update(apart)
 
 
 def tensor_that_owns(ledger: Any, like: torch.Tensor, allocation: LiveAllocation) -> torch.Tensor:
@@ -652,13 +699,24 @@ _DEPTH = 3
 """How deep attributes, and what hooks hold, are compared."""
 
 
-def _structure_key(layer: nn.Module, seen: dict[int, Hashable]) -> Hashable:
-    """Return what memory depends on in a layer besides its weights: classes, settings and hooks."""
-    parts = []
-    for name, module in layer.named_modules():
-        settings = [(key, held) for key, held in vars(module).items() if key not in _NO_EFFECT]
-        parts.append((name, type(module), tuple((key, _settings_key(held, _DEPTH, seen)) for key, held in settings)))
-    return tuple(parts)
+class _Structures:
+    """Numbers of what memory depends on in modules besides their weights: classes, settings and hooks."""
+
+    def __init__(self) -> None:
+        self._settings: dict[int, Hashable] = {}
+        self._numbers: dict[Hashable, int] = {}
+        self._known: dict[nn.Module, int] = {}
+
+    def number_of(self, module: nn.Module) -> int:
+        """Return the same number for modules of equal structure."""
+        number = self._known.get(module)
+        if number is None:
+            held = tuple((key, value) for key, value in vars(module).items() if key not in _NO_EFFECT)
+            settings = tuple((key, _settings_key(value, _DEPTH, self._settings)) for key, value in held)
+            inside = tuple((name, self.number_of(child)) for name, child in module.named_children())
+            key = type(module), settings, inside
+            number = self._known[module] = self._numbers.setdefault(key, len(self._numbers))
+        return number
 
 
 def _settings_key(value: Any, depth: int, seen: dict[int, Hashable]) -> Hashable:

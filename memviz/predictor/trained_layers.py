@@ -265,11 +265,12 @@ class TrainedBlockRepeater(BlockRepeater):
     ) -> _TrainedForward | None:
         weights = Replaceable((), module, self._number_of)
         stretch = self._recording(start, own=set(weights.numbers), pins=True)
-        block = self._record_call(stretch, list(map(self._number_of, arguments)), out, weights)
+        block = self._record_call(stretch, arguments, out, weights)
         if block is None:
             return None
-        recording, outputs, tensors = block.recording, block.outputs, out if isinstance(out, tuple) else (out,)
-        if any(output.argument >= 0 for output in outputs) or not all(tensor.requires_grad for tensor in tensors):
+        recording, tensors = block.recording, out if isinstance(out, tuple) else (out,)
+        outputs = [output for output in block.outputs if output is not None and output.argument < 0]
+        if len(outputs) < len(block.outputs) or not all(tensor.requires_grad for tensor in tensors):
             return None
         categories = self._recorder.categories
         order = tuple(number for number in recording.numbers if categories.values[number] != Category.WORKSPACE)
@@ -361,7 +362,7 @@ class TrainedBlockRepeater(BlockRepeater):
         live = {allocation.number for allocation in self._ledger.live.values()}
         ended = {*forward.order} - live
         freed = {forward.order[at] for kind, at in origins.values() if kind == "forward"}
-        outputs = {output.number for output in forward.outputs}
+        outputs = {output.number for output in forward.outputs if output is not None}
         in_forward = {forward.order[at] for action, _, at in forward.shape if action == Action.FREE_COMPLETED}
         if ended != {*forward.order} or freed & outputs or {*forward.order} - freed - outputs - in_forward:
             raise NotRepeatable

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from memviz.allocator.context import NCCL_FACT
+from memviz.allocator.replay_result import Figures
 from memviz.allocator.replayer import Replayer
 from memviz.allocator.settings import settings_from_environment
 from memviz.errors import UsageError
@@ -117,11 +118,11 @@ def _predict(
             "warnings": device.warnings(),
             "notes": (*device.unseen(), *filter(None, [unproven_sentence(device.unproven())])),
         }
-        operators, unproven = device.recorder.operators, device.unproven()
+        operators, unproven, ran = device.recorder.operators, device.unproven(), _figures_of(device)
     error = expected_error(operators, trains=trains(trace), card=plan.card, unproven=unproven)
     said, peak = device.allocator_calls(), results["peak_reserved_bytes"]
     error = replace(error, **reserved_elsewhere(trace, said, platform, peak))
-    fit = fit_on(trace, plan.card, device.highest_reserved_bytes, error, platform=platform)
+    fit = fit_on(trace, plan.card, device.highest_reserved_bytes, error, platform=platform, ran=ran)
     took = time.perf_counter() - begun
     results |= {
         **(model_sizes or sizes_of(model)),
@@ -136,6 +137,14 @@ def _predict(
     if NCCL_FACT in trace.about.facts:
         run = replace(run, provenance={**run.provenance, NCCL_FACT: trace.about.facts[NCCL_FACT]})
     return Outcome(run, trace, said, device.layout)
+
+
+def _figures_of(device: PredictedDevice) -> Figures | None:
+    """Return the figures of a run with the whole card; None where it was refused memory."""
+    if device.out_of_memory or device.settings.per_process_memory_fraction < 1:
+        return None
+    requested, allocated, reserved = device.highest_bytes()
+    return Figures(device.settings, None, requested, allocated, reserved, device.reserved_bytes, 0, None)
 
 
 def _whole_mib(size: int) -> int:

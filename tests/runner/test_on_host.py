@@ -184,15 +184,19 @@ def test_a_scripts_model_is_converted_before_it_moves_or_its_peak_says_that_it_w
 
 CONVERTING = ("layerwise_casting", "weight_quantization", "weight_offload")
 """Optimizations of weights, which determine how a model is loaded."""
+LARGE = ("sdxl", "sdxl_pipeline", "wan_pipeline")
+"""Workloads whose predictions take seconds: they come as they are."""
 
 
 def combinations(workload: str) -> Iterator[Plan]:
     """The workload at reduced size as it is and with a sixth of the optimizations, loaded both ways where that differs.
 
-    Each optimization comes with a sixth of the workloads.
+    Each optimization comes with a sixth of the workloads; those of autoencoders with the autoencoder.
     """
-    first = [kind.name for kind in WORKLOADS].index(workload) % 6
-    for name, needs in (("", "any"), *((kind.name, kind.needs) for kind in OPTIMIZATIONS[first::6])):
+    kinds = OPTIMIZATIONS[[kind.name for kind in WORKLOADS].index(workload) % 6 :: 6]
+    if workload in ("vae", *LARGE):
+        kinds = [kind for kind in OPTIMIZATIONS if workload == "vae" and kind.name.startswith("vae_")]
+    for name, needs in (("", "any"), *((kind.name, kind.needs) for kind in kinds)):
         mode = {} if workload == "transformer_block" else {"mode": needs.replace("any", "inference")}
         for load in ("host", "device") if name in CONVERTING else ("host",):
             chosen = ((name, {}),) if name else ()

@@ -177,6 +177,7 @@ def numerics(
 TRAIN = {"layers": "1", "sequence": "4096", "batch": "2"}
 REPEATED = {**TRAIN, "layers": "2"}
 READ = {"layers": "2", "sequence": "2048", "mode": "inference", "cache": "true", "new_tokens": "32"}
+PICTURE = {"height": "512", "width": "512"}
 EXERCISED: dict[str, tuple[str, dict[str, str], tuple[str, dict[str, str]]]] = {
     "several chunks of tokens": ("llama", TRAIN, ("chunked_feed_forward", {})),
     "several chunks of a picture's tokens": ("sdxl", {"mode": "inference"}, ("chunked_feed_forward", {})),
@@ -199,7 +200,7 @@ EXERCISED: dict[str, tuple[str, dict[str, str], tuple[str, dict[str, str]]]] = {
     "weights in 8 bits": ("llama", READ, ("layerwise_casting", {})),
     "weights as whole numbers": ("llama", READ, ("weight_quantization", {})),
     "several tiles": ("vae", {}, ("vae_tiling", {})),
-    "several pictures": ("vae", {"batch": "2"}, ("vae_slicing", {})),
+    "several pictures": ("vae", {**PICTURE, "batch": "2"}, ("vae_slicing", {})),
 }
 IDLE: dict[str, tuple[str, dict[str, str], tuple[str, dict[str, str]]]] = {
     "one chunk": ("llama", TRAIN, ("chunked_feed_forward", {"tokens": "8192"})),
@@ -210,8 +211,8 @@ IDLE: dict[str, tuple[str, dict[str, str], tuple[str, dict[str, str]]]] = {
     "a window for all tokens": ("llama", READ, ("kv_cache", {"kind": "sliding", "window": "4096"})),
     "no token after the prompt": ("llama", {**READ, "new_tokens": "0"}, ("kv_cache", {})),
     "the usual cache": ("llama", READ, ("kv_cache", {"kind": "dynamic"})),
-    "one tile": ("vae", {"height": "512", "width": "512"}, ("vae_tiling", {})),
-    "one picture": ("vae", {}, ("vae_slicing", {})),
+    "one tile": ("vae", PICTURE, ("vae_tiling", {})),
+    "one picture": ("vae", PICTURE, ("vae_slicing", {})),
     "settings": ("llama", TRAIN, ("allocator_settings", {})),
     "casts of weights that are trained": ("llama", TRAIN, ("layerwise_casting", {})),
     "whole numbers for weights that are trained": ("llama", TRAIN, ("weight_quantization", {})),
