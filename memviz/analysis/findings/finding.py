@@ -30,7 +30,7 @@ class FindingKind(StrEnum):
         kind._value_, kind.title_text = value, title
         return kind
 
-    OUT_OF_MEMORY = "out_of_memory", "requested when memory ran out"
+    OUT_OF_MEMORY = "out_of_memory", "missing when memory ran out"
     ACTIVATIONS = "activations", "activations saved for backward"
     KEPT_TOO_LONG = "kept_too_long", "kept into the next step"
     GROWING = "growing", "growth from step to step"
