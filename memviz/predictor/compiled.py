@@ -58,14 +58,6 @@ _BACKEND = (
     'The backend "{name}" of torch.compile is not predicted: its graphs ran uncompiled, operator by operator. A '
     'backend that fuses operators needs less (--ideal-fusion is the lower bound); "inductor" is predicted.'
 )
-_TIMED = (
-    "max_autotune",
-    "max_autotune_gemm",
-    "max_autotune_pointwise",
-    "coordinate_descent_tuning",
-    "benchmark_fusion",
-)
-"""Settings of inductor by which it chooses kernels by timing them."""
 _BROKEN = "torch.compile breaks its graph at {where} ({reason}): each part is compiled separately."
 _PARTS_OF_BACKWARD = "Compiled autograd is not predicted: the backward of each graph is compiled separately."
 _FUSED_STEP = (
@@ -121,11 +113,9 @@ class Compiler:
             return target
         if _is_fused_step(target):
             return partial(self._step, target)
-        if backend == "inductor" or (self._is_ideal and isinstance(backend, str) and backend != "eager"):
-            settings = {name.replace("-", "_"): value for name, value in (options or {}).items()}
-            compile_graph = partial(self._compile, settings)
-        else:
-            compile_graph = partial(self._as_graph_says, backend)
+        settings = {name.replace("-", "_"): value for name, value in (options or {}).items()}
+        is_planned = backend == "inductor" or (self._is_ideal and isinstance(backend, str) and backend != "eager")
+        compile_graph = partial(self._compile, settings) if is_planned else partial(self._as_graph_says, backend)
         optimize = torch._dynamo.optimize(compile_graph, nopython=fullgraph, dynamic=dynamic)
         if not isinstance(target, nn.Module):
             return optimize(target)
@@ -463,12 +453,7 @@ def _differentiate_composed(patches: Patches) -> None:
             operator._dispatch_cache[keys.AutogradMeta] = keys.CompositeImplicitAutograd
 
 
-def _compile(
-    graph: torch.fx.GraphModule,
-    inputs: list[Any],
-    compiling: Callable[[Any], Any],
-    ideal: Callable[[torch.fx.GraphModule], Any] | None = None,
-) -> Callable[..., Any]:
+def _compile(graph: torch.fx.GraphModule, inputs: list[Any], compiling: Any, ideal: Any) -> Callable[..., Any]:
     """Trace a graph with its gradients, divide it and compile it with inductor; `ideal` runs the parts instead."""
     from torch._dynamo.utils import counters
     from torch._functorch.aot_autograd import aot_module_simplified
@@ -502,14 +487,13 @@ def _compile(
     def forward(graph: Any, inputs: Any, is_inference: bool = False) -> Any:
         with compiling(context):
             inputs = move(graph, inputs)
-            if ideal is not None:
-                return ideal(graph)
-            return inductor.compile_fx_forward(graph, inputs, outputs, count, extra, is_inference=is_inference)
+            by_inductor = partial(inductor.compile_fx_forward, is_inference=is_inference)
+            return ideal(graph) if ideal else by_inductor(graph, inputs, outputs, count, extra)
 
     def backward(graph: Any, inputs: Any) -> Any:
         with compiling(context):
             inputs = move(graph, inputs)
-            return inductor.compile_fx_backward(graph, inputs, extra) if ideal is None else ideal(graph)
+            return ideal(graph) if ideal else inductor.compile_fx_backward(graph, inputs, extra)
 
     def divide(graph: Any, inputs: Any, **kwargs: Any) -> Any:
         with compiling(context):
@@ -593,9 +577,10 @@ def _enter_inductor(patches: Patches, context: Any) -> None:
     patches.put(PyCodeCache, "load_by_key_path", _load_written_code)
     patches.put(flex_attention, "_validate_device", lambda *_: None)
     patches.put(FlexAttentionHOP, "__call__", _flex_attention_of)
-    patches.enter_context(
-        settings.patch({**dict.fromkeys(_TIMED, False), "fx_graph_cache": False, "compile_threads": 1})
-    )
+    # Nothing can be timed.
+    timed = ("max_autotune", "max_autotune_gemm", "max_autotune_pointwise", "coordinate_descent_tuning")
+    plan = {**dict.fromkeys(timed, False), "benchmark_fusion": False, "fx_graph_cache": False, "compile_threads": 1}
+    patches.enter_context(settings.patch(plan))
     patches.enter_context(tracing.patch(enable_autograd_cache=False, unlift_effect_tokens=True))
     patches.enter_context(V.set_fake_mode(context.fake_mode))
     for name, answer in _GUARDED.items():
