@@ -255,7 +255,7 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise_as_cuda(error, func, args, self.recorder.ledger.card)
             if on_device and func.namespace != "aten" and _NO_SHAPES.search(str(error)):
                 raise shapes_not_registered(func) from error
-            if "NestedTensor" in str(error):
+            if "NestedTensor" in str(error).partition(". ")[0]:
                 raise strided_nested_tensor() from error
             unknown_shape = isinstance(error, NotImplementedError) or "INTERNAL ASSERT" in str(error)
             if not on_device or not (unknown_shape or "meta tensor" in str(error)):

@@ -240,6 +240,7 @@ def run_loops() -> None:
 
 def test_a_loop_is_stopped_early_only_where_nothing_else_can_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(questions, "_SAMPLED_EVERY", 7)
+    monkeypatch.setattr(assumptions, "_MOST_PASSES", 1000)
     # Loops of a test runner, which call this, could end it as well.
     with ThreadPoolExecutor(1) as alone:
         alone.submit(run_loops).result()
