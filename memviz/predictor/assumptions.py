@@ -7,12 +7,14 @@ the arguments of a distribution are valid.
 from __future__ import annotations
 
 import dis
+import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import reduce, wraps
+from functools import cache, reduce, wraps
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import CodeType, FrameType, TracebackType
 from typing import Any, ClassVar, NamedTuple, NoReturn, Self
 
 from torch import nn
@@ -227,6 +229,10 @@ def not_predicted(operator: str, why: str) -> UsageError:
     return NotPredicted(f"{operator} cannot be predicted: {why}. Remove it, or use other operators.")
 
 
+def strided_nested_tensor() -> UsageError:
+    return not_predicted("A strided nested tensor", "it has no shape; layout=torch.jagged is predicted")
+
+
 def refusing(operator: str, why: str) -> Callable[..., None]:
     """Return a function that raises `not_predicted` when it is called."""
 
@@ -384,6 +390,8 @@ _TAKEN_AND_NO_SIZE = (
 )
 _MOST_DECISIONS = 100_000
 """Limit per line: a loop that waits for a number to change would never end."""
+_MOST_PASSES = 16
+"""Of a loop that only such a number can end; later on it has one pass."""
 NOT_STATED = object()
 FIRST = 0
 
@@ -400,6 +408,8 @@ class Assumptions:
         """Sentences that hold once the module is called."""
         self._decisions: dict[str, int] = {}
         self._loops = WaitingLoops()
+        self._passes: Counter[tuple[CodeType, int]] = Counter()
+        """Passes of loops that only a value that is not computed can end."""
 
     @property
     def sentences(self) -> tuple[str, ...]:
@@ -531,6 +541,19 @@ class Assumptions:
         self._count_decision(self._reading_line())
         self.state(what)
 
+    def leads_on(self, frame: FrameType | None, answer: bool) -> bool:
+        """Return the answer to a frame's condition, or the other one and note it: no error, and an end of each loop."""
+        branches = _Branches() if frame is None else _branches(frame.f_code, frame.f_lasti)
+        if branches.without_error not in (None, answer):
+            self.state_a_decision(f"a condition that is not computed is assumed to be {not answer}")
+            return not answer
+        if frame is not None and branches.out_of_loop not in (None, answer):
+            self._passes[frame.f_code, frame.f_lasti] += 1
+            if self._passes[frame.f_code, frame.f_lasti] >= _MOST_PASSES:
+                self.state(f"a loop whose condition is not computed is assumed to end after {_MOST_PASSES} passes")
+                return not answer
+        return answer
+
     def decide(self, line: ReadingLine, number: float) -> None:
         """Note a comparison with a number that is not computed."""
         self._count_decision(line)
@@ -646,6 +669,8 @@ class UnknownNumber(float):
 
 _SUBSCRIPTS = {dis.opmap[name] for name in ("BINARY_SUBSCR", "STORE_SUBSCR", "DELETE_SUBSCR") if name in dis.opmap}
 _OPERATORS: list[Any] = getattr(dis, "_nb_ops", [])
+_IS_BRANCH = re.compile(r"(POP_)?JUMP_.*IF_(TRUE|FALSE)").fullmatch
+_ENDS_BLOCK = re.compile("RAISE|LOAD_ASSERT|RETURN|FOR_ITER|SEND|.*JUMP").match
 _TOKENIZERS = ("/transformers/tokenization_", "/tokenizers/")
 """Their code looks up a word for each number."""
 
@@ -671,6 +696,52 @@ def is_printed_by(frame: FrameType) -> bool:
     instruction = frame.f_code.co_code[frame.f_lasti : frame.f_lasti + 2]
     is_operator = instruction[0] == dis.opmap["BINARY_OP"] and instruction[1] < len(_OPERATORS)
     return is_operator and _OPERATORS[instruction[1]][0] == "NB_REMAINDER"
+
+
+class _Branches(NamedTuple):
+    """Answers to a condition by what they lead to; None where both answers lead there, or neither."""
+
+    without_error: bool | None = None
+    """Raises no error, as in `assert`."""
+    out_of_loop: bool | None = None
+    """Leaves a loop that has no other end."""
+
+
+@cache
+def _branches(code: CodeType, at: int) -> _Branches:
+    steps = [step for step in dis.get_instructions(code) if step.opname not in ("TO_BOOL", "NOT_TAKEN")]
+    # The instruction that asks is the jump, or makes the condition of the next one.
+    here = next((index for index, step in enumerate(steps) if step.offset >= at), len(steps))
+    jump = next((step for step in steps[here : here + 2] if _IS_BRANCH(step.opname)), None)
+    if jump is None:
+        return _Branches()
+    loops = [(step.argval, step.offset) for step in steps if "JUMP" in step.opname and step.argval < step.offset]
+    around = [loop for loop in loops if loop[0] <= jump.offset <= loop[1]]
+    begin, end = max(around, default=(0, len(code.co_code)))
+    within = [step for step in steps if begin <= step.offset <= end]
+
+    def answer_to(leads: Callable[[int], bool], branch: dis.Instruction) -> bool | None:
+        by_jump, by_falling = leads(branch.argval), leads(branch.offset + 1)
+        return None if by_jump == by_falling else by_jump == branch.opname.endswith("TRUE")
+
+    def leaves(offset: int) -> bool:
+        end_of_block = _end_of_block(steps, offset)
+        if end_of_block.opname == "JUMP_FORWARD":
+            return not begin <= end_of_block.argval <= end
+        return not begin <= offset <= end or end_of_block.opname.startswith("RETURN")
+
+    def fails(offset: int) -> bool:
+        return _end_of_block(steps, offset).opname.startswith(("RAISE", "LOAD_ASSERT"))
+
+    error, out_of_loop = answer_to(fails, jump), answer_to(leaves, jump)
+    has_end = not around or within[0].opname == "FOR_ITER"
+    exits = [step for step in within if _IS_BRANCH(step.opname) and answer_to(leaves, step) is not None]
+    return _Branches(None if error is None else not error, None if has_end or len(exits) > 1 else out_of_loop)
+
+
+def _end_of_block(steps: list[dis.Instruction], start: int) -> dis.Instruction:
+    """Return the first instruction from `start` that branches, returns or raises an error."""
+    return next((step for step in steps if step.offset >= start and _ENDS_BLOCK(step.opname)), steps[-1])
 
 
 def _unknown_result(own: str) -> Callable[..., Any]:
@@ -711,8 +782,11 @@ def _comparison(own: str) -> Callable[..., Any]:
             if self.assumptions is not None:
                 self.assumptions.state_a_decision("a number that is not computed is assumed to differ from another")
             return own == "__ne__"
+        answer = compare(self, other)
+        if self.assumptions is not None and self.assumptions.leads_on(sys._getframe(1), answer) != answer:
+            return not answer
         self._decide()
-        return compare(self, other)
+        return answer
 
     comparison.__name__ = own
     return comparison

@@ -289,7 +289,7 @@ def dtype_warnings(dtypes: Iterable[str], card: KnownCard) -> tuple[str, ...]:
 @lru_cache(maxsize=256)
 def _card_from_list(name: str) -> KnownCard:
     wanted = short_name(name).lower()
-    parts = wanted.split()
+    parts = wanted.replace("-", " ").replace("_", " ").split()
     exact = [card for card in CARDS if wanted == short_name(card.name).lower()]
     fitting = exact or [card for card in CARDS if parts and all(part in card.name.lower() for part in parts)]
     if not fitting:

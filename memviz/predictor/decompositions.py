@@ -27,7 +27,7 @@ from torch.nested._internal import sdpa
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from memviz.predictor.assumptions import no_such_kernel, not_predicted
+from memviz.predictor.assumptions import no_such_kernel, strided_nested_tensor
 from memviz.predictor.cards import KnownCard
 from memviz.predictor.compat import CUDNN_ATTENTION_SINCE, EINSUM_REORDERS_SINCE, FUSED_RMS_NORM_SINCE, Patches
 from memviz.predictor.recurrent import OPERATORS, run_recurrent
@@ -541,7 +541,7 @@ def jagged_attention_on(card: KnownCard) -> Iterator[None]:
 def _only_on_host(make: Callable[..., Any]) -> Callable[..., Any]:
     def make_on_host(*args: Any, device: Any = None, **kwargs: Any) -> Any:
         if device is not None and torch.device(device).type != "cpu":
-            raise not_predicted("A strided nested tensor", "it has no shape; layout=torch.jagged is predicted")
+            raise strided_nested_tensor()
         return make(*args, device=device, **kwargs)
 
     return make_on_host

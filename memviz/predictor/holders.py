@@ -880,9 +880,9 @@ class HolderLog:
         live, start = dict(self._ledger.live), time.monotonic()
 
         def storage_of(tensor: torch.Tensor) -> int | None:
-            if not tensor.is_meta or tensor.layout is not torch.strided:
-                return None
-            return int(tensor.untyped_storage()._cdata)
+            wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+            has_storage = tensor.is_meta and tensor.layout is torch.strided and not wrapped
+            return int(tensor.untyped_storage()._cdata) if has_storage else None
 
         found = find_holders(live, storage_of, seconds=min(MOST_SECONDS, self._seconds_left))
         self.cut += found.is_cut

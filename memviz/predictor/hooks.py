@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import inspect
 import logging
 import mmap
 import multiprocessing
@@ -552,6 +553,23 @@ DEEPSPEED_NOT_BUILT = (
     "DeepSpeed's optimizer kernels were not built or run: they write into existing weights and states, so their memory "
     "is predicted."
 )
+
+
+def refuse_compiled_extensions(patches: Patches) -> None:
+    """Stop where a program compiles CUDA code while it runs; extensions for the host alone are compiled."""
+
+    def refuse(module: Any) -> None:
+        build = module._jit_compile
+
+        def compile_extension(*args: Any, **kwargs: Any) -> Any:
+            call = inspect.getcallargs(build, *args, **kwargs)
+            if call["with_cuda"] or call["with_cuda"] is None and any(map(module._is_cuda_file, call["sources"])):
+                raise not_predicted(f"The extension {call['name']}", "it is CUDA code, which cannot run without a card")
+            return build(*args, **kwargs)
+
+        patches.put(module, "_jit_compile", compile_extension)
+
+    patches.after_import("torch.utils.cpp_extension", refuse)
 
 
 def follow_deepspeed(patches: Patches, forget_values: Callable[[Any], None], assumptions: Assumptions) -> None:

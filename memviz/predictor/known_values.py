@@ -594,8 +594,13 @@ _VALUE_KEEPING_OPERATORS = {
     *(aten._is_all_true.default, aten._is_any_true.default),
     *(aten.cat.default, aten.stack.default, aten.index.Tensor, aten.index_select.default, aten.clone.default),
     *(aten._to_copy.default, aten.copy_.default),
-    *(aten.max.default, aten.min.default, aten.amax.default, aten.amin.default),
+    *(aten.min.default, aten.amin.default),
 }
+_SELECTIONS = {
+    *(aten.cat.default, aten.stack.default, aten.index.Tensor, aten.index_select.default, aten.clone.default),
+    *(aten._to_copy.default, aten.gather.default),
+}
+"""Operators whose results have no other numbers than their first argument."""
 INTEGER_ARITHMETIC: dict[Any, Callable[[Any, Any], Any]] = {
     aten.add.Tensor: operator.add,
     aten.sub.Tensor: operator.sub,
@@ -626,6 +631,8 @@ class DefaultValues:
         """`values_of` returns the values of a host or device tensor, or None."""
         self._values_of = values_of
         self._defaults: ByStorage[int] = ByStorage()
+        self._greatest: ByStorage[int] = ByStorage()
+        """The greatest number that may be in a tensor of whole numbers that are not computed."""
 
     def of(self, tensor: Tensor) -> int | None:
         return self._defaults.of(tensor)
@@ -637,6 +644,13 @@ class DefaultValues:
 
     def follow(self, func: Any, args: Any, out: Any) -> None:
         """Update defaults after an operator on values that are not computed."""
+        if func in _SELECTIONS and _is_integer(out):
+            most = [self._greatest_in(tensor) for tensor in tensors_of(args[:1])]
+            known = [number for number in most if number is not None]
+            if known and len(known) == len(most):
+                self._greatest.put(out, max(known))
+        elif func in _WHOLE_DRAWS:
+            self._greatest.put(out, args[0 if func in _FROM_ZERO else 1] - 1)
         transfer = _DEFAULT_TRANSFERS.get(func) if isinstance(out, Tensor) else None
         number = None if transfer is None else transfer(self, func, args, out)
         if number is not None:
@@ -680,6 +694,15 @@ class DefaultValues:
             return None
         return min((number for number in map(self.of, tensors_of(args)) if number is not None), default=None)
 
+    def _maximum(self, func: Any, args: Any, out: Tensor) -> int | None:
+        """Return the greatest number that may be there, because what counts labels needs no more places."""
+        most = self._greatest_in(args[0]) if _is_integer(args[0]) else None
+        return self._keep(func, args, out) if most is None else most
+
+    def _greatest_in(self, tensor: Tensor) -> int | None:
+        values = self._values_of(tensor)
+        return self._greatest.of(tensor) if values is None or not values.numel() else int(values.max())
+
     def _multiply(self, func: Any, args: Any, out: Tensor) -> int | None:
         return self._keep(func, args, out) if self.of(args[0]) in (0, 1) else None
 
@@ -702,6 +725,7 @@ class DefaultValues:
 
 _DEFAULT_TRANSFERS: dict[Any, Callable[[DefaultValues, Any, Any, Tensor], int | None]] = {
     **dict.fromkeys(_VALUE_KEEPING_OPERATORS, DefaultValues._keep),
+    **dict.fromkeys((aten.max.default, aten.amax.default), DefaultValues._maximum),
     **dict.fromkeys(_PRODUCTS, DefaultValues._multiply),
     **dict.fromkeys(_SUMS, DefaultValues._count),
     **dict.fromkeys(_COMPARISONS, DefaultValues._compare),
@@ -712,7 +736,7 @@ _DEFAULT_TRANSFERS: dict[Any, Callable[[DefaultValues, Any, Any, Tensor], int | 
 
 
 def has_default(func: Any) -> bool:
-    return func in _DEFAULT_TRANSFERS
+    return func in _DEFAULT_TRANSFERS or func in _SELECTIONS or func in _WHOLE_DRAWS
 
 
 def _is_integer(value: Any) -> bool:

@@ -30,6 +30,7 @@ from memviz.predictor.assumptions import (
     raise_as_cuda,
     refusing,
     shapes_not_registered,
+    strided_nested_tensor,
 )
 from memviz.predictor.autocast import Autocast, Kernel
 from memviz.predictor.compat import SLICES_UNTIL, Patches, function_modes, without_functions, without_modes
@@ -69,6 +70,7 @@ from memviz.predictor.hooks import (
     follow_threads,
     follow_triton,
     follow_workers,
+    refuse_compiled_extensions,
 )
 from memviz.predictor.host import ON_ONE_DEVICE
 from memviz.predictor.recorder import NOTHING_TO_COPY, AllocationRecorder, ModelMove, MoveTo, move_model
@@ -253,6 +255,8 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise_as_cuda(error, func, args, self.recorder.ledger.card)
             if on_device and func.namespace != "aten" and _NO_SHAPES.search(str(error)):
                 raise shapes_not_registered(func) from error
+            if "NestedTensor" in str(error).partition(". ")[0]:
+                raise strided_nested_tensor() from error
             unknown_shape = isinstance(error, NotImplementedError) or "INTERNAL ASSERT" in str(error)
             if not on_device or not (unknown_shape or "meta tensor" in str(error)):
                 raise
@@ -493,6 +497,7 @@ def follow_cuda(
     follow_triton(patches, tensors.lose, assumptions)
     follow_bitsandbytes(patches, assumptions)
     follow_deepspeed(patches, tensors.lose, assumptions)
+    refuse_compiled_extensions(patches)
     follow_threads(patches, operators, mode)
     follow_workers(patches, recorder)
     # Between the host and a card a tensor may take over another's memory; torch would not have it with "meta".

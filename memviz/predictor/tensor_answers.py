@@ -81,8 +81,9 @@ def number_for(recorder: AllocationRecorder, tensor: Tensor, as_type: NumberType
         assumptions.took(0)
         return 0 if as_type is None else as_type(0)
     if is_condition and tensor.dtype is torch.bool:
-        assumptions.state_a_decision(f"a condition that is not computed is assumed to be {bool(default)}")
-        return assumptions.took(bool(default))
+        answer = assumptions.leads_on(next(frames(), None), bool(default))
+        assumptions.state_a_decision(f"a condition that is not computed is assumed to be {answer}")
+        return assumptions.took(answer)
     if default is None and is_whole and as_type in (int, operator.index):
         caller = next(frames(), None)
         if caller is not None and is_index_in(caller, of_tensor=as_type is int):

@@ -27,6 +27,7 @@ from memviz.runner.request import Request, command_of
         ("NVIDIA T4", "Tesla T4"),
         ("a6000", "NVIDIA RTX A6000"),
         ("mi300x", "AMD Instinct MI300X"),
+        ("A100-80GB", "NVIDIA A100 80GB"),
     ],
 )
 def test_a_card_is_found_by_a_part_of_its_name(text: str, name: str) -> None:

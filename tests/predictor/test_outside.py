@@ -30,6 +30,12 @@ def _scan() -> None:
     scan(lambda carried, x: (carried + x, x * 2), drawn(300), drawn(), dim=0)
 
 
+def _built_while_it_runs() -> None:
+    from torch.utils import cpp_extension
+
+    cpp_extension.load_inline("mine", "", cuda_sources="__global__ void k(float* x) {}", functions=["f"])
+
+
 def drawn(*shape: int) -> torch.Tensor:
     return torch.randn(*shape or (300, 300), device="cuda")
 
@@ -45,6 +51,8 @@ OUTSIDE: dict[str, Callable[[], Any]] = {
     "Tensors of the card in a queue": lambda: ForkingPickler.dumps(drawn()),
     "Allocators": lambda: torch._C._cuda_changeCurrentAllocator(None),
     "Kernels in C++": _jiterator,
+    "CUDA extensions compiled": _built_while_it_runs,
+    "Strided nested": lambda: torch.nested.nested_tensor([torch.ones(3), torch.ones(2)]).cuda(),
     "Operators that take functions": _scan,
     "A second card": lambda: torch.ones(3, device="cuda:1"),
 }
@@ -56,6 +64,7 @@ def _row(begin: str) -> str:
     return str(found)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("what", OUTSIDE)
 def test_what_is_outside_stops_with_the_sentence_of_the_table(what: str) -> None:
     way, quoted = _row(what).split(": `", 1)

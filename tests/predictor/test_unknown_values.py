@@ -173,13 +173,37 @@ def test_a_natural_answer_is_given_and_stated_with_the_line(way: str) -> None:
         assert any(sentence in what for what in stated(device))
 
 
-@pytest.mark.parametrize("read", [torch.Tensor.item, torch.Tensor.detach])
+READS = pytest.mark.parametrize("read", [torch.Tensor.item, torch.Tensor.detach])
+
+
+@READS
 def test_a_loop_that_waits_for_a_value_to_change_is_stopped(read: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def waits() -> bool:
+        return bool(loss > 0.5)
+
     monkeypatch.setattr(assumptions, "_MOST_DECISIONS", 100)
     with PredictedDevice(A100), pytest.raises(DataNeeded, match="would not end"):
         loss = read(there())
-        while loss > 0.5:
+        while waits():
             pass
+
+
+@READS
+def test_a_loop_that_only_an_unknown_number_ends_has_an_end_that_is_stated(read: Any) -> None:
+    with PredictedDevice(A100) as device:
+        steps = others = 0
+        while read(there()) > 0.5:
+            steps += 1
+        while True:
+            others += 1
+            if read(there()) < 0.5:
+                break
+        assert steps == others > 1
+        assert any(f"to end after {steps} passes" in sentence for sentence in stated(device))
+        # One that has another end comes to it.
+        while others < 3 * steps and read(there()) > 0.5:
+            others += 1
+        assert others == 3 * steps
 
 
 class Counter:
@@ -216,6 +240,7 @@ def run_loops() -> None:
 
 def test_a_loop_is_stopped_early_only_where_nothing_else_can_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(questions, "_SAMPLED_EVERY", 7)
+    monkeypatch.setattr(assumptions, "_MOST_PASSES", 1000)
     # Loops of a test runner, which call this, could end it as well.
     with ThreadPoolExecutor(1) as alone:
         alone.submit(run_loops).result()
@@ -233,6 +258,34 @@ def test_a_user_states_the_answer_of_a_line() -> None:
         ask()
     assert raised.value.where == f"tests/predictor/test_unknown_values.py:{first}"
     assert f"--assume {raised.value.where}=VALUE" in str(raised.value)
+
+
+# Compiled apart: pytest writes other code for an assert of its own.
+CHECKS = """
+assert (x > 2).all(), "too small"
+assert not (x > 2).any() and (x < 2).all().item()
+assert x.sum().item() > 50
+if not (x > 2).all():
+    raise ValueError(f"{x}")
+branch = bool((x > 2).all())
+"""
+
+
+def test_a_condition_is_answered_so_that_the_program_goes_on() -> None:
+    with PredictedDevice(A100) as device:
+        names = {"x": there(3)}
+        exec(compile(CHECKS, __file__, "exec"), names)
+        says = stated(device)
+    assert names["branch"] is False
+    assert {f"a condition that is not computed is assumed to be {answer}" for answer in (True, False)} <= {*says}
+
+
+def test_the_greatest_of_chosen_labels_is_the_greatest_of_all() -> None:
+    with PredictedDevice(A100):
+        labels = torch.tensor([0, 0, 3, 3, 7]).cuda()
+        chosen = labels[there(5).topk(3).indices]
+        drawn = torch.randint(0, 40, (2, 300), device="cuda")
+        assert [int(chosen.max()) + 1, int(torch.cat([drawn[0], chosen]).amax())] == [8, 39]
 
 
 def test_an_element_of_a_list_is_the_first_unless_another_is_stated() -> None:
