@@ -239,6 +239,7 @@ class Arrivals extends Component {
     if (!list?.length || !(event.target instanceof Element) || !event.target.closest(TARGETS)) return;
     event.preventDefault();
     event.stopImmediatePropagation();
+    say("memviz:files", null);
     this.add([...list]);
   }
 
