@@ -253,7 +253,7 @@ export function saveFile(file, name) {
 
 let made = 0;
 
-/** What stands in one of Gradio's elements. A subclass makes `root` and has `load(value)`. */
+/** What stands in one of Gradio's elements. A subclass fills `root` in `build()`, and has `load(value)`. */
 export class Component {
   /** @param {HTMLElement} host @param {Gradio} gradio */
   constructor(host, gradio) {
@@ -265,6 +265,9 @@ export class Component {
     /** @type {HTMLElement} */ this.root = el("div");
     Object.assign(host, { memviz: this });
   }
+
+  /** Once, when all fields are there. */
+  build() {}
 
   /** Gradio redraws the host's template when the value changes; what we built is put back into it.
    * @returns {boolean} whether it had to be */
@@ -287,9 +290,7 @@ export class Follower extends Component {
   /** When somebody in the browser said last what to show. */
   heard = -Infinity;
 
-  /** @param {HTMLElement} host @param {Gradio} gradio */
-  constructor(host, gradio) {
-    super(host, gradio);
+  build() {
     onSaid("memviz:state", (state) => state.key === this.key && this.hear(state));
   }
 
@@ -319,6 +320,7 @@ export class Follower extends Component {
  * @param {new (host: HTMLElement, gradio: Gradio) => Kind} kind */
 export const mounting = (kind) => (/** @type {HTMLElement} */ host, /** @type {Gradio} */ gradio) => {
   const component = new kind(host, gradio);
+  component.build();
   const load = () => {
     const { value } = gradio.props;
     component.attach();

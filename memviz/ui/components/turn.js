@@ -1,12 +1,12 @@
 // @ts-check
 // Turns to the tab that an answer asks for, if its visitor has turned to none since asking; turn.py says why.
-import { all, nearest } from "./base.js";
+import { all, nearest, onSaid } from "./base.js";
 
 /** @import { Gradio } from "./base.js" */
 
 const TAB = '#tabs [role="tab"]';
-/** What was asked for by a press on anything that is no tab, by a file that was chosen or by one that was dropped. */
-const ASKS = ["click", "keydown", "change", "drop"];
+/** What was asked for by a press on anything that is no tab, or by a choice. */
+const ASKS = ["click", "keydown", "change"];
 /** Where Gradio keeps tabs for which there is no room. */
 const AMONG_TABS = '#tabs [role="tablist"], #tabs .overflow-dropdown';
 
@@ -26,6 +26,8 @@ export const chosen = () => ({ __type__: "update", selected: wanted });
 /** @param {HTMLElement} _element @param {Gradio} gradio */
 export function mount(_element, { props, watch, tell }) {
   for (const name of ASKS) document.addEventListener(name, noted, true);
+  // Nobody else hears the events of files that are dropped or chosen.
+  onSaid("memviz:files", () => (hasTurned = false));
   watch("value", () => {
     wanted = String(props.value || "").split(" ")[0];
     if (!wanted) return;

@@ -126,13 +126,11 @@ function startRanks() {
 
 function followMode() {
   const system = matchMedia("(prefers-color-scheme: dark)");
-  let isOurs = true;
   try {
-    isOurs = localStorage.getItem("memviz-dark") === null;
+    if (localStorage.getItem("memviz-dark") !== null) return;
   } catch {
     // Nothing is kept there then.
   }
-  if (!isOurs) return;
   let mine = system.matches;
   const follow = () => document.body.classList.toggle("dark", (mine = system.matches));
   follow();

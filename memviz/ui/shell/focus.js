@@ -88,13 +88,8 @@ export function followTab() {
   if (given && given === document.activeElement && given !== shownTab()) standOnTab();
 }
 
-function press() {
-  isKeyed = true;
-  given = null;
-}
-
 export function listenToFocus() {
   document.addEventListener("focusin", stand);
-  document.addEventListener("keydown", press, true);
+  document.addEventListener("keydown", () => ([isKeyed, given] = [true, null]), true);
   document.addEventListener("pointerdown", () => (isKeyed = false), true);
 }

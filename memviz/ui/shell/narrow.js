@@ -32,10 +32,6 @@ export function closeDrawer() {
   }
 }
 
-export function listenToWidth() {
-  narrow.addEventListener("change", closeDrawer);
-}
-
 const isTall = () => document.body.classList.contains("mv-tall");
 
 /** @param {boolean} yes */
@@ -51,6 +47,7 @@ function dragged(handle, moved) {
 }
 
 export function listenToSheet() {
+  narrow.addEventListener("change", closeDrawer);
   document.addEventListener("pointerdown", (event) => {
     const handle = nearest(event, "[data-mv-sheet]");
     if (!handle) return;

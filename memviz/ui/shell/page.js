@@ -12,7 +12,7 @@ import { savePicture } from "../components/picture.js";
 import { followView } from "./address.js";
 import { listenToRows } from "./open_traces.js";
 import { listenToFocus } from "./focus.js";
-import { closeDrawer, listenToSheet, listenToWidth } from "./narrow.js";
+import { closeDrawer, listenToSheet } from "./narrow.js";
 import { listenToSteps } from "./steps.js";
 
 const REST_MS = 60;
@@ -142,13 +142,12 @@ function setDark(isDark) {
 
 function startDark() {
   if (new URLSearchParams(location.search).get("__theme")) return;
-  let chosen = null;
   try {
-    chosen = localStorage.getItem("memviz-dark");
+    const chosen = localStorage.getItem("memviz-dark");
+    if (chosen !== null) document.body.classList.toggle("dark", chosen === "1");
   } catch {
-    return;
+    // Nothing was kept.
   }
-  if (chosen !== null) document.body.classList.toggle("dark", chosen === "1");
 }
 
 if (document.body) startDark();
@@ -158,5 +157,4 @@ closeDrawer();
 listenToFocus();
 listenToRows();
 listenToSteps();
-listenToWidth();
 listenToSheet();

@@ -220,9 +220,7 @@ class Arrivals extends Component {
   /** @type {Telling[]} */ queue = [];
   isTelling = false;
 
-  /** @param {HTMLElement} host @param {import("../base.js").Gradio} gradio */
-  constructor(host, gradio) {
-    super(host, gradio);
+  build() {
     this.root.className = "mv-arrivals";
     window.addEventListener("change", (event) => {
       const { target } = event;
@@ -239,6 +237,7 @@ class Arrivals extends Component {
     if (!list?.length || !(event.target instanceof Element) || !event.target.closest(TARGETS)) return;
     event.preventDefault();
     event.stopImmediatePropagation();
+    say("memviz:files", null);
     this.add([...list]);
   }
 

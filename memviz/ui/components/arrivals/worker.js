@@ -15,23 +15,15 @@ const TOO_MANY = 429;
 const ASKED_AGAIN_MS = 1000;
 const PATIENCE_MS = 120_000;
 
-/** By the server, with a reason of ours. */
-class Refused extends Error {
-  /** @param {string} reason @param {number} status */
-  constructor(reason, status) {
-    super(reason);
-    this.status = status;
-  }
-}
-
-/** @param {string} address @param {RequestInit} options */
+/** A refusal by the server, with a reason of ours, has its `status`.
+ * @param {string} address @param {RequestInit} options */
 async function ask(address, options) {
   const answer = await fetch(address, { ...options, signal: stopped.signal });
   if (answer.ok) return answer;
   const said = await answer.json().catch(() => null);
   // An answer without `reason` comes from a proxy between the page and its server.
   if (!said || !said.reason || answer.status === 401) throw new Error(`status ${answer.status}`);
-  throw new Refused(said.reason, answer.status);
+  throw Object.assign(new Error(said.reason), { status: answer.status });
 }
 
 /** The server takes so many files at a time, and fewer of one address: a place is asked for until there is one. With how long
@@ -45,7 +37,7 @@ async function place(address, options) {
       const { ticket } = await (await ask(address, options)).json();
       return { ticket, took: performance.now() - asked };
     } catch (fault) {
-      if (!(fault instanceof Refused) || fault.status !== TOO_MANY || performance.now() > until) throw fault;
+      if (/** @type {any} */ (fault).status !== TOO_MANY || performance.now() > until) throw fault;
     }
     tell({ kind: "waits" });
     await new Promise((next) => setTimeout(next, ASKED_AGAIN_MS));
@@ -111,6 +103,6 @@ globalThis.onmessage = (/** @type {MessageEvent} */ { data }) => {
     return ready(piece, header, bytesOf(body)).then(({ made, owned }) => tell({ made }, owned), (fault) => tell({ fault: String(fault) }));
   }
   receive(data.file, data.address, data.rate)
-    .catch((fault) => tell(fault instanceof Refused ? { kind: "refused", name: data.file.name, reason: fault.message } : { kind: "failed", words: String(fault) }))
+    .catch((fault) => tell(fault.status ? { kind: "refused", name: data.file.name, reason: fault.message } : { kind: "failed", words: String(fault) }))
     .then(() => tell({ kind: "ended" }));
 };

@@ -135,9 +135,8 @@ class EventList extends Follower {
   grid = el("div", { class: "mve-grid", role: "grid", tabindex: "0", "aria-label": GRID_LABEL }, this.header, this.scroller);
   nothing = el("p", { class: "mve-nothing", hidden: "" });
 
-  /** @param {HTMLElement} host @param {import("../base.js").Gradio} gradio */
-  constructor(host, gradio) {
-    super(host, gradio);
+  build() {
+    super.build();
     this.root.className = "mve";
     this.root.hidden = true;
     this.root.append(this.bar, this.grid, this.nothing);
@@ -148,8 +147,7 @@ class EventList extends Follower {
     this.find.addEventListener("input", onceQuiet(() => this.choose({ text: this.find.value.trim() }), TYPED_MS));
   }
 
-  /** Taken out of the page, an element forgets where it was scrolled to.
-   * */
+  /** Taken out of the page, an element forgets where it was scrolled to. */
   attach() {
     const isAnew = super.attach();
     if (isAnew && this.scale) this.setTop(this.top, this.scale);

@@ -126,24 +126,21 @@ class LitPanel {
     const sought = /** @type {HTMLElement | null} */ (document.querySelector("[data-light-rest=find]"))?.dataset.lightRestGroup || "";
     const words = sought.toLowerCase().split(/\s+/).filter((word) => word && !/^[<>]/.test(word));
     for (const box of all(BOX)) box.classList.toggle("mv-hit", words.length > 0 && words.every((word) => box.title.toLowerCase().includes(word)));
-    if (this.isFocusWanted) this.boxes()[0]?.focus();
+    if (this.isFocusWanted) all(BOX, this.element)[0]?.focus();
     this.isFocusWanted = false;
     if (JSON.stringify(resting()) !== memory.rested) rest();
   }
 
   // -- the icicle
 
-  boxes() {
-    return all(BOX, this.element);
-  }
-
   /** @param {KeyboardEvent} event */
   key(event) {
     const here = /^Arrow/.test(event.key) ? nearest(event, BOX) : null;
-    const next = here && neighbour(here, this.boxes(), event.key);
+    const boxes = all(BOX, this.element);
+    const next = here && neighbour(here, boxes, event.key);
     if (!next) return;
     event.preventDefault();
-    for (const box of this.boxes()) box.tabIndex = box === next ? 0 : -1;
+    for (const box of boxes) box.tabIndex = box === next ? 0 : -1;
     next.focus();
   }
 }

@@ -17,19 +17,19 @@ export const MOST_BYTES = 64 << 20;
 /** By trace, the newest last. @type {Map<string, Pieces>} */
 const kept = new Map();
 
-/** @param {any} piece */
-const bytesIn = (piece) => Object.values(piece.columns || piece.spans || {}).reduce((sum, field) => sum + (ArrayBuffer.isView(field) ? field.byteLength : 0), 0);
-
 /** @param {Pieces} pieces */
-const bytesInAll = (pieces) => Object.values(pieces).reduce((sum, piece) => sum + bytesIn(piece), 0);
+function bytesIn(pieces) {
+  const fields = Object.values(pieces).flatMap((piece) => Object.values(piece.columns || piece.spans || {}));
+  return fields.reduce((sum, field) => sum + (ArrayBuffer.isView(field) ? field.byteLength : 0), 0);
+}
 
 /** @param {string} key @param {string} name @param {any} made */
 export function keepPiece(key, name, made) {
   kept.set(key, { ...piecesOf(key), [name]: made });
-  let bytes = [...kept.values()].reduce((sum, pieces) => sum + bytesInAll(pieces), 0);
+  let bytes = [...kept.values()].reduce((sum, pieces) => sum + bytesIn(pieces), 0);
   for (const [oldest, pieces] of kept) {
     if (bytes <= MOST_BYTES || kept.size === 1) return;
-    bytes -= bytesInAll(pieces);
+    bytes -= bytesIn(pieces);
     kept.delete(oldest);
   }
 }

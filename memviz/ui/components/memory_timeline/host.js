@@ -16,22 +16,15 @@ export class HostLane extends Part {
   pinned = shape("path", { class: "mvt-hostpinned" });
   most = el("span", { class: "mvt-hostmost" });
   now = el("span", { class: "mvt-hostnow" });
-  node = el("div", { class: "mvt-host", role: "img", hidden: "" });
-
-  /** @param {import("./timeline.js").MemoryTimeline} timeline */
-  constructor(timeline) {
-    super(timeline);
-    const picture = shape("svg", { class: "mvt-hostpicture", "aria-hidden": "true" });
-    picture.append(this.total, this.pinned);
-    this.node.append(picture, this.most, this.now);
-    this.node.addEventListener("pointermove", (event) => this.point(pointIn(this.node, event).x));
-  }
+  picture = shape("svg", { class: "mvt-hostpicture", "aria-hidden": "true" });
+  node = el("div", { class: "mvt-host", role: "img", hidden: "", onpointermove: (/** @type {PointerEvent} */ event) => this.point(pointIn(this.node, event).x) }, this.picture, this.most, this.now);
 
   draw() {
     const { value, moment } = this.timeline;
     const host = value?.host;
     this.node.hidden = !host;
     if (!host) return;
+    this.picture.replaceChildren(this.total, this.pinned);
     this.node.setAttribute("aria-label", `Host memory: ${COUNTED[host.of]}, ${bytesText(host.peak)} at most`);
     this.most.textContent = bytesText(host.peak);
     this.now.textContent = `host ${bytesText(rowAt(host, moment)[1])}`;

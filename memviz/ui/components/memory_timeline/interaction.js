@@ -29,7 +29,7 @@ export class Interaction extends Part {
     plot.addEventListener("pointerdown", (event) => this.press(event));
     plot.addEventListener("pointermove", (event) => this.hover(event));
     plot.addEventListener("pointerleave", () => this.leave());
-    plot.addEventListener("dblclick", () => this.timeline.moves.showAll(true));
+    plot.addEventListener("dblclick", () => this.timeline.moves.showAll());
   }
 
   /** @param {MouseEvent} event @returns {Point} in the plot */
@@ -49,7 +49,7 @@ export class Interaction extends Part {
     // Outward when all is shown lets the page scroll, so that the plot is no trap.
     if (viewport.isAll() && (isSideways || event.deltaY > 0)) return;
     event.preventDefault();
-    if (isSideways) return timeline.moves.sideways(event.deltaX / viewport.width);
+    if (isSideways) return timeline.moves.shift(event.deltaX / viewport.width);
     timeline.moves.zoom(viewport.placeAt(this.local(event).x), wheelFactor(event, event.deltaY));
   }
 

@@ -45,15 +45,15 @@ export class Keys extends Part {
     const { timeline } = this;
     const zoom = (/** @type {number} */ factor) => () => timeline.moves.zoom(timeline.moves.middle(), factor, true);
     const zoomHeight = (/** @type {number} */ factor) => () => timeline.moves.zoomHeight(timeline.moves.middleBytes(), factor, true);
-    const upwards = (/** @type {1 | -1} */ step) => () => (isShift ? timeline.moves.upwards(step * PAN) : this.walk(step));
-    const sideways = (/** @type {number} */ step) => () => (isShift ? timeline.choosing.setMoment(timeline.moment + step) : timeline.moves.sideways(step * PAN));
+    const upwards = (/** @type {1 | -1} */ step) => () => (isShift ? timeline.moves.shift(0, step * PAN) : this.walk(step));
+    const sideways = (/** @type {number} */ step) => () => (isShift ? timeline.choosing.setMoment(timeline.moment + step) : timeline.moves.shift(step * PAN));
     return {
       ArrowLeft: sideways(-1),
       ArrowRight: sideways(1),
       ArrowUp: upwards(1),
       ArrowDown: upwards(-1),
-      Home: () => timeline.moves.sideways(-FAR),
-      End: () => timeline.moves.sideways(FAR),
+      Home: () => timeline.moves.shift(-FAR),
+      End: () => timeline.moves.shift(FAR),
       PageUp: () => this.nextPhase(-1),
       PageDown: () => this.nextPhase(1),
       "+": zoom(1 / ZOOM),
@@ -61,7 +61,7 @@ export class Keys extends Part {
       "-": zoom(ZOOM),
       w: zoomHeight(1 / ZOOM),
       s: zoomHeight(ZOOM),
-      0: () => timeline.moves.showAll(true),
+      0: () => timeline.moves.showAll(),
       f: () => this.fit(),
       v: () => timeline.moves.fitHeight(),
       b: () => timeline.tools.take("box"),

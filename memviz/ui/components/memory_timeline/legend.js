@@ -7,11 +7,11 @@ import { bytesText, cutMiddle, grouped } from "../words.js";
 import { piece } from "./data.js";
 import { Part } from "./viewport.js";
 
-/** @import { MemoryTimeline } from "./timeline.js" */
 /** @import { Light } from "./data.js" */
 
 const LONGEST = 30;
 const LONGEST_CHIP = 36;
+const MARKS = { cached: "Reserved, not in use", reserved: "Reserved from the device", peak: "Peak of live bytes" };
 
 /** A group of the legend, of the colours as they were when it was chosen.
  * @typedef {{ meaning: string, group: number, words: string, mask: Uint8Array }} Kept */
@@ -131,22 +131,19 @@ function common(one, other) {
 /** @typedef {{ group: number, label: string, bytes: number }} Item */
 
 export class Legend extends Part {
-  /** @param {MemoryTimeline} timeline */
-  constructor(timeline) {
-    super(timeline);
-    this.row = el("div", { class: "mvt-legend", role: "group", "aria-label": "Colour legend, with bytes at the moment" });
-    this.more = el("button", { type: "button", class: "mvt-key mvt-more", "aria-expanded": "false", onclick: () => this.open(Boolean(this.list.hidden)) });
-    this.list = el("div", { class: "mvt-more-list", role: "group", "aria-label": "Other colours", hidden: "" });
-    const marks = Object.entries({ cached: "Reserved, not in use", reserved: "Reserved from the device", peak: "Peak of live bytes" });
-    /** What is drawn beside the colours. */
-    this.marks = el("div", { class: "mvt-marks" }, ...marks.map(([name, title]) => el("span", { class: `mvt-mark mvt-mark-${name}`, title }, el("i"), name)));
-    this.node = el("div", { class: "mvt-legend-row" }, this.row, this.more, this.marks, timeline.filters.node, this.list);
-    this.node.addEventListener("keydown", (event) => this.key(event));
+  row = el("div", { class: "mvt-legend", role: "group", "aria-label": "Colour legend, with bytes at the moment" });
+  more = el("button", { type: "button", class: "mvt-key mvt-more", "aria-expanded": "false", onclick: () => this.open(Boolean(this.list.hidden)) });
+  list = el("div", { class: "mvt-more-list", role: "group", "aria-label": "Other colours", hidden: "" });
+  /** What is drawn beside the colours. */
+  marks = el("div", { class: "mvt-marks" }, ...Object.entries(MARKS).map(([name, title]) => el("span", { class: `mvt-mark mvt-mark-${name}`, title }, el("i"), name)));
+  node = el("div", { class: "mvt-legend-row", onkeydown: (/** @type {KeyboardEvent} */ event) => this.key(event) }, this.row, this.more, this.marks, this.timeline.filters.node, this.list);
+  /** Where on the screen it was clicked last. */
+  clickedAt = [NaN, NaN];
+  /** What it was last drawn for. */
+  drawnFor = "";
+
+  listen() {
     document.addEventListener("pointerdown", ({ target }) => !(target instanceof Node && this.node.contains(target)) && this.open(false));
-    /** Where on the screen it was clicked last. */
-    this.clickedAt = [NaN, NaN];
-    /** What it was last drawn for. */
-    this.drawnFor = "";
   }
 
   /** It is drawn anew with the next picture. */

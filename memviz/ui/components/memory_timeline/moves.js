@@ -56,18 +56,11 @@ export class Moves extends Part {
     this.gliding = requestAnimationFrame(step);
   }
 
-  /** @param {number} share of what is seen */
-  sideways(share) {
-    const { first, last } = this.viewport;
-    const step = (last - first) * share;
-    this.to({ first: first + step, last: last + step });
-  }
-
-  /** @param {number} share of what is seen, upwards */
-  upwards(share) {
-    const { bottom, top } = this.viewport;
-    const step = (top - bottom) * share;
-    this.to({ bottom: bottom + step, top: top + step });
+  /** By shares of what is seen. @param {number} right @param {number} [up] */
+  shift(right, up = 0) {
+    const { first, last, bottom, top } = this.viewport;
+    const [across, above] = [(last - first) * right, (top - bottom) * up];
+    this.to({ first: first + across, last: last + across, bottom: bottom + above, top: top + above });
   }
 
   // -- nearer and farther
@@ -88,14 +81,12 @@ export class Moves extends Part {
     this.glide({ bottom: bytes - (bytes - bottom) * scale, top: bytes + (top - bytes) * scale }, isSlow);
   }
 
-  /** @param {boolean} isSlow */
-  showAll(isSlow) {
-    this.glide({ ...this.viewport.whole(), bottom: 0, top: this.viewport.most }, isSlow);
+  showAll() {
+    this.glide({ ...this.viewport.whole(), bottom: 0, top: this.viewport.most }, true);
   }
 
-  /** @param {boolean} isSlow */
-  showFullHeight(isSlow) {
-    this.glide({ bottom: 0, top: this.viewport.most }, isSlow);
+  showFullHeight() {
+    this.glide({ bottom: 0, top: this.viewport.most }, true);
   }
 
   /** What buttons and keys zoom about. */

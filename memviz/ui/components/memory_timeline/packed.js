@@ -7,8 +7,6 @@ import { Spans } from "./spans.js";
  * @typedef {Record<string, any>} Columns */
 /** @typedef {{ header: Header, columns?: Columns, spans?: Spans }} Piece */
 
-/** @type {Record<string, number>} */ const BYTES = { uint8: 1, uint32: 4 };
-
 /** @param {string} base64 */
 export function bytesOf(base64) {
   const raw = atob(base64);
@@ -25,7 +23,7 @@ export async function unpack(header, buffer) {
   let at = 0;
   for (const [name, kind, count] of header.columns) {
     columns[name] = kind === "uint8" ? raw.slice(at, at + count) : words(raw, at, count);
-    at += BYTES[kind] * count;
+    at += kind === "uint8" ? count : 4 * count;
   }
   return columns;
 }

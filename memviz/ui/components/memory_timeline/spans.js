@@ -96,7 +96,6 @@ export class Spans {
       row++;
     }
   }
-
 }
 
 /** @param {Uint32Array | Float64Array} values @param {number} length of a block */

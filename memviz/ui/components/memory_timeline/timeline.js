@@ -96,9 +96,7 @@ export class MemoryTimeline extends Component {
   live = el("div", { class: "mvt-hidden", "aria-live": "polite" });
   waiting = el("div", { class: "mvt-waiting", role: "status" });
 
-  /** @param {HTMLElement} host @param {import("../base.js").Gradio} gradio */
-  constructor(host, gradio) {
-    super(host, gradio);
+  build() {
     this.root.className = "mvt";
     this.plot.append(this.canvas.node, this.labels.node, this.tools.box, this.tools.bytesAxis, this.tools.eventsAxis, this.tools.fullHeight, this.interaction.tip);
     const help = el("div", { class: "mvt-hidden", id: `mvt-keys-${this.id}` }, KEYS_HELP);
@@ -123,6 +121,7 @@ export class MemoryTimeline extends Component {
     this.plot.addEventListener("keydown", (event) => this.keys.press(event));
     this.tools.listen();
     this.filters.listen();
+    this.legend.listen();
     const isLinkedAs = (/** @type {string} */ name) => Boolean(this.value?.linked) && this.value?.linked === name;
     const isAlone = () => this.value !== null && !this.value.linked;
     onSaid("memviz:picture", (parts) => this.value && this.data && !this.isAway && this.host.offsetParent && parts.push(this.part()));

@@ -4,7 +4,6 @@
 import { button, clamp, el, switchOf, whilePressed } from "../base.js";
 import { Part, ZOOM } from "./viewport.js";
 
-/** @import { MemoryTimeline } from "./timeline.js" */
 /** @import { Sight } from "./viewport.js" */
 /** @import { Point } from "../base.js" */
 
@@ -21,7 +20,7 @@ export class Tools extends Part {
   box = el("div", { class: "mvt-box", hidden: "", "aria-hidden": "true" });
   bytesAxis = el("div", { class: "mvt-bytes", "aria-hidden": "true", title: "Drag or use the wheel to zoom; double-click shows all bytes" });
   eventsAxis = el("div", { class: "mvt-events", "aria-hidden": "true", title: "Click to select a moment" });
-  fullHeight = button("↕ Full height", "Show the full height (0 shows all)", () => this.timeline.moves.showFullHeight(true));
+  fullHeight = button("↕ Full height", "Show the full height (0 shows all)", () => this.timeline.moves.showFullHeight());
   choice = switchOf("Drag on the plot", TOOLS, (tool) => this.take(tool));
 
   listen() {
@@ -31,7 +30,7 @@ export class Tools extends Part {
     this.bytesAxis.addEventListener("pointerdown", (event) => this.pressAxis(event));
     this.bytesAxis.addEventListener("dblclick", (event) => {
       event.stopPropagation();
-      this.timeline.moves.showFullHeight(true);
+      this.timeline.moves.showFullHeight();
     });
     for (const name of ["pointerdown", "dblclick", "keydown"]) this.fullHeight.addEventListener(name, (event) => event.stopPropagation());
   }
@@ -137,36 +136,34 @@ export class Tools extends Part {
 /** In order, and within 0 and `most`. @param {number} one @param {number} other @param {number} most */
 const between = (one, other, most) => [clamp(Math.min(one, other), 0, most), clamp(Math.max(one, other), 0, most)];
 
-export class Controls {
-  /** @param {MemoryTimeline} timeline */
-  constructor(timeline) {
-    this.timeline = timeline;
-    this.order = choice("Stack", [["category", "by colour"], ["age", "by age"]], (order) => {
-      timeline.order = order;
-      timeline.redraw();
-      timeline.say();
-    });
-    this.meaning = choice("Colour", [["category", "category"], ["site", "site"], ["module", "module"], ["size", "size"]], (meaning) => timeline.setMeaning(meaning));
-    this.axes = switchOf("Axis", { event: "Event", time: "Time" }, (axis) => timeline.setAxis(axis));
-    this.card = choice("Card", [], (card) => {
-      timeline.showCard(card);
-      timeline.say();
-    });
-    this.all = button("All", "Show all (0)", () => timeline.moves.showAll(true));
-    const zooms = el("div", { class: "mvt-zooms" },
-      button("−", "Zoom out (−)", () => timeline.moves.zoom(timeline.moves.middle(), ZOOM, true)),
-      button("+", "Zoom in (+)", () => timeline.moves.zoom(timeline.moves.middle(), 1 / ZOOM, true)),
-      this.all);
-    // What few people change, each with the key that does the same.
-    const rows = [["Axis", "T", this.axes.node], ["Drag", "B M", timeline.tools.choice.node]].map(([name, keys, node]) => el("div", { class: "mvt-tool" }, el("span", {}, `${name} `, el("kbd", {}, keys)), node));
-    const menu = el("details", { class: "mv-menu mvt-tools" }, el("summary", {}, "Tools"), el("div", {}, this.order.label, this.card.label, ...rows));
-    this.node = el("div", { class: "mvt-controls" }, this.meaning.label, zooms, menu);
+export class Controls extends Part {
+  order = choice("Stack", [["category", "by colour"], ["age", "by age"]], (order) => {
+    this.timeline.order = order;
+    this.timeline.redraw();
+    this.timeline.say();
+  });
+  meaning = choice("Colour", [["category", "category"], ["site", "site"], ["module", "module"], ["size", "size"]], (meaning) => this.timeline.setMeaning(meaning));
+  axes = switchOf("Axis", { event: "Event", time: "Time" }, (axis) => this.timeline.setAxis(axis));
+  card = choice("Card", [], (card) => {
+    this.timeline.showCard(card);
+    this.timeline.say();
+  });
+  all = button("All", "Show all (0)", () => this.timeline.moves.showAll());
+  node = el("div", { class: "mvt-controls" }, this.meaning.label, this.zooms(), this.menu());
+
+  zooms() {
+    const zoom = (/** @type {number} */ factor) => () => this.timeline.moves.zoom(this.timeline.moves.middle(), factor, true);
+    return el("div", { class: "mvt-zooms" }, button("−", "Zoom out (−)", zoom(ZOOM)), button("+", "Zoom in (+)", zoom(1 / ZOOM)), this.all);
+  }
+
+  /** What few people change, each with the key that does the same. */
+  menu() {
+    const rows = [["Axis", "T", this.axes.node], ["Drag", "B M", this.timeline.tools.choice.node]].map(([name, keys, node]) => el("div", { class: "mvt-tool" }, el("span", {}, `${name} `, el("kbd", {}, keys)), node));
+    return el("details", { class: "mv-menu mvt-tools" }, el("summary", {}, "Tools"), el("div", {}, this.order.label, this.card.label, ...rows));
   }
 
   draw() {
-    const { viewport } = this.timeline;
-    const { first, last } = viewport.whole();
-    this.all.hidden = viewport.isFullHeight() && viewport.first <= first && viewport.last >= last;
+    this.all.hidden = this.viewport.isFullHeight() && this.viewport.isAll();
   }
 }
 

@@ -20,14 +20,14 @@ class Overlay extends MemoryTimeline {
   /** @type {Wanted | null} */ wanted = null;
   /** @type {MemoryTimeline[]} */ sides = [];
 
-  /** @param {HTMLElement} host @param {import("../base.js").Gradio} gradio */
-  constructor(host, gradio) {
-    super(host, gradio);
+  build() {
+    super.build();
     onSaid("memviz:joined", (joined) => this.wanted && joined.linked === this.wanted.linked && this.gather(this.wanted));
     // What only one trace's own timeline can answer.
     Object.assign(this.choosing, { togglePin() {} });
     Object.assign(this.keys, { walk() {}, mark() {}, fit() {} });
     Object.assign(this.labels, { pinned: () => [], moment: () => [] });
+    Object.assign(this, { showLit() {}, say() {} });
   }
 
   get kinds() {
@@ -69,10 +69,6 @@ class Overlay extends MemoryTimeline {
     const keys = [["--mv-ink-3", first], ...others.map((name) => ["--mv-ink", name]), ["--mv-grew", `${other} above A`], ["--mv-shrank", `${other} below A`]];
     return { ...super.part(), title: "", keys: keys.map(([colour, words]) => /** @type {[string, string]} */ ([this.colour(colour), words])) };
   }
-
-  showLit() {}
-
-  say() {}
 }
 
 /** @param {import("../memory_timeline/viewport.js").Part} part */

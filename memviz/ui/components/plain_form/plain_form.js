@@ -13,13 +13,11 @@ class PlainForm extends Component {
   form = el("form", { class: "mv-settings", novalidate: "" });
   /** @type {string | null} */ version = null;
   /** @type {Map<Element, string>} */ shown = new Map();
+  say = latest(this.tell.input);
+  rest = onceQuiet(() => this.say(this.values()), REST_MS);
 
-  /** @param {HTMLElement} host @param {import("../base.js").Gradio} gradio */
-  constructor(host, gradio) {
-    super(host, gradio);
+  build() {
     this.root = this.form;
-    const say = latest(this.tell.input);
-    this.rest = onceQuiet(() => say(this.values()), REST_MS);
     this.form.addEventListener("submit", (event) => event.preventDefault());
     this.form.addEventListener("input", (event) => this.changed(/** @type {Field} */ (event.target)));
     this.form.addEventListener("change", (event) => this.chosen(/** @type {HTMLInputElement} */ (event.target)));

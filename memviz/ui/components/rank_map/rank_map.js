@@ -44,21 +44,20 @@ class RankMap extends Component {
   /** The row that keys stand on. */
   row = 0;
 
-  /** @param {HTMLElement} host @param {import("../base.js").Gradio} gradio */
-  constructor(host, gradio) {
-    super(host, gradio);
-    this.choose = inTurn(gradio.tell.select);
-    this.picture = el("canvas", { class: "mvn-picture" });
-    this.mark = el("i", { class: "mvn-mark", hidden: "" });
-    this.tip = newTip();
-    this.steps = el("div", { class: "mvn-steps", "aria-hidden": "true" });
-    this.names = el("div", { class: "mvn-names", "aria-hidden": "true" });
-    this.bars = el("canvas", { class: "mvn-bars" });
-    this.plot = el("div", { class: "mvn-plot", tabindex: "0", role: "slider", "aria-orientation": "vertical" }, this.picture, this.mark, this.tip);
-    this.beside = el("div", { class: "mvn-beside" }, this.bars);
+  choose = inTurn(this.tell.select);
+  picture = el("canvas", { class: "mvn-picture" });
+  mark = el("i", { class: "mvn-mark", hidden: "" });
+  tip = newTip();
+  steps = el("div", { class: "mvn-steps", "aria-hidden": "true" });
+  names = el("div", { class: "mvn-names", "aria-hidden": "true" });
+  bars = el("canvas", { class: "mvn-bars" });
+  plot = el("div", { class: "mvn-plot", tabindex: "0", role: "slider", "aria-orientation": "vertical" }, this.picture, this.mark, this.tip);
+  beside = el("div", { class: "mvn-beside" }, this.bars);
+  most = el("span");
+  ramp = el("canvas", { class: "mvn-ramp", width: 255, height: 1 });
+
+  build() {
     const head = el("span", { class: "mvn-head", "aria-hidden": "true" }, "peak");
-    this.most = el("span");
-    this.ramp = el("canvas", { class: "mvn-ramp", width: 255, height: 1 });
     const scale = el("div", { class: "mvn-scale", "aria-hidden": "true" }, el("span", {}, "0"), this.ramp, this.most);
     this.root = el("div", { class: "mvn", hidden: "" }, this.steps, head, this.names, this.plot, this.beside, scale);
     for (const area of [this.plot, this.beside]) {

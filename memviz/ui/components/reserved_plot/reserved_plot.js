@@ -39,9 +39,7 @@ class ReservedPlot extends Component {
   plot = el("div", { class: "mvt-plot mvr-plot", tabindex: "0", role: "application", "aria-describedby": `mvr-keys-${this.id}` });
   live = el("div", { class: "mvt-hidden", "aria-live": "polite" });
 
-  /** @param {HTMLElement} host @param {import("../base.js").Gradio} gradio */
-  constructor(host, gradio) {
-    super(host, gradio);
+  build() {
     const help = el("div", { class: "mvt-hidden", id: `mvr-keys-${this.id}` }, KEYS_HELP);
     this.plot.append(this.svg, this.over, this.tip);
     this.root.className = "mvt mvr";

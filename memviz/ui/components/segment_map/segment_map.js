@@ -13,7 +13,7 @@ const NOTHING = -1;
 const KEYS_HELP = "Left and right move between blocks, up and down change the row, Enter pins, Escape undoes. The table below has the same data.";
 
 /** @import { Layout } from "./layout.js" */
-/** @import { Gradio, Point } from "../base.js" */
+/** @import { Point } from "../base.js" */
 /** What memviz.ui.payloads.segment_view.map_value makes.
  * @typedef {{ key: string, events: number, at: number, pin: number, colour: string }} Value */
 /** @typedef {{ at?: number, pin?: number, colour?: string }} State */
@@ -62,9 +62,8 @@ export class SegmentMap extends Follower {
   table = el("div", { class: "mvs-table" });
   details = el("details", { class: "mvs-details" }, el("summary", {}, "As a table"), this.table);
 
-  /** @param {HTMLElement} host @param {Gradio} gradio */
-  constructor(host, gradio) {
-    super(host, gradio);
+  build() {
+    super.build();
     const controls = el("div", { class: "mvs-controls" }, el("span", { class: "mvs-rows" }, this.rowText, this.longer, this.shorter), this.orders.node);
     const bar = el("div", { class: "mvs-bar" }, el("div", { class: "mvs-words" }, this.title, this.note), controls);
     const help = el("div", { class: "mvt-hidden", id: `mvs-keys-${this.id}` }, KEYS_HELP);

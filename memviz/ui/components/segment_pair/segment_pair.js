@@ -3,28 +3,24 @@
 // and both have rows of one length, so that areas can be compared.
 import { Component, el, mounting, nearest } from "../base.js";
 import { sum } from "../segment_map/layout.js";
-import { SegmentMap } from "../segment_map/segment_map.js";
+import { mount as mountMap } from "../segment_map/segment_map.js";
 
 const MOST = 2;
 const MOST_ROWS = 8;
 
 class SegmentPair extends Component {
-  /** @param {HTMLElement} host @param {import("../base.js").Gradio} gradio */
-  constructor(host, gradio) {
-    super(host, gradio);
-    this.sides = Array.from({ length: MOST }, () => this.side(gradio));
+  sides = Array.from({ length: MOST }, () => this.side());
+
+  build() {
     this.root.className = "mvp";
     this.root.append(...this.sides.map(({ root }) => root));
   }
 
-  /** @param {import("../base.js").Gradio} gradio */
-  side(gradio) {
+  side() {
     const caption = el("h3", { class: "mvp-caption" });
     const place = el("div", { class: "mv-place" });
     const root = el("section", { class: "mvp-side", hidden: "" }, caption, place);
-    const map = new SegmentMap(root, gradio);
-    map.attach();
-    map.load(null);
+    const map = mountMap(root, { props: { value: null }, watch: () => {}, server: this.server, tell: this.tell });
     // A block's number is of this replay; elsewhere on the page it would name another one.
     place.addEventListener("click", (event) => nearest(event, ".mvs-plot") && event.stopPropagation(), true);
     place.addEventListener("keydown", (event) => event.key === "Enter" && nearest(event, ".mvs-plot") && event.stopPropagation(), true);
