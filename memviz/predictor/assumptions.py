@@ -391,7 +391,7 @@ _TAKEN_AND_NO_SIZE = (
 _MOST_DECISIONS = 100_000
 """Limit per line: a loop that waits for a number to change would never end."""
 _MOST_PASSES = 16
-"""Of a loop that only such a number can end; later on it has one pass."""
+"""Passes of a loop that only such a number can end; later on it has one."""
 NOT_STATED = object()
 FIRST = 0
 
