@@ -18,6 +18,11 @@ STANDS_ON = """() => {
 }"""
 
 
+@pytest.fixture
+def page(same_page: Any) -> Any:
+    return same_page
+
+
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     folder = tmp_path_factory.mktemp("recorded")

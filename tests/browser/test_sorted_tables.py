@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from memviz.trace.load import load_trace
 from memviz.ui.saved.report import report_page
 from tests.browser.conftest import at_home, playwright
@@ -56,6 +58,11 @@ SORTED = """([panel, value, before]) => {
 }"""
 
 
+@pytest.fixture
+def page(same_page: Any) -> Any:
+    return same_page
+
+
 def expect_true_heads(page: Any, panel: str, table: str = "table") -> None:
     expect(page.locator(f"{panel} {table}").first).to_be_visible()
     assert page.evaluate(FALSE_HEADS) == []
@@ -93,7 +100,7 @@ def test_in_explore_and_compare(page: Any, server: str) -> None:
     page.locator("#live-set table").wait_for()
     for grouping in ("category", "module", "site"):
         shows(page, "#lower-head", grouping)
-        sort_by_every_head(page, "#live-set", turns=True)
+        sort_by_every_head(page, "#live-set", turns=grouping == "category")
     page.get_by_role("tab", name="Never freed").click()
     page.locator("#live-set").get_by_text("alive at the end").wait_for()
     expect_true_heads(page, "#live-set")
