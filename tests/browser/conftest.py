@@ -244,12 +244,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 PAGE = """
 from memviz.ui.app import build_app, launch_options
-from tests import forked
 
-forked.runs_from_here()
 build_app().launch(**launch_options())
 """
-"""Its runs have PyTorch as they start. Another story runs a model in the page as people start it."""
+"""Its runs have PyTorch as they start. Other stories run a model in the page as people start it."""
 
 
 @contextmanager
