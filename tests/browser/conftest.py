@@ -139,8 +139,12 @@ def new_visitor(browser: Any) -> Any:
 
 
 @pytest.fixture
-def page(context: Any) -> Iterator[Any]:
-    opened = context.new_page()
+def page(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """A page of its own; in a file with `SHARES_A_PAGE` that of the story before."""
+    if hasattr(request.module, "SHARES_A_PAGE"):
+        yield request.getfixturevalue("same_page")
+        return
+    opened = request.getfixturevalue("context").new_page()
     # A browser draws nothing of a page behind another one.
     opened.bring_to_front()
     faults = watch(opened)

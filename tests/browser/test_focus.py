@@ -10,17 +10,14 @@ from tests.browser.conftest import at_home
 from tests.ranks.files import write_ranks
 from tests.traces import MiB
 
+SHARES_A_PAGE = True
+
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 
 STANDS_ON = """() => {
   const node = document.activeElement;
   return node === document.body ? "nowhere" : (node.getAttribute("aria-label") || node.textContent).trim();
 }"""
-
-
-@pytest.fixture
-def page(same_page: Any) -> Any:
-    return same_page
 
 
 @pytest.fixture(scope="module")

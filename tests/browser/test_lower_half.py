@@ -11,6 +11,8 @@ import pytest
 from tests.browser.conftest import at_home, playwright
 from tests.traces import MiB, alloc, block, event, frame, free, segment, snapshot
 
+SHARES_A_PAGE = True
+
 EVIL = "<img src=x onerror=\"document.title='pwned'\">${document.title='pwned'}{{value}}</script><b>"
 MAIN, MODEL = frame("main", "/p/train.py", 9), frame("forward", "/p/model.py", 36)
 LIBRARY = frame("linear", "/v/site-packages/torch/nn/functional.py", 5)
@@ -38,11 +40,11 @@ def open_trace(page: Any, server: str, folder: Path, events: list[Any], *segment
 
 
 @pytest.fixture
-def run(same_page: Any, server: str, tmp_path: Path) -> Any:
+def run(page: Any, server: str, tmp_path: Path) -> Any:
     """3 MiB from the model that go again, and 1 MiB that stays; the peak is after event 1."""
     model = alloc(0, 3 * MiB, frames=[LIBRARY, MODEL, MAIN], time_us=10)
     events = [model, alloc(4 * MiB, MiB, frames=[MAIN], time_us=20), *free(0, 3 * MiB, frames=[MAIN], time_us=30)]
-    return open_trace(same_page, server, tmp_path, events)
+    return open_trace(page, server, tmp_path, events)
 
 
 def rows(page: Any, panel: str = "#live-set") -> list[str]:
@@ -119,8 +121,7 @@ def test_the_whole_table_is_downloaded_and_only_the_tab_that_is_seen_is_there(ru
     assert not run.locator("#segments").is_visible()
 
 
-def test_segments_over_time_show_the_part_of_the_run_that_is_looked_at(same_page, server, tmp_path):
-    page = same_page
+def test_segments_over_time_show_the_part_of_the_run_that_is_looked_at(page, server, tmp_path):
     taken = [event("segment_alloc", at * 20 * MiB, 20 * MiB, time_us=at) for at in range(2)]
     used = [alloc(at * MiB, MiB, frames=[MODEL], time_us=10 + at) for at in range(19)]
     gone = event("segment_free", 20 * MiB, 20 * MiB, time_us=50)
@@ -140,8 +141,7 @@ def test_segments_over_time_show_the_part_of_the_run_that_is_looked_at(same_page
     page.locator("#live-set table").wait_for()
 
 
-def test_names_from_a_file_stay_text_everywhere(same_page, server, tmp_path):
-    page = same_page
+def test_names_from_a_file_stay_text_everywhere(page, server, tmp_path):
     stack = [frame(EVIL, f"/p/{EVIL}.py", 3), frame(f"{EVIL}2", f"/p/{EVIL}.py", 4)]
     made = alloc(0, MiB, frames=stack, time_us=1, user_metadata=EVIL, compile_context=EVIL)
     ends = (("START", 1), ("END", 4))

@@ -16,6 +16,8 @@ from tests.ranks.files import write_ranks
 from tests.server import started
 from tests.traces import MiB
 
+SHARES_A_PAGE = True
+
 GIVEN = """
 import sys
 from memviz.ranks.gather import Gathering, gather_ranks
@@ -44,12 +46,12 @@ def given(folder: Path) -> Iterator[str]:
 
 
 @pytest.fixture
-def drawn(same_page: Any, given: str) -> Any:
+def drawn(page: Any, given: str) -> Any:
     """The page as it began: each test leaves rank 4 chosen, but the last, which leaves the tab."""
-    if not same_page.url.startswith(given):
-        same_page.goto(given)
-    same_page.locator("#ranks-map .mvn[data-drawn]").wait_for()
-    return same_page
+    if not page.url.startswith(given):
+        page.goto(given)
+    page.locator("#ranks-map .mvn[data-drawn]").wait_for()
+    return page
 
 
 def heading(page: Any, rank: int) -> Any:
@@ -116,8 +118,7 @@ def test_a_rank_is_compared_with_the_median_rank_and_opened(drawn: Any) -> None:
     assert "136 MiB" in drawn.locator("#verdict .mv-verdict").inner_text()
 
 
-def test_sixteen_ranks_have_few_words_and_a_list_that_opens(same_page: Any, server: str, tmp_path: Path) -> None:
-    page = same_page
+def test_sixteen_ranks_have_few_words_and_a_list_that_opens(page: Any, server: str, tmp_path: Path) -> None:
     page.set_viewport_size({"width": 1440, "height": 900})
     at_home(page, server)
     page.set_input_files("#first-files input[type=file]", sorted(write_ranks(tmp_path, 16, rank4=16 * MiB).iterdir()))
@@ -135,8 +136,7 @@ def test_sixteen_ranks_have_few_words_and_a_list_that_opens(same_page: Any, serv
     page.locator("#ranks-one h2", has_text="Rank 4 slow node").wait_for()
 
 
-def test_ranks_dropped_together_open_their_tab_which_a_reload_keeps(same_page: Any, server: str, folder: Path) -> None:
-    page = same_page
+def test_ranks_dropped_together_open_their_tab_which_a_reload_keeps(page: Any, server: str, folder: Path) -> None:
     at_home(page, server)
     assert page.get_by_role("tab", name="Ranks").count() == 0
     page.set_input_files("#first-files input[type=file]", sorted(folder.iterdir(), reverse=True))
@@ -162,10 +162,7 @@ def test_ranks_dropped_together_open_their_tab_which_a_reload_keeps(same_page: A
     assert page.locator(".mv-trace").count() == 0
 
 
-def test_a_table_that_is_dropped_opens_its_tab_and_closes(
-    same_page: Any, server: str, folder: Path, tmp_path: Path
-) -> None:
-    page = same_page
+def test_a_table_that_is_dropped_opens_its_tab_and_closes(page: Any, server: str, folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     table = tmp_path / "ranks.parquet"
     gather_ranks(Gathering((str(folder),), output=table, processes=1))
@@ -205,9 +202,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 @pytest.fixture
-def dropped(same_page: Any, server: str, files: list[Path]) -> Any:
+def dropped(page: Any, server: str, files: list[Path]) -> Any:
     """Dropped once: each test begins with a rank of 120 MiB in Explore, and the last reloads the page."""
-    page = same_page
     if page.locator(".mv-trace").count() != COUNT:
         at_home(page, server)
         page.set_input_files("#first-files input[type=file]", files)

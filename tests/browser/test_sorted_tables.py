@@ -3,13 +3,13 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from memviz.trace.load import load_trace
 from memviz.ui.saved.report import report_page
 from tests.browser.conftest import at_home, playwright
 from tests.ranks.files import written
 from tests.traces import MiB
+
+SHARES_A_PAGE = True
 
 expect = playwright.expect
 FALSE_HEADS = """() => {
@@ -56,11 +56,6 @@ SORTED = """([panel, value, before]) => {
   const order = button?.closest("th")?.getAttribute("aria-sort");
   return order && order !== before;
 }"""
-
-
-@pytest.fixture
-def page(same_page: Any) -> Any:
-    return same_page
 
 
 def expect_true_heads(page: Any, panel: str, table: str = "table") -> None:

@@ -15,6 +15,8 @@ from tests.facts import missing
 from tests.server import started
 from tests.traces import alloc, frame, free, snapshot
 
+SHARES_A_PAGE = True
+
 
 @pytest.fixture
 def secret_file(tmp_path: Path) -> Path:
@@ -22,12 +24,6 @@ def secret_file(tmp_path: Path) -> Path:
     events = [alloc(512 * i, 512, time_us=i + 1, frames=[frame("secret_function", "model.py", i)]) for i in range(50)]
     path.write_bytes(pickle.dumps(snapshot(events)))
     return path
-
-
-@pytest.fixture
-def page(same_page: Any) -> Any:
-    """For stories that need no window of their own: those of two windows make theirs."""
-    return same_page
 
 
 def open_file(page: Any, server: str, path: Path) -> None:
