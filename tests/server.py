@@ -25,6 +25,9 @@ _PATIENCE_SECONDS = 300
 _PORTS, _PROCESSES = range(20_000, 32_000), 8
 
 
+_FORK_RUNS = "from tests import forked\nforked.runs_from_here()\n"
+
+
 @dataclass(frozen=True)
 class Server:
     address: str
@@ -45,12 +48,18 @@ class Server:
 def started(
     more: Mapping[str, str], port: int = 0, program: Sequence[str] = ("app.py",), *, quickly: bool = False
 ) -> Iterator[Server]:
-    """Start a page with `more` in its environment; `quickly` forks a process that has imported Gradio."""
+    """Start a page with `more` in its environment; `quickly` forks a process that has imported Gradio and PyTorch.
+
+    The processes of its runs are forked too then: a page warms one up once somebody looks at it, which takes as long as
+    several stories.
+    """
     port = port or _free_port()
     environment = {**os.environ, "GRADIO_SERVER_PORT": str(port), "GRADIO_ANALYTICS_ENABLED": "False", **more}
     if quickly:
         # What is forked cannot begin anew with another way to get memory.
         environment.setdefault("PYTHONMALLOC", "default")
+        is_code = program[0] == "-c"
+        program = ("-c", _FORK_RUNS + program[1], *program[2:]) if is_code else ("-m", "tests.forking", "app")
     # A process that is being ended may write there to the last.
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         log = Path(folder) / "output.txt"

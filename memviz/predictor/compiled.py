@@ -514,6 +514,10 @@ def _compile(graph: torch.fx.GraphModule, inputs: list[Any], compiling: Any, ide
 
 def _run_ideally(recorder: AllocationRecorder, graph: torch.fx.GraphModule) -> Callable[[list[Any]], list[Any]]:
     """Return a run of a graph as one kernel that needs no memory besides its results, and those after its inputs."""
+    for node in graph.graph.nodes:
+        if str(node.target) == "graphsafe_run_with_rng_state":
+            node.target, *node.args = node.args
+            node.kwargs = {name: value for name, value in node.kwargs.items() if name != "rng_state"}
     _restore_devices(graph, _meta_for_card)
 
     def run(inputs: list[Any]) -> list[Any]:

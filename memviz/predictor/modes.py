@@ -124,6 +124,10 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if func.__name__ == "triton_kernel_wrapper_mutation":
                 # A kernel of the program, in a graph that runs uncompiled.
                 return self._launch_triton(kwargs["kwargs"])
+            if func.__name__ == "graphsafe_run_with_rng_state":
+                # Random numbers that a compiled checkpoint draws again.
+                with self:
+                    return args[0](*args[1:], **{name: kwargs[name] for name in kwargs if name != "rng_state"})
             raise not_predicted(func.__name__, "it takes functions as arguments, and no rule gives their memory")
         try:
             with self.recorder.ledger.lock:

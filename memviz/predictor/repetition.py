@@ -41,6 +41,7 @@ class NotRepeatable(BaseException):
 
 RunPass = Callable[[Hashable, Sequence[torch.Tensor], Callable[[], Any]], Any]
 """Called with a key of the inputs, the weights that may get gradients, and the function that runs the pass."""
+_ALLOC, _FREE = int(Action.ALLOC), int(Action.FREE_COMPLETED)
 _DEFAULT_POOL = (0, 0)
 _MOST_COMPARED = 1 << 8
 _PART_DEPTH = 2
@@ -174,20 +175,20 @@ class Repeater:
         recorder, ledger, history = self._recorder, self._ledger, self._ledger.history
         made: dict[int, LiveAllocation] = {}
         between, at = self._between(recording, pin or recorder.host_memory.repeat_pinned), 0
-        times = ledger.times
-        for event in recording.events:
-            while at < len(between) and between[at][0] < times[event]:
+        part = slice(recording.events.start, recording.events.stop)
+        columns = (history.action[part], history.cause[part], ledger.times[part], ledger.stacks[part])
+        for event, action, number, time, stack in zip(recording.events, *columns, strict=True):
+            while at < len(between) and between[at][0] < time:
                 between[at][1]()
                 at += 1
-            action, number = history.action[event], history.cause[event]
-            if action == Action.ALLOC:
+            if action == _ALLOC:
                 allocation = allocate(event, number)
                 if allocation is not None:
                     made[number] = allocation
-            elif action == Action.FREE_COMPLETED and free is not None:
+            elif action == _FREE and free is not None:
                 free(event, number, made)
-            elif action == Action.FREE_COMPLETED:
-                ledger.free(made.pop(number), ledger.stacks[event])
+            elif action == _FREE:
+                ledger.free(made.pop(number), stack)
         for _, repeat in between[at:]:
             repeat()
         for name, added in zip(_TOTALS, recording.work, strict=True):
@@ -512,11 +513,10 @@ class BlockRepeater(Repeater):
             if allocation is None:
                 return None
             argument = numbers.index(allocation.number) if allocation.number in numbers else -1
-            same = next((place for place, given in enumerate(arguments) if given is tensor), None)
+            same = next((place for place, given in enumerate(arguments) if given is tensor), -1)
             with without_modes():
                 like = like_in_memory(tensor, memory_of(storage.nbytes()))
-            argument = argument if same is None else same
-            outputs.append(OutputTensor(allocation.number, argument, same is not None, like))
+            outputs.append(OutputTensor(allocation.number, max(argument, same), same >= 0, like))
         return tuple(outputs)
 
     def _repeat(self, recorded: RecordedBlock, arguments: list[torch.Tensor], items: Replaceable) -> Any:
@@ -657,19 +657,15 @@ def is_held_elsewhere(out: Any, arguments: Sequence[torch.Tensor] = ()) -> bool:
     return any(id(out[place]) not in given and sys.getrefcount(out[place]) > 2 for place in places)
 
 
-_COLLECTS = ("transformers.utils.output_capturing", "output_capturing_hook")
-"""Module and name of the hook that appends outputs to a list, as for hidden states, and does nothing else."""
-
-
-def _name_of(function: Any) -> tuple[str, str]:
-    return getattr(function, "__module__", ""), getattr(function, "__name__", "")
+_COLLECTS = "install_output_capuring_hook.<locals>.output_capturing_hook"
+"""Name, as transformers spells it, of the hook that only appends outputs to a list, as for hidden states."""
 
 
 @contextmanager
 def _without_collecting(module: nn.Module) -> Iterator[list[Callable[..., Any]]]:
     """Leave the hooks that collect outputs without effect, and yield them: a call that is repeated calls no hook."""
     hooks = module._forward_hooks
-    apart = {key: hook for key, hook in hooks.items() if _name_of(hook) == _COLLECTS}
+    apart = {key: hook for key, hook in hooks.items() if getattr(hook, "__qualname__", "") == _COLLECTS}
     hooks.update(dict.fromkeys(apart, lambda *_: None))
     try:
         yield list(apart.values())

@@ -139,8 +139,12 @@ def new_visitor(browser: Any) -> Any:
 
 
 @pytest.fixture
-def page(context: Any) -> Iterator[Any]:
-    opened = context.new_page()
+def page(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """A page of its own; in a file with `SHARES_A_PAGE` that of the story before."""
+    if hasattr(request.module, "SHARES_A_PAGE"):
+        yield request.getfixturevalue("same_page")
+        return
+    opened = request.getfixturevalue("context").new_page()
     # A browser draws nothing of a page behind another one.
     opened.bring_to_front()
     faults = watch(opened)
@@ -179,13 +183,16 @@ def at_home(page: Any, address: str) -> None:
     if page.url.startswith(address):
         page.get_by_role("tab", name="Explore").click()
         traces = page.locator("#traces .mv-trace")
-        for left in reversed(range(traces.count())):
-            traces.first.get_by_role("button", name=re.compile("^Close")).click()
-            playwright.expect(traces).to_have_count(left)
+        if count := traces.count():
+            name = "Close all" if count > 1 else re.compile("^Close ")
+            page.locator("#traces").get_by_role("button", name=name).click()
+            playwright.expect(traces).to_have_count(0)
         # Or else the next story might take what is left for its own.
         playwright.expect(page.locator("#what-if-verdict h1, #live-set table")).to_have_count(0)
-        # Components stay, and count what they have drawn; a story waits for what is drawn for it.
-        page.evaluate("document.querySelectorAll('[data-drawn]').forEach((each) => delete each.dataset.drawn)")
+        # Components stay, and count what they have drawn; a story waits for what is drawn for it. The map of ranks is
+        # not drawn anew for the same ranks.
+        counted = "document.querySelectorAll('[data-drawn]:not(.mvn)')"
+        page.evaluate(f"{counted}.forEach((each) => delete each.dataset.drawn)")
     else:
         page.goto(address)
     page.get_by_role("heading", name="See what fills your GPU.").wait_for()
@@ -241,12 +248,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 PAGE = """
 from memviz.ui.app import build_app, launch_options
-from tests import forked
 
-forked.runs_from_here()
 build_app().launch(**launch_options())
 """
-"""Its runs have PyTorch as they start. Another story runs a model in the page as people start it."""
+"""Its runs have PyTorch as they start. Other stories run a model in the page as people start it."""
 
 
 @contextmanager

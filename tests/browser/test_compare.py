@@ -38,7 +38,10 @@ def _wait_until_it_rests(page: Any) -> None:
     before: list[str] = []
     for _ in range(40):
         rest(page, 300)
-        now = [*(pixels(page, letter) for letter in "AB"), page.locator("#differences").inner_html()]
+        now = page.evaluate(
+            """[...[..."AB"].map((letter) => document.querySelector(`#compare-${letter} .mvt`).dataset.drawn),
+              document.getElementById("differences").innerHTML]"""
+        )
         if now == before:
             return
         before = now
@@ -61,30 +64,6 @@ def views(page: Any) -> list[list[float]]:
 
 def pixels(page: Any, letter: str) -> str:
     return page.evaluate(f"document.querySelector('#compare-{letter} canvas.mvt-canvas').toDataURL()")
-
-
-RAN = {"step time": "12.3 ms", "work": "1.7 TFLOP", "output difference": "bitwise equal", "loss": "7.96045"}
-
-
-def test_names_are_read_beside_columns_of_what_runs_wrote(page: Any, server: str, tmp_path: Path) -> None:
-    files = []
-    for name in ("training", "training-checkpointed"):
-        trace = load_trace(ROOT / "sample_traces" / f"{name}.pickle.gz")
-        files.append(tmp_path / f"{name}.pickle")
-        with files[-1].open("wb") as file:
-            write_pickle(replace(trace, about=replace(trace.about, facts={**trace.about.facts, **RAN})), file)
-    at_home(page, server)
-    page.set_input_files("#first-files input[type=file]", files)
-    page.locator("#traces .mv-trace").nth(1).wait_for()
-    page.get_by_role("tab", name="Compare").click()
-    page.locator(".mv-scores").get_by_text("7.96045").first.wait_for(state="attached")
-    whole = """(width) => innerWidth === width && [...document.querySelectorAll(".mv-scores .mv-whose")].every(
-      (name) => name.clientWidth > 40 && name.scrollWidth <= name.clientWidth)"""
-    for width in (1440, 1024, 390):
-        page.set_viewport_size({"width": width, "height": 900})
-        page.wait_for_function(whole, arg=width)
-        page.wait_for_function(f"document.documentElement.scrollWidth <= {width}")
-        assert page.evaluate("document.querySelector('.mv-scores').scrollWidth") <= width - 32
 
 
 SITE_COLOURS = """() => [...document.querySelectorAll('.mv-linked *')].filter((node) => node.memviz?.data).map(
@@ -255,3 +234,28 @@ def test_the_address_holds_the_comparison_and_a_link_restores_it(compared: Any, 
     compared.get_by_role("tab", name="Compare").click()
     compared.get_by_role("button", name="Side by side").click()
     compared.locator("#compare-A .mvt[data-drawn]").wait_for()
+
+
+RAN = {"step time": "12.3 ms", "work": "1.7 TFLOP", "output difference": "bitwise equal", "loss": "7.96045"}
+
+
+def test_names_are_read_beside_columns_of_what_runs_wrote(same_page: Any, server: str, tmp_path: Path) -> None:
+    """The last story: after a narrow window the sidebar stays a drawer."""
+    page, files = same_page, []
+    for name in ("training", "training-checkpointed"):
+        trace = load_trace(ROOT / "sample_traces" / f"{name}.pickle.gz")
+        files.append(tmp_path / f"{name}.pickle")
+        with files[-1].open("wb") as file:
+            write_pickle(replace(trace, about=replace(trace.about, facts={**trace.about.facts, **RAN})), file)
+    at_home(page, server)
+    page.set_input_files("#first-files input[type=file]", files)
+    page.locator("#traces .mv-trace").nth(1).wait_for()
+    page.get_by_role("tab", name="Compare").click()
+    page.locator(".mv-scores").get_by_text("7.96045").first.wait_for(state="attached")
+    whole = """(width) => innerWidth === width && [...document.querySelectorAll(".mv-scores .mv-whose")].every(
+      (name) => name.clientWidth > 40 && name.scrollWidth <= name.clientWidth)"""
+    for width in (1440, 1024, 390):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.wait_for_function(whole, arg=width)
+        page.wait_for_function(f"document.documentElement.scrollWidth <= {width}")
+        assert page.evaluate("document.querySelector('.mv-scores').scrollWidth") <= width - 32

@@ -11,13 +11,10 @@ from tests.browser.conftest import rest
 from tests.browser.mounting import Mounted, mount
 from tests.traces import alloc, frame, free, trace_of
 
+SHARES_A_PAGE = True
+
 BAD = '<img src=x onerror="window.hit=1">${value}{{x}}'
 MILLION = 1_000_000
-
-
-@pytest.fixture
-def page(same_page: Any) -> Any:
-    return same_page
 
 
 def shown(page: Any, trace: Trace, at: int = 0) -> Mounted:
@@ -67,15 +64,11 @@ def top(page: Any) -> float:
     return page.evaluate("document.getElementById('host').memviz.top")
 
 
-def test_a_million_lines_take_few_elements_and_no_element_is_too_tall(page):
-    long_list(page)
+def test_a_million_lines_take_few_elements_of_which_none_is_too_tall_and_each_can_be_reached(page):
+    made = long_list(page)
     assert len(lines(page)) < 40
     assert page.locator(".mve-grid").get_attribute("aria-rowcount") == f"{MILLION + 1}"
     assert page.evaluate("document.querySelector('.mve-scroll').scrollHeight") <= 8_000_000
-
-
-def test_every_line_of_a_million_can_be_reached(page):
-    made = long_list(page)
     page.locator(".mve-grid").focus()
     page.keyboard.press("End")
     page.wait_for_function("document.body.innerText.includes('s999999')")
@@ -109,7 +102,7 @@ def test_scrolling_past_pages_does_not_ask_for_them(page):
     assert len(made.asked) < 60
 
 
-def test_arrows_walk_and_enter_goes_there(page):
+def test_arrows_walk_and_enter_or_a_click_goes_there_and_marks_the_line(page):
     made = shown(page, small())
     page.locator(".mve-grid").focus()
     for _ in range(3):
@@ -118,12 +111,8 @@ def test_arrows_walk_and_enter_goes_there(page):
     page.keyboard.press("Enter")
     assert made.heard == [{"at": 3}]
     assert page.locator(".mve-moment .mve-event").inner_text() == "3"
-
-
-def test_a_click_goes_there_and_marks_the_line(page):
-    made = shown(page, small())
     page.locator(".mve-rows .mve-row:not([hidden])").nth(5).click()
-    assert made.heard == [{"at": 5}]
+    assert made.heard == [{"at": 3}, {"at": 5}]
     assert page.locator(".mve-rows [aria-selected=true] .mve-event").inner_text() == "5"
 
 

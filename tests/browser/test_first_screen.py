@@ -9,6 +9,8 @@ import pytest
 
 from tests.browser.conftest import at_home
 
+SHARES_A_PAGE = True
+
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
@@ -70,9 +72,8 @@ MOVES = """() => {
 
 
 @pytest.fixture
-def opened(same_page: Any, server: str) -> Any:
+def opened(page: Any, server: str) -> Any:
     """Two traces, compared; the findings of the one in Explore have their estimates. Both tests only read them."""
-    page = same_page
     page.set_viewport_size({"width": 1440, "height": 900})
     if not page.url.startswith(server) or page.locator("#traces .mv-trace").count() != 2:
         at_home(page, server)
@@ -118,8 +119,7 @@ def expect_beside(page: Any) -> None:
     assert beside["height"] <= plot["height"] + 30, "what is long scrolls inside"
 
 
-def test_nor_more_after_a_run_that_ran_out_of_memory(same_page: Any, server: str) -> None:
-    page = same_page
+def test_nor_more_after_a_run_that_ran_out_of_memory(page: Any, server: str) -> None:
     at_home(page, server)
     page.set_viewport_size({"width": 1440, "height": 900})
     page.locator("#samples [data-sample=out-of-memory]").click()
@@ -134,9 +134,8 @@ def test_nor_more_after_a_run_that_ran_out_of_memory(same_page: Any, server: str
     ("name", "width", "height"), [("training", 1440, 900), ("late-start", 1024, 768), ("out-of-memory", 1024, 768)]
 )
 def test_the_picture_begins_in_the_upper_third_and_stays_there(
-    same_page: Any, server: str, name: str, width: int, height: int
+    page: Any, server: str, name: str, width: int, height: int
 ) -> None:
-    page = same_page
     page.set_viewport_size({"width": width, "height": height})
     at_home(page, server)
     page.evaluate(MOVES)

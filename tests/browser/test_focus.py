@@ -10,6 +10,8 @@ from tests.browser.conftest import at_home
 from tests.ranks.files import write_ranks
 from tests.traces import MiB
 
+SHARES_A_PAGE = True
+
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 
 STANDS_ON = """() => {

@@ -18,9 +18,7 @@ from memviz.runner.jobs.worker_process import Worker
 from memviz.ui.run import answer
 from memviz.ui.app import build_app, launch_options
 from memviz.ui.run.answer import RunAnswers
-from tests import forked
 
-forked.runs_from_here()
 Worker.module = "tests.runner.fake_worker"
 answer.AT_HOME = replace(answer.AT_HOME, patience_seconds=10)
 real = RunAnswers.listing

@@ -11,6 +11,8 @@ import pytest
 from tests.browser.conftest import at_home, playwright
 from tests.traces import MiB, alloc, block, event, frame, free, segment, snapshot
 
+SHARES_A_PAGE = True
+
 EVIL = "<img src=x onerror=\"document.title='pwned'\">${document.title='pwned'}{{value}}</script><b>"
 MAIN, MODEL = frame("main", "/p/train.py", 9), frame("forward", "/p/model.py", 36)
 LIBRARY = frame("linear", "/v/site-packages/torch/nn/functional.py", 5)
@@ -37,16 +39,12 @@ def open_trace(page: Any, server: str, folder: Path, events: list[Any], *segment
     return page
 
 
-def two_allocations(page: Any, server: str, folder: Path) -> Any:
+@pytest.fixture
+def run(page: Any, server: str, tmp_path: Path) -> Any:
     """3 MiB from the model that go again, and 1 MiB that stays; the peak is after event 1."""
     model = alloc(0, 3 * MiB, frames=[LIBRARY, MODEL, MAIN], time_us=10)
     events = [model, alloc(4 * MiB, MiB, frames=[MAIN], time_us=20), *free(0, 3 * MiB, frames=[MAIN], time_us=30)]
-    return open_trace(page, server, folder, events)
-
-
-@pytest.fixture
-def run(same_page: Any, server: str, tmp_path: Path) -> Any:
-    return two_allocations(same_page, server, tmp_path)
+    return open_trace(page, server, tmp_path, events)
 
 
 def rows(page: Any, panel: str = "#live-set") -> list[str]:
@@ -123,8 +121,7 @@ def test_the_whole_table_is_downloaded_and_only_the_tab_that_is_seen_is_there(ru
     assert not run.locator("#segments").is_visible()
 
 
-def test_segments_over_time_show_the_part_of_the_run_that_is_looked_at(same_page, server, tmp_path):
-    page = same_page
+def test_segments_over_time_show_the_part_of_the_run_that_is_looked_at(page, server, tmp_path):
     taken = [event("segment_alloc", at * 20 * MiB, 20 * MiB, time_us=at) for at in range(2)]
     used = [alloc(at * MiB, MiB, frames=[MODEL], time_us=10 + at) for at in range(19)]
     gone = event("segment_free", 20 * MiB, 20 * MiB, time_us=50)
@@ -144,8 +141,7 @@ def test_segments_over_time_show_the_part_of_the_run_that_is_looked_at(same_page
     page.locator("#live-set table").wait_for()
 
 
-def test_names_from_a_file_stay_text_everywhere(same_page, server, tmp_path):
-    page = same_page
+def test_names_from_a_file_stay_text_everywhere(page, server, tmp_path):
     stack = [frame(EVIL, f"/p/{EVIL}.py", 3), frame(f"{EVIL}2", f"/p/{EVIL}.py", 4)]
     made = alloc(0, MiB, frames=stack, time_us=1, user_metadata=EVIL, compile_context=EVIL)
     ends = (("START", 1), ("END", 4))
@@ -171,8 +167,27 @@ def test_names_from_a_file_stay_text_everywhere(same_page, server, tmp_path):
     assert page.locator("img[src=x], #lower b b").count() == 0
 
 
-def test_on_a_narrow_screen_the_pinned_allocation_is_a_sheet_with_a_handle(page, server, tmp_path):
-    run = two_allocations(page, server, tmp_path)
+def test_a_menu_closes_with_escape_with_a_click_elsewhere_and_with_a_choice(run):
+    share = run.get_by_text("Share", exact=True)
+    opened = run.locator("details.mv-menu[open]")
+    share.click()
+    playwright.expect(opened).to_have_text(re.compile("^Share"))
+    run.keyboard.press("Escape")
+    playwright.expect(opened).to_have_count(0)
+    playwright.expect(share).to_be_focused()
+    share.press("Enter")
+    playwright.expect(opened).to_have_count(1)
+    playwright.expect(opened).to_have_text(re.compile("^Share"))
+    run.get_by_role("heading", name="Event").first.click()
+    playwright.expect(opened).to_have_count(0)
+    share.click()
+    with run.expect_download():
+        run.get_by_role("button", name="Picture (SVG)").click()
+    playwright.expect(opened).to_have_count(0)
+
+
+def test_on_a_narrow_screen_the_pinned_allocation_is_a_sheet_with_a_handle(run):
+    """The last story: after a narrow window the sidebar stays a drawer."""
     run.locator(".sidebar.open").wait_for()
     run.set_viewport_size({"width": 390, "height": 900})
     # When the window narrows, the open sidebar does not cover it.
@@ -197,22 +212,3 @@ def test_on_a_narrow_screen_the_pinned_allocation_is_a_sheet_with_a_handle(page,
     run.mouse.move(place["x"] + 50, place["y"] + 90, steps=3)
     run.mouse.up()
     handle.wait_for(state="detached")
-
-
-def test_a_menu_closes_with_escape_with_a_click_elsewhere_and_with_a_choice(run):
-    share = run.get_by_text("Share", exact=True)
-    opened = run.locator("details.mv-menu[open]")
-    share.click()
-    playwright.expect(opened).to_have_text(re.compile("^Share"))
-    run.keyboard.press("Escape")
-    playwright.expect(opened).to_have_count(0)
-    playwright.expect(share).to_be_focused()
-    share.press("Enter")
-    playwright.expect(opened).to_have_count(1)
-    playwright.expect(opened).to_have_text(re.compile("^Share"))
-    run.get_by_role("heading", name="Event").first.click()
-    playwright.expect(opened).to_have_count(0)
-    share.click()
-    with run.expect_download():
-        run.get_by_role("button", name="Picture (SVG)").click()
-    playwright.expect(opened).to_have_count(0)

@@ -16,6 +16,8 @@ from tests.ranks.files import write_ranks
 from tests.server import started
 from tests.traces import MiB
 
+SHARES_A_PAGE = True
+
 GIVEN = """
 import sys
 from memviz.ranks.gather import Gathering, gather_ranks
@@ -44,12 +46,12 @@ def given(folder: Path) -> Iterator[str]:
 
 
 @pytest.fixture
-def drawn(same_page: Any, given: str) -> Any:
+def drawn(page: Any, given: str) -> Any:
     """The page as it began: each test leaves rank 4 chosen, but the last, which leaves the tab."""
-    if not same_page.url.startswith(given):
-        same_page.goto(given)
-    same_page.locator("#ranks-map .mvn[data-drawn]").wait_for()
-    return same_page
+    if not page.url.startswith(given):
+        page.goto(given)
+    page.locator("#ranks-map .mvn[data-drawn]").wait_for()
+    return page
 
 
 def heading(page: Any, rank: int) -> Any:
@@ -62,24 +64,6 @@ def test_given_ranks_are_what_is_seen_first(drawn: Any) -> None:
     assert said.startswith("Highest peak of 6 ranks: 136 MiB, on rank 4. 5 need the same, 1 differs.")
     heading(drawn, 4).wait_for()
     drawn.get_by_role("heading", name="Outliers").wait_for()
-
-
-def test_sixteen_ranks_have_few_words_and_a_list_that_opens(page: Any, server: str, tmp_path: Path) -> None:
-    page.set_viewport_size({"width": 1440, "height": 900})
-    at_home(page, server)
-    page.set_input_files("#first-files input[type=file]", sorted(write_ranks(tmp_path, 16, rank4=16 * MiB).iterdir()))
-    heading(page, 4).wait_for()
-    page.locator("#traces summary", has_text="10 more").wait_for()
-    expect_little(page)
-    page.locator("#traces summary").click()
-    page.locator(".mv-trace", has_text="rank15").click()
-    page.locator("#traces details[open] .mv-chosen", has_text="rank15").wait_for()
-    page.locator(".mv-trace b", has_text="rank4").dblclick()
-    page.locator(".mv-rename").fill("slow node")
-    page.keyboard.press("Enter")
-    page.get_by_role("tab", name="Ranks").click()
-    page.locator("#ranks-map .mvn-names", has_text="4 slow node").wait_for()
-    page.locator("#ranks-one h2", has_text="Rank 4 slow node").wait_for()
 
 
 def test_a_click_and_the_keys_choose_a_rank(drawn: Any) -> None:
@@ -132,6 +116,24 @@ def test_a_rank_is_compared_with_the_median_rank_and_opened(drawn: Any) -> None:
     drawn.get_by_role("button", name="Open in Explore").click()
     drawn.locator("#timeline .mvt[data-drawn]").wait_for()
     assert "136 MiB" in drawn.locator("#verdict .mv-verdict").inner_text()
+
+
+def test_sixteen_ranks_have_few_words_and_a_list_that_opens(page: Any, server: str, tmp_path: Path) -> None:
+    page.set_viewport_size({"width": 1440, "height": 900})
+    at_home(page, server)
+    page.set_input_files("#first-files input[type=file]", sorted(write_ranks(tmp_path, 16, rank4=16 * MiB).iterdir()))
+    heading(page, 4).wait_for()
+    page.locator("#traces summary", has_text="10 more").wait_for()
+    expect_little(page)
+    page.locator("#traces summary").click()
+    page.locator(".mv-trace", has_text="rank15").click()
+    page.locator("#traces details[open] .mv-chosen", has_text="rank15").wait_for()
+    page.locator(".mv-trace b", has_text="rank4").dblclick()
+    page.locator(".mv-rename").fill("slow node")
+    page.keyboard.press("Enter")
+    page.get_by_role("tab", name="Ranks").click()
+    page.locator("#ranks-map .mvn-names", has_text="4 slow node").wait_for()
+    page.locator("#ranks-one h2", has_text="Rank 4 slow node").wait_for()
 
 
 def test_ranks_dropped_together_open_their_tab_which_a_reload_keeps(page: Any, server: str, folder: Path) -> None:
@@ -200,10 +202,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 @pytest.fixture
-def dropped(same_page: Any, server: str, files: list[Path]) -> Any:
+def dropped(page: Any, server: str, files: list[Path]) -> Any:
     """Dropped once: each test begins with a rank of 120 MiB in Explore, and the last reloads the page."""
-    page = same_page
-    if not page.url.startswith(server):
+    if page.locator(".mv-trace").count() != COUNT:
         at_home(page, server)
         page.set_input_files("#first-files input[type=file]", files)
         page.locator(".mv-trace").nth(COUNT - 1).wait_for()

@@ -18,6 +18,8 @@ from tests.browser.mounting import load
 from tests.real import FOLDER, requires_real
 from tests.traces import alloc, free, trace_of
 
+SHARES_A_PAGE = True
+
 MODULES = ("memory_timeline/packed.js", "memory_timeline/spans.js", "memory_timeline/raster.js")
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
 
@@ -42,11 +44,6 @@ async ({ timeline, groups, view, palette, dimmed, byGroup, groupCount, lit }) =>
   return { instants: [...instants], grid: packed(grid), pixels: packed(pixels), live: [...spans.live.slice(0, 50)] };
 }
 """
-
-
-@pytest.fixture
-def page(same_page: Any) -> Any:
-    return same_page
 
 
 def sent(packed: PackedTimeline) -> dict[str, Any]:

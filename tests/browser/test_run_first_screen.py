@@ -91,11 +91,8 @@ def test_the_first_visit_has_few_words_and_controls(same_page: Any, runs: Any) -
     expect_few(tab)
 
 
-def test_an_answer_has_few_words_and_controls(tab: Any) -> None:
+def test_an_answer_has_few_words_and_keys_reach_all_of_it_with_a_visible_focus(tab: Any) -> None:
     expect_few(tab)
-
-
-def test_keys_reach_switches_chips_variants_and_timelines_with_a_visible_focus(tab: Any) -> None:
     switch(tab, "checkpointing").focus()
     # By keys from here on, which is what shows the focus.
     tab.keyboard.press("Shift+Tab")

@@ -21,9 +21,7 @@ PAGE = """
 import os
 from pathlib import Path
 from memviz.ui.app import build_app, launch_options
-from tests import forked
 
-forked.runs_from_here()
 build_app(programs=[Path(os.environ["OWN_PROGRAM"])]).launch(**launch_options())
 """
 PROGRAM = '''

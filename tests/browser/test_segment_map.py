@@ -13,6 +13,8 @@ from tests.browser.mounting import Mounted, load, mount
 from tests.facts import missing
 from tests.traces import MiB, alloc, block, event, frame, segment, trace_of
 
+SHARES_A_PAGE = True
+
 LAYOUT_MODULE = "segment_map/layout.js"
 BAD = '<img src=x onerror="window.hit=1">${value}{{x}}'
 
@@ -46,11 +48,6 @@ OWNERS = """([sizes, tileSizes, rowBytes, width]) => {
   const tiles = { first, segment, offset, size };
   return { grid: [...L.owners(layout, tiles, width)], places: size.map((_, t) => L.placesOf(layout, tiles, t)) };
 }"""
-
-
-@pytest.fixture
-def page(same_page: Any) -> Any:
-    return same_page
 
 
 @pytest.fixture

@@ -15,6 +15,8 @@ from tests.facts import missing
 from tests.server import started
 from tests.traces import alloc, frame, free, snapshot
 
+SHARES_A_PAGE = True
+
 
 @pytest.fixture
 def secret_file(tmp_path: Path) -> Path:
@@ -25,8 +27,7 @@ def secret_file(tmp_path: Path) -> Path:
 
 
 def open_file(page: Any, server: str, path: Path) -> None:
-    page.goto(server)
-    page.get_by_role("heading", name="See what fills your GPU.").wait_for()
+    at_home(page, server)
     page.set_input_files("#first-files input[type=file]", path)
     page.locator(".mvt[data-drawn]").first.wait_for()
     # The picture comes first; only then is the trace in the list, and in what this browser remembers.
@@ -83,8 +84,9 @@ def test_a_link_to_an_estimate_of_a_sample_makes_it_again_for_another_visitor(
 
 
 def test_a_copy_is_kept_for_others_where_the_owner_allows_it(
-    page: Any, browser: Any, watched: Callable[[Any], Any], secret_file: Path
+    context: Any, browser: Any, watched: Callable[[Any], Any], secret_file: Path
 ) -> None:
+    page = watched(context)
     with started({"MEMVIZ_LINK_HOURS": "72"}, quickly=True) as server:
         open_file(page, server.address, secret_file)
         page.get_by_text("Share", exact=True).click()
@@ -105,14 +107,16 @@ def test_a_copy_is_kept_for_others_where_the_owner_allows_it(
 
 
 def test_a_visitor_finds_their_own_traces_again_when_they_come_back(
-    page: Any, context: Any, watched: Callable[[Any], Any], server: str, secret_file: Path
+    page: Any, watched: Callable[[Any], Any], server: str, secret_file: Path
 ) -> None:
     """In another tab of the same browser; a reload would cut the page's pending requests."""
     open_file(page, server, secret_file)
-    again = watched(context)
+    again = watched(page.context)
     again.goto(server)
     again.get_by_role("button", name=re.compile("secret-run")).first.wait_for()
     again.locator(".mvt[data-drawn]").first.wait_for()
+    again.close()
+    page.bring_to_front()
 
 
 def test_a_trace_is_renamed_in_place_and_keeps_its_name(page: Any, server: str, secret_file: Path) -> None:

@@ -10,14 +10,15 @@ import pytest
 from memviz.trace.load import load_trace
 from tests.browser.conftest import at_home, new_visitor
 
+SHARES_A_PAGE = True
+
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 expect = playwright.expect
 
 
 @pytest.fixture
-def tab(same_page: Any, server: str) -> Any:
+def tab(page: Any, server: str) -> Any:
     """The sample leads to the tab with the answer on screen."""
-    page = same_page
     at_home(page, server)
     page.locator("#samples [data-sample=out-of-memory]").click()
     # The previous test's text may still be shown, but its plot no longer counts.
@@ -52,10 +53,7 @@ def test_the_sample_is_answered_at_once_and_any_moment_can_be_looked_at(tab: Any
     expect(tab.locator("#what-if-segments h2")).to_contain_text(re.compile(r"Segments at event \d\d\b"))
 
 
-def test_without_a_trace_it_says_what_to_do_and_offers_samples_that_are_answered_there(
-    same_page: Any, server: str
-) -> None:
-    page = same_page
+def test_without_a_trace_it_says_what_to_do_and_offers_samples_that_are_answered_there(page: Any, server: str) -> None:
     at_home(page, server)
     page.get_by_role("tab", name="What if").click()
     offer = page.locator("#what-if-offer")
@@ -72,9 +70,9 @@ def test_without_a_trace_it_says_what_to_do_and_offers_samples_that_are_answered
     expect(verdict(page)).to_have_count(0)
 
 
-def test_whoever_goes_to_another_tab_meanwhile_stays_there(same_page: Any, server: str) -> None:
+def test_whoever_goes_to_another_tab_meanwhile_stays_there(page: Any, server: str) -> None:
     """The answer would switch to What if; it arrives after its visitor has switched to Run."""
-    page, held = same_page, []
+    held: list[Any] = []
     at_home(page, server)
     turned = page.locator("#turn").text_content()
     page.route("**/queue/join*", lambda request: held.append(request))

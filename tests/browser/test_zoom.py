@@ -9,13 +9,10 @@ from tests.browser.conftest import rest
 from tests.browser.mounting import TIMELINE, Mounted, mount_timeline, take_tool
 from tests.traces import MiB, alloc, free, trace_of
 
+SHARES_A_PAGE = True
+
 GiB = 1 << 30
 RESTS_MS = 400
-
-
-@pytest.fixture
-def page(same_page: Any) -> Any:
-    return same_page
 
 
 def crowded() -> Trace:

@@ -108,7 +108,7 @@ class Workplace:
         from tests.server import started
 
         known = {"MEMVIZ_RUNS": str(self.folder / "runs")}
-        page = self._closing.enter_context(started(known, program=("-m", "tests.forking", "app"), quickly=True))
+        page = self._closing.enter_context(started(known, quickly=True))
         downloads = str(self.folder / "downloads")
         return Client(page.address, verbose=False, download_files=downloads, httpx_kwargs={"timeout": None})
 

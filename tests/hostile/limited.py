@@ -27,21 +27,24 @@ MEMORY = 3 << 29
 """1.5 GiB of address space, in addition to that before the file is read."""
 
 
-def run(arguments: list[str], output: Path) -> dict[str, Any]:
-    """Return status (negative for a signal), CPU seconds and their limit, peak memory, and the tail of the output."""
-    before = _slowness()
+def run(arguments: list[str], output: Path, before: float) -> tuple[dict[str, Any], float]:
+    """Return status (negative for a signal), CPU seconds and their limit, peak memory, and the tail of the output.
+
+    `before` and the last value are the machine's slowness before and after.
+    """
     child = os.fork()
     if child == 0:
         _become(arguments, output, SECONDS * _SLOWEST)
     _, status, used = os.wait4(child, 0)
     said = output.read_bytes()[-3000:].decode(errors="replace")
+    after = _slowness()
     return {
         "status": os.waitstatus_to_exitcode(status),
         "seconds": used.ru_utime + used.ru_stime,
-        "most_seconds": SECONDS * max(before, _slowness()),
+        "most_seconds": SECONDS * max(before, after),
         "memory": used.ru_maxrss << 10,
         "said": said,
-    }
+    }, after
 
 
 def _become(arguments: list[str], output: Path, seconds: float) -> None:
@@ -103,6 +106,8 @@ def _warm(folder: Path) -> None:
 if __name__ == "__main__":
     jobs_file = Path(sys.argv[1])
     _warm(jobs_file.parent)
+    slowness = _slowness()
     for job in json.loads(jobs_file.read_text()):
-        sys.stdout.write(json.dumps(run(job, jobs_file.parent / "said")) + "\n")
+        found, slowness = run(job, jobs_file.parent / "said", slowness)
+        sys.stdout.write(json.dumps(found) + "\n")
         sys.stdout.flush()

@@ -22,9 +22,7 @@ API = "gradio_api/"
 READINGS = f"{API}memviz/readings"
 PAGE = """
 from memviz.ui.app import build_app, launch_options
-from tests import forked
 
-forked.runs_from_here()
 build_app().launch(**launch_options())
 """
 Body = bytes | list[Any] | dict[str, Any] | None

@@ -362,6 +362,19 @@ def test_a_checkpoint_keeps_its_input_alone_and_computes_again(reentrant: bool) 
     assert saved_by(twice)[0] == 2 * 16 * MIB
 
 
+@pytest.mark.parametrize("kind", [True, "ideal"])
+def test_a_compiled_checkpoint_draws_its_random_numbers_again(kind: Compiles) -> None:
+    def attend(x: Tensor) -> Tensor:
+        return functional.scaled_dot_product_attention(x, x, x, is_causal=True)
+
+    def program() -> None:
+        x = torch.ones(2, 4, 256, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        torch.compile(lambda x: checkpoint(attend, x * 2, use_reentrant=False))(x).sum().backward()
+        assert x.grad is not None
+
+    assert "uncompiled" not in peak_of(program, compile=kind)[1]
+
+
 def test_selective_checkpoints_keep_what_their_policy_says() -> None:
     def keeps_products(_: Any, operator: Any, *__: Any, **___: Any) -> CheckpointPolicy:
         is_product = operator is torch.ops.aten.mm.default

@@ -126,9 +126,8 @@ _FOUR = {"double_layers": "4", "single_layers": "4"}
             ),
             3,
         ),
-        # A part, the UNet, is repeated, lists of layers in it, and layers whose outputs transformers collects.
+        # A part, the UNet, is repeated; text encoders' outputs are collected, or arguments.
         (_request("sdxl_pipeline", {"depth": "2", "text_layers": "4", "short_text_layers": "4"}, "none"), 16),
-        # Layers of a text encoder hand on an argument.
         (_request("flux_pipeline", {**_FOUR, "text_layers": "4", "short_text_layers": "4"}, "none"), 12),
         (_request("llama", {"layers": "4", "mode": "inference"}, "none", ("split_feed_forward", {})), 3),
     ],
