@@ -696,11 +696,11 @@ class DefaultValues:
 
     def _maximum(self, func: Any, args: Any, out: Tensor) -> int | None:
         """Return the greatest number that may be there, because what counts labels needs no more places."""
-        most = self._greatest_in(args[0]) if _is_integer(args[0]) else None
+        most = self._greatest_in(args[0])
         return self._keep(func, args, out) if most is None else most
 
     def _greatest_in(self, tensor: Tensor) -> int | None:
-        values = self._values_of(tensor)
+        values = self._values_of(tensor) if _is_integer(tensor) else None
         return self._greatest.of(tensor) if values is None or not values.numel() else int(values.max())
 
     def _multiply(self, func: Any, args: Any, out: Tensor) -> int | None:
