@@ -34,8 +34,7 @@ from torch import Tensor
 from torch.nn import functional, init
 from torch.nn.modules import transformer
 from torch.overrides import _get_current_function_mode_stack
-from torch.utils import _python_dispatch
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
 from memviz.errors import UsageError
 
@@ -49,8 +48,7 @@ function_modes: Callable[[], list[Any]] = _get_current_function_mode_stack
 
 def inside_operator() -> bool:
     """Return whether an operator of the program is being predicted: its mode is left until it has its result."""
-    modes: int = vars(_python_dispatch)["_len_torch_dispatch_stack"]()
-    return modes == 0
+    return not _get_current_dispatch_mode_stack()
 
 
 @contextmanager

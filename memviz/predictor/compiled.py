@@ -75,7 +75,7 @@ class Compiler:
         self._call = call
         self._is_ideal = kind == "ideal"
         self.bound = ""
-        """As in `Estimate.bound`."""
+        """How the compiled code ran, in the words of `Estimate.bound`."""
         self._modules: WeakKeyDictionary[nn.Module, Callable[..., Any]] = WeakKeyDictionary()
         self._inside: nn.Module | None = None
         self.is_tracing = False
@@ -168,7 +168,7 @@ class Compiler:
                 raise
             self.bound = "eager"
             say(_STOPPED.format(name="A graph of compiled code", reason=_first_line(error)))
-            return cast(Callable[..., Any], _restore_devices(graph).forward)
+            return cast(Callable[..., Any], _rename_devices(graph, _card_for_meta).forward)
         self._recorder.operators.add(COMPILED)
         self.bound = self.bound or ("ideal fusion" if self._is_ideal else "")
         say((_IDEAL if self._is_ideal else _PREDICTED).format(version=torch.__version__.partition("+")[0]))
@@ -176,7 +176,7 @@ class Compiler:
 
     def _as_graph_says(self, backend: Any, graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         """Run a graph operator by operator, or what a program's own backend makes of it."""
-        _restore_devices(graph)
+        _rename_devices(graph, _card_for_meta)
         if callable(backend):
             return backend(graph, inputs)  # type: ignore[no-any-return]
         if backend != "eager":
@@ -379,15 +379,18 @@ def _moved_to(device: torch.device, value: Any, fake: Any) -> Any:
     return FakeTensor(fake, like, device)
 
 
-def _restore_devices(graph: torch.fx.GraphModule, rename: Callable[[Any], Any] | None = None) -> torch.fx.GraphModule:
-    """Put a graph back on the card, to run operator by operator, or on another device."""
+def _rename_devices(graph: torch.fx.GraphModule, rename: Callable[[Any], Any]) -> torch.fx.GraphModule:
+    """Move a graph to another device, in place: tracing names `meta` for the card."""
     for part in graph.modules():
         if isinstance(part, torch.fx.GraphModule):
             for node in part.graph.nodes:
-                node.args = torch.fx.node.map_aggregate(node.args, rename or _card_for_meta)
-                node.kwargs = torch.fx.node.map_aggregate(node.kwargs, rename or _card_for_meta)
+                _rename_devices_of(node, rename)
             part.recompile()
     return graph
+
+
+def _rename_devices_of(node: Any, rename: Callable[[Any], Any]) -> None:
+    node.args, node.kwargs = (torch.fx.node.map_aggregate(part, rename) for part in (node.args, node.kwargs))
 
 
 def _card_for_meta(value: Any) -> Any:
@@ -398,8 +401,7 @@ def _on_meta(run: Callable[..., Any], node: Any, *args: Any, **kwargs: Any) -> A
     if node.op == "call_method" and node.target == "cuda":
         node.target, node.args, node.kwargs = "to", (node.args[0], _META), {}
     elif node.op in ("call_method", "call_function"):
-        node.args = torch.fx.node.map_aggregate(node.args, _meta_for_card)
-        node.kwargs = torch.fx.node.map_aggregate(node.kwargs, _meta_for_card)
+        _rename_devices_of(node, _meta_for_card)
         if node.target is torch.tensor:
             node.target = _tensor
     return run(node, *args, **kwargs)
@@ -469,8 +471,7 @@ def _compile(graph: torch.fx.GraphModule, inputs: list[Any], compiling: Any, ide
     outputs = len(graph.graph.output_node().args[0])
 
     def on_card(value: Any) -> Any:
-        if isinstance(value, torch.device):
-            return _CARD if value.type == "meta" else value
+        value = _card_for_meta(value)
         return _moved_to(_CARD, value, fake) if getattr(value, "device", None) == _META else value
 
     def move(graph: Any, inputs: Any) -> Any:
@@ -518,7 +519,7 @@ def _run_ideally(recorder: AllocationRecorder, graph: torch.fx.GraphModule) -> C
         if str(node.target) == "graphsafe_run_with_rng_state":
             node.target, *node.args = node.args
             node.kwargs = {name: value for name, value in node.kwargs.items() if name != "rng_state"}
-    _restore_devices(graph, _meta_for_card)
+    _rename_devices(graph, _meta_for_card)
 
     def run(inputs: list[Any]) -> list[Any]:
         before = {one.untyped_storage()._cdata for one in inputs if isinstance(one, Tensor)}

@@ -304,20 +304,16 @@ def _set_aside(model: torch.nn.Module) -> None:
         del copied
 
 
-def _search_with_checks(steps: int) -> Program:
+def _search_with_checks() -> None:
     """Search for a picture under autograd's anomaly detection, recorded from its first step."""
-
-    def run() -> None:
-        judge = Judge().to("cuda")
-        judge.requires_grad_(False)
-        original = torch.zeros(1, CHANNELS[0], SIDE, SIDE)
-        before = judge(original.to("cuda"))
-        with torch.autograd.set_detect_anomaly(True):
-            _record()
-            search(judge, original, before, steps)
-            _dump()
-
-    return run
+    judge = Judge().to("cuda")
+    judge.requires_grad_(False)
+    original = torch.zeros(1, CHANNELS[0], SIDE, SIDE)
+    before = judge(original.to("cuda"))
+    with torch.autograd.set_detect_anomaly(True):
+        _record()
+        search(judge, original, before, steps=10)
+        _dump()
 
 
 CUT_SHORT = {"forward-many-segments", "train-weights-first"}
@@ -355,7 +351,7 @@ PROGRAMS: dict[str, Program] = {
         for halves, trains in ((False, False), (False, True), (True, False))
         if not trains or context == 128
     },
-    "convolutions-checked": _search_with_checks(10),
+    "convolutions-checked": _search_with_checks,
     "default-device-train-128": _default_device_step(128, halves=False, trains=True),
     **{
         f"default-device-forward-{context}": _default_device_step(context, halves=False, trains=False)

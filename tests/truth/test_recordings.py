@@ -7,11 +7,7 @@ from tests.truth.comparison import compare
 from tests.truth.recordings import recording, recordings
 
 DIFFERENCES: dict[str, tuple[tuple[bool, bool, bool], int | None, str]] = {
-    "convolutions-checked": (
-        (True, True, True),
-        3,
-        "cuDNN's buffers of convolutions and batch norm.",
-    ),
+    "convolutions-checked": ((True, True, True), 3, "cuDNN's buffers of convolutions and batch norm are missing."),
     "forward-many-segments": ((True, False, False), None, "Some fifty steps were before it, here one."),
     "train-weights-first": ((True, False, False), None, "Some forty steps were before it, here one."),
     "written-pairs-train-128": ((True, True, True), 2066, "An index on the host is copied before the result is made."),

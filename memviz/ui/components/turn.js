@@ -26,7 +26,7 @@ export const chosen = () => ({ __type__: "update", selected: wanted });
 /** @param {HTMLElement} _element @param {Gradio} gradio */
 export function mount(_element, { props, watch, tell }) {
   for (const name of ASKS) document.addEventListener(name, noted, true);
-  // Nobody else hears the events of files that are dropped or chosen.
+  // The upload stops the events of files that are dropped or chosen before they come here.
   onSaid("memviz:files", () => (hasTurned = false));
   watch("value", () => {
     wanted = String(props.value || "").split(" ")[0];

@@ -15,7 +15,7 @@ const TOO_MANY = 429;
 const ASKED_AGAIN_MS = 1000;
 const PATIENCE_MS = 120_000;
 
-/** A refusal by the server, with a reason of ours, has its `status`.
+/** Asks the server; where it refuses, the error has its reason and the answer's `status`.
  * @param {string} address @param {RequestInit} options */
 async function ask(address, options) {
   const answer = await fetch(address, { ...options, signal: stopped.signal });
