@@ -203,6 +203,8 @@ class Compiler:
                 asks = with_device_renamed(asks)
             # Dynamo reads no code of the prediction.
             patches.put(torch, "is_autocast_enabled", asks)
+            # Of torch's functions that are False, one that Dynamo takes for a constant: there is no fused inference.
+            patches.put(torch.backends.mha, "get_fastpath_enabled", torch.jit.is_scripting)
             patches.put(self, "is_tracing", True)
             patches.put(self._recorder, "making_on_meta", True)
             phases.append("compile")

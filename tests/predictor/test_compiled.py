@@ -71,6 +71,19 @@ def test_options_reach_the_compiler_and_properties_of_the_card_are_constants_of_
     assert peak_of(partial(program, **{"split-reductions": False, "max_autotune": True}))[0] < peak
 
 
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_layer_with_a_fused_kernel_for_inference_is_one_graph(trains: bool) -> None:
+    def program() -> None:
+        layer = nn.TransformerEncoderLayer(64, 4, batch_first=True, device="cuda").train(trains)
+        with torch.set_grad_enabled(trains):
+            out = torch.compile(layer, fullgraph=True)(torch.ones(2, 8, 64, device="cuda"))
+        if trains:
+            out.sum().backward()
+
+    _, notes = peak_of(program)
+    assert "graphs and buffers planned by the compiler" in notes and "uncompiled" not in notes
+
+
 def test_settings_that_need_a_card_to_compile_are_not_followed() -> None:
     def program() -> None:
         layer = torch.compile(nn.Linear(256, 256).cuda())
