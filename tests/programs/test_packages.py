@@ -91,3 +91,31 @@ def test_a_recipe_with_packages_prints_what_it_shows(name: str, tmp_path: Path) 
         printed = [text.partition("memviz: ")[2] for text in ran.stderr.splitlines() if "memviz: " in text]
         assert [text for text in shown if text not in printed] == []
         assert shown and shown[0] == printed[0]
+
+
+COMPILED = """
+import argparse, torch
+parser = argparse.ArgumentParser()
+parser.add_argument("--batch", type=int)
+layer = torch.nn.TransformerEncoderLayer(256, 4, 1024, batch_first=True).cuda()
+model, optimizer = torch.compile(layer), torch.optim.AdamW(layer.parameters())
+for step in range(3):
+    model(torch.ones(parser.parse_args().batch, 256, 256, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.slow
+def test_the_recipe_for_compiled_code_shows_what_compiling_changes(tmp_path: Path) -> None:
+    (line,) = (
+        line for line in RECIPES.read_text().splitlines() if line.startswith("python -m memviz predict --compile")
+    )
+    (tmp_path / "train.py").write_text(COMPILED)
+    options = ["--json", "--overwrite", *shlex.split(line)[4:]]
+    peaks = []
+    for way in (options, [option for option in options if option != "--compile"]):
+        ran = predict(*way, folder=tmp_path)
+        assert ran.returncode == 0, ran.stderr
+        peaks.append(json.loads(ran.stdout.splitlines()[-1])["peak_requested_bytes"])
+    assert peaks[0] < peaks[1] and (tmp_path / "run.pickle").exists()
