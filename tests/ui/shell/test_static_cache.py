@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from gradio.brotli_middleware import BrotliMiddleware
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -37,7 +38,8 @@ class Served:
             return HTMLResponse(PAGE.format(request.headers.get("x-forwarded-host", "here")))
         if "missing" in request.url.path:
             return Response("no", 404)
-        return Response("a" * 2000, headers={"content-type": "text/css"})
+        length = 450 if "small" in request.url.path else 2000
+        return Response("a" * length, headers={"content-type": "text/css"})
 
 
 def test_the_page_is_written_once_for_each_address_with_the_given_lines_and_the_script():
@@ -76,6 +78,16 @@ def test_files_are_compressed_once_and_cached_by_browsers():
     assert "immutable" in answers[0].headers["cache-control"]
     assert "content-encoding" not in plain.headers
     assert answers[0].text == plain.text == "a" * 2000
+
+
+def test_what_a_server_does_to_one_answer_is_not_in_the_next():
+    served = Served()
+    compressing = BrotliMiddleware(served.app)
+    address = "/assets/small.css"
+    client = TestClient(compressing, base_url="http://localhost:7860")
+    answers = [client.get(address, headers={"accept-encoding": kind}) for kind in ("br", "br", "identity")]
+    assert [answer.headers.get("content-encoding") for answer in answers] == ["br", "br", None]
+    assert [answer.text for answer in answers] == ["a" * 450] * 3
 
 
 @pytest.mark.parametrize(
