@@ -58,6 +58,12 @@ def timeline(device: DeviceTrace) -> Timeline:
     return Timeline(live=live, waiting=waiting, reserved=reserved_after(device))
 
 
+@cached
+def peak_bytes(device: DeviceTrace) -> int:
+    """The peak alone, which stays cached where the timeline is too large to."""
+    return timeline(device).peak_bytes
+
+
 def sum_of_spans(start: Ints8, end: Ints8, size: Ints8, count: int) -> Ints8:
     """Every event starts at most one span and ends at most one, so plain assignment is enough."""
     delta = np.zeros(count + 1, dtype=np.int64)

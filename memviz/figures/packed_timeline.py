@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from memviz.analysis.cache import cached_on
 from memviz.analysis.lifetimes import BEFORE, Lifetimes, lifetimes
 from memviz.analysis.timeline import timeline
 from memviz.figures.colouring import Colouring, colouring, pixel_palette
@@ -128,6 +129,10 @@ def thumbnail(trace: Trace, device: DeviceTrace, *, width: int = 92, height: int
     view = View(0, len(line.live), width, height, float(top or max(line.peak_bytes, 1)))
     grid = allocation_grid(spans(lifetimes(device), colours), column_instants(line.live, view), view)
     return _png(colour_grid(grid, colours.group, pixel_palette(colours, dark=False), _CLEAR))
+
+
+def thumbnail_address(trace: Trace, device: DeviceTrace) -> str:
+    return cached_on(trace, ("thumbnail", device.name), lambda: data_address(thumbnail(trace, device)))
 
 
 def data_address(picture: bytes) -> str:

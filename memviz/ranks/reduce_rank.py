@@ -24,14 +24,14 @@ import numpy as np
 
 from memviz.analysis.annotations import steps
 from memviz.analysis.breakdown import purpose_totals
-from memviz.analysis.cache import cached_on
+from memviz.analysis.cache import cached_on, drop_large
 from memviz.analysis.devices import choose_device
 from memviz.analysis.health import history
 from memviz.analysis.lifetimes import live_rows
 from memviz.analysis.peak import failed_requests, peak
 from memviz.analysis.purpose.phases import phase_spans
 from memviz.analysis.purpose.reasons import Certainty
-from memviz.analysis.timeline import timeline
+from memviz.analysis.timeline import peak_bytes, timeline
 from memviz.errors import MemvizError, first_line
 from memviz.memory import large_blocks_kept
 from memviz.ranks.places import Place, file_system, is_remote, zip_member
@@ -131,21 +131,29 @@ def reduce_rank(place: Place, device: str | None = None) -> Reduced:
         return FailedFile(place.address, "Reading the file needs more memory than this machine has free.")
 
 
-def answer_reads() -> None:
-    """Run a helper process: answer each archive and member with a Trace and its row, or with the error."""
+def answer_reads(*cached: Callable[[Trace, DeviceTrace], object]) -> None:
+    """Run a helper process: answer each address and name with the Trace, or with the error.
+
+    The trace carries its row, its peak, and the results that the given functions cache on it.
+    """
     asks, answers = sys.stdin.buffer, sys.stdout.buffer
     while True:
         try:
-            archive, member = pickle.load(asks)
+            address, name = pickle.load(asks)
         except EOFError:
             return
         try:
-            trace = load_zip_member(archive, member)
-            # Its folder may be all that tells one rank from another.
-            trace = replace(trace, about=replace(trace.about, source=member))
-            # Packed before its row is computed: what was cached for that would travel with it.
-            packed = pickle.dumps(trace, pickle.HIGHEST_PROTOCOL)
-            answer: object = packed, row_of(trace, Place(member))
+            trace = trace_at(Place(address))
+            trace = replace(trace, about=replace(trace.about, source=name))
+            row = row_of(trace, Place(name))
+            device = choose_device(trace, row.device)
+            peak_bytes(device)
+            for function in cached:
+                function(trace, device)
+            # Larger results are computed again by who needs them.
+            drop_large(trace)
+            keep_row(trace, row)
+            answer: Trace | MemvizError = trace
         except MemvizError as error:
             answer = error
         pickle.dump(answer, answers, pickle.HIGHEST_PROTOCOL)
@@ -236,8 +244,13 @@ def row_of(trace: Trace, place: Place, device: str | None = None) -> RankRow:
     )
 
 
-def keep_row(trace: Trace, device: str, make: Callable[[], RankRow]) -> RankRow:
-    return cached_on(trace, ("rank's row", device), make)
+def keep_row(trace: Trace, row: RankRow) -> None:
+    cached_on(trace, ("rank's row", row.device), lambda: row)
+
+
+def kept_row(trace: Trace, device: str) -> RankRow:
+    """The row of a trace that is open, made once."""
+    return cached_on(trace, ("rank's row", device), lambda: row_of(trace, Place(trace.about.source), device))
 
 
 def _categories(trace: Trace, device: DeviceTrace) -> tuple[KindBytes, ...]:

@@ -12,13 +12,11 @@ import numpy as np
 
 from memviz.errors import UsageError
 from memviz.ranks.numbers import Rank, by_mesh, once_more, rank_in_name, rank_label
-from memviz.ranks.places import Place
-from memviz.ranks.reduce_rank import keep_row, row_of
-from memviz.ranks.row import FailedFile, RankRow
+from memviz.ranks.reduce_rank import kept_row
+from memviz.ranks.row import FailedFile
 from memviz.ranks.summary import NOTHING, JobChanges, RankSummary, aligned, job_changes, summary_of
 from memviz.results.headline import differing_names, distinct_names, trace_name
 from memviz.trace.memviz_labels import RANK_FACT
-from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.shell.session import Context, Opened, Session, timeline_key
 from memviz.units import whole_number
 
@@ -117,7 +115,7 @@ def shown_ranks(context: Context, session: Session, job: int = 0) -> ShownRanks 
         # Its rows name files of another machine, which are not opened; what is open here is.
         return ShownRanks(brought.job, keys, given=given)
     pairs = [(number, context.find(timeline_key(opened))) for number, opened in sorted(numbers.items())]
-    ranks = tuple(Rank(number, _row(*pair)) for number, pair in pairs if pair is not None)
+    ranks = tuple(Rank(number, kept_row(pair[0], pair[1].name)) for number, pair in pairs if pair is not None)
     if len(ranks) < LEAST:
         return None
     names = distinct_names(differing_names([_job_name(of_job[0].source) for of_job in jobs])) if jobs[1:] else []
@@ -136,10 +134,6 @@ def compared_jobs(context: Context, session: Session, shown: ShownRanks) -> tupl
     except UsageError:
         return None
     return changes, [shown.names[side] for side in sides]
-
-
-def _row(trace: Trace, device: DeviceTrace) -> RankRow:
-    return keep_row(trace, device.name, lambda: row_of(trace, Place(trace.about.source), device.name))
 
 
 _SHADES = 254

@@ -10,9 +10,8 @@ from collections.abc import Callable, Mapping
 
 import gradio as gr
 
-from memviz.analysis.cache import cached_on
-from memviz.analysis.timeline import timeline
-from memviz.figures.packed_timeline import data_address, thumbnail
+from memviz.analysis.timeline import peak_bytes
+from memviz.figures.packed_timeline import thumbnail_address
 from memviz.results.headline import differing_names, letter
 from memviz.text import Html, cut_middle, dark_html, distinct_labels, joined, tag
 from memviz.trace.model import DeviceTrace, Trace
@@ -193,7 +192,7 @@ def traces_html(session: Session, find: Find, table: NamedRanks | None = None) -
     if not session.opened and table is None:
         return tag("section", tag("p", "Only you can see what you open.", class_="mv-soft"), class_="mv-traces")
     pairs = [(opened, find(opened)) for opened in session.opened]
-    peaks = [timeline(pair[1]).peak_bytes for _, pair in pairs if pair is not None]
+    peaks = [peak_bytes(pair[1]) for _, pair in pairs if pair is not None]
     # Two are compared in their own tab; of many, as of ranks, a glance says which is highest.
     highest = max(peaks) if len(peaks) >= _MANY else 0
     longest = _BESIDE_A_BADGE if len(session.compared) > 1 else _LONGEST_NAME
@@ -234,9 +233,10 @@ def _trace_row(
     if current is not None:
         trace, device = current
         kind = "" if trace.about.origin == "measured" else " mv-dashed"
-        source = cached_on(trace, (thumbnail, device.name), lambda: data_address(thumbnail(trace, device)))
-        picture = tag("img", src=source, alt="", class_=f"mv-thumb{kind}", width=46, height=26)
-        peak = timeline(device).peak_bytes
+        picture = tag(
+            "img", src=thumbnail_address(trace, device), alt="", class_=f"mv-thumb{kind}", width=46, height=26
+        )
+        peak = peak_bytes(device)
         facts = f"{bytes_text(peak)} · {trace.about.origin}"
         if highest:
             facts = bytes_text(peak)

@@ -30,9 +30,7 @@ from memviz.errors import TraceError
 from memviz.fair_lock import Turn
 from memviz.figures.raster import View, column_instants
 from memviz.memory import large_blocks_kept
-from memviz.ranks.places import Place, places_of, zip_member
-from memviz.ranks.reduce_rank import keep_row
-from memviz.ranks.row import RankRow
+from memviz.ranks.places import places_of
 from memviz.ranks.table import FIRST_BYTES, ranks_of_table
 from memviz.trace.limits import Unwanted
 from memviz.trace.load import ZIP, read_trace
@@ -120,13 +118,18 @@ class FileTooLarge(Exception):
     """The message states the limit."""
 
 
-_HELPER = "from memviz.ranks.reduce_rank import answer_reads; answer_reads()"
+_HELPER = """
+from memviz.figures.packed_timeline import thumbnail_address
+from memviz.ranks.reduce_rank import answer_reads
+
+answer_reads(thumbnail_address)
+"""
 _ENDED = "The process that read it was killed, as the system does when memory runs out."
 _IDLE_SECONDS = 30
 
 
 class Helpers:
-    """Processes that read the members of archives, as many as take a turn at once.
+    """Processes that read what is one of many, as many as take a turn at once.
 
     Threads would share one interpreter with the page. An idle process ends after a while.
     """
@@ -168,9 +171,12 @@ def end_helper(helper: subprocess.Popen[bytes]) -> None:
 
 
 class Reading:
-    def __init__(self, context: Context, name: str, arriving: Arriving, turn: Turn, helpers: Helpers) -> None:
-        """`helpers` read the members of an archive."""
+    def __init__(
+        self, context: Context, name: str, arriving: Arriving, turn: Turn, helpers: Helpers, *, is_beside: bool = False
+    ) -> None:
+        """`helpers` read the members of an archive, and what came beside the first of many files."""
         self.name = name
+        self._is_beside = is_beside
         self._helpers = helpers
         self._helper: subprocess.Popen[bytes] | None = None
         self.arriving = arriving
@@ -261,6 +267,9 @@ class Reading:
             return
         if first_bytes == ZIP and self._read_archive(source):
             return
+        if self._is_beside:
+            self._read_beside(source)
+            return
         trace = self._read_here(source)
         opened = self._open(trace)
         key = timeline_key(opened)
@@ -281,6 +290,13 @@ class Reading:
         self._check_cancelled()
         return opened
 
+    def _read_beside(self, source: BinaryIO) -> None:
+        """Read one of many files in a helper. The browser asks for its timeline once it is looked at."""
+        with tempfile.NamedTemporaryFile() as file:
+            self._copy(source, file)
+            opened = self._open(self._helped(file.name, self.name))
+        self.outbox.put(OPENED, key=timeline_key(opened), stored=opened.key, name=self.name, has_times=False)
+
     def _read_archive(self, source: BinaryIO) -> bool:
         """Open all snapshots of a zip archive, as of many ranks; return False where it holds a single one."""
         with tempfile.NamedTemporaryFile(suffix=".zip") as file:
@@ -296,7 +312,12 @@ class Reading:
                 raise TraceError(reason, remedy="Read them with `memviz ranks`.")
             try:
                 for place in places:
-                    self._open(self._helped(place))
+                    # Its folder may be all that tells one rank from another.
+                    member = place.address.partition("!/")[2]
+                    try:
+                        self._open(self._helped(place.address, member))
+                    except TraceError as error:
+                        raise TraceError(f"{member}: {error.reason}", remedy=error.remedy) from None
             except BaseException:
                 for key in self._stored:
                     self._store.drop(key)
@@ -315,27 +336,24 @@ class Reading:
             is_wanted=lambda: not self._cancelled.is_set(),
         )
 
-    def _helped(self, place: Place) -> Trace:
-        """Have a helper read a member of an archive."""
+    def _helped(self, address: str, name: str) -> Trace:
+        """Have a helper read a file, or a member of an archive."""
         helper = self._helpers.take()
-        answer = self._ask(helper, place.address)
+        answer = self._ask(helper, address, name)
         self._helpers.put_back(helper)
         if isinstance(answer, TraceError):
-            member = place.address.partition("!/")[2]
-            raise TraceError(f"{member}: {answer.reason}", remedy=answer.remedy)
-        trace: Trace = pickle.loads(answer[0])
-        keep_row(trace, answer[1].device, lambda: answer[1])
-        return trace
+            raise answer
+        return answer
 
-    def _ask(self, helper: subprocess.Popen[bytes], address: str) -> TraceError | tuple[bytes, RankRow]:
+    def _ask(self, helper: subprocess.Popen[bytes], address: str, name: str) -> TraceError | Trace:
         """Return the answer of `answer_reads`. `cancel` ends the helper, and so does a file that takes its memory."""
         asks, answers = cast(IO[bytes], helper.stdin), cast(IO[bytes], helper.stdout)
         self._helper = helper
         try:
             self._check_cancelled()
-            pickle.dump(zip_member(address), asks)
+            pickle.dump((address, name), asks)
             asks.flush()
-            answer: TraceError | tuple[bytes, RankRow] = pickle.load(answers)
+            answer: TraceError | Trace = pickle.load(answers)
         except (OSError, EOFError, pickle.UnpicklingError, Unwanted):
             end_helper(helper)
             self._check_cancelled()
@@ -392,7 +410,7 @@ class Readings:
         self._lock = threading.Lock()
         self._under_way: dict[str, Reading] = {}
 
-    def begin(self, name: str, size: int, *, packed: bool, visitor: str = "") -> str:
+    def begin(self, name: str, size: int, *, packed: bool, visitor: str = "", is_beside: bool = False) -> str:
         if self.most_bytes is not None and size > self.most_bytes:
             raise FileTooLarge(
                 f"It has {bytes_text(size)}; the limit here is {bytes_text(self.most_bytes)}. On your own machine "
@@ -404,7 +422,7 @@ class Readings:
             out = self._make_room(visitor)
             turn = self._lines.of(visitor)
             arriving = Arriving(size, packed=packed, gate=turn)
-            reading = Reading(self._context, name, arriving, turn, self._helpers)
+            reading = Reading(self._context, name, arriving, turn, self._helpers, is_beside=is_beside)
             self._under_way[ticket] = reading
         for reading in out:
             reading.cancel()

@@ -141,7 +141,8 @@ async def _begin(request: Request) -> Response:
         raise UsageError("The size must be a whole number of bytes.")
     name, visitor = name.replace("\\", "/").rsplit("/", 1)[-1], visitor_of(request.scope)
     try:
-        ticket = _readings(request).begin(name, size, packed=packed, visitor=visitor)
+        is_beside = message.get("beside") is True
+        ticket = _readings(request).begin(name, size, packed=packed, visitor=visitor, is_beside=is_beside)
     except FileTooLarge as fault:
         return _refusal(str(fault), 413)
     except Busy:

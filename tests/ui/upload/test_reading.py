@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from memviz.analysis.timeline import timeline
-from memviz.figures.packed_timeline import PackedTimeline, pack_allocations, unpack
+from memviz.figures.packed_timeline import PackedTimeline, pack_allocations, thumbnail_address, unpack
 from memviz.ranks.gather import Gathering, gather_ranks
+from memviz.ranks.reduce_rank import kept_row
 from memviz.trace.load import read_trace
 from memviz.ui.ranks.answer import has_ranks
 from memviz.ui.shell.session import Context, Session, open_trace
@@ -47,8 +48,8 @@ def messages_of(reading: Reading) -> list[tuple[dict[str, Any], bytes]]:
     return messages
 
 
-def begun(readings: Readings, raw: bytes, *, name: str = "run.pickle") -> Reading:
-    reading = readings.get(readings.begin(name, len(raw), packed=False))
+def begun(readings: Readings, raw: bytes, *, name: str = "run.pickle", is_beside: bool = False) -> Reading:
+    reading = readings.get(readings.begin(name, len(raw), packed=False, is_beside=is_beside))
     assert reading is not None
     reading.begin()
     return reading
@@ -76,6 +77,28 @@ def test_first_the_total_then_every_allocation_then_the_colours():
     assert {name: column.tolist() for name, column in sent.items()} == {n: c.tolist() for n, c in expected.items()}
     assert (first["piece"], second["piece"], second["header"]["meaning"]) == ("timeline", "groups", "category")
     assert opened["key"] == f"{opened['stored']}/{trace.devices[0].name}"
+
+
+@pytest.mark.parametrize(("raw", "reason"), [(RAW, None), (RAW[:-100], "The file is truncated"), (b"no", "It is")])
+def test_one_of_many_files_is_read_by_a_process_that_sends_no_timeline(raw: bytes, reason: str | None):
+    context = Context(TraceStore())
+    readings = Readings(context)
+    reading = begun(readings, raw, name="rank_1.pickle", is_beside=True)
+    reading.arriving.add(raw)
+    reading.arriving.end()
+    [message] = [header for header, _ in messages_of(reading) if header["kind"] != "reading"]
+    readings._helpers.end_idle(0)
+    if reason:
+        assert (message["kind"], message["name"]) == ("refused", "rank_1.pickle")
+        assert message["reason"].startswith(reason)
+        return
+    trace, alone = context.store.get(message["stored"]), read_trace(io.BytesIO(raw), "rank_1.pickle", len(raw))
+    assert trace is not None
+    [device], [expected] = trace.devices, alone.devices
+    assert trace.about == alone.about
+    assert (timeline(device).live == timeline(expected).live).all()
+    assert kept_row(trace, device.name) == kept_row(alone, device.name)
+    assert thumbnail_address(trace, device) == thumbnail_address(alone, expected)
 
 
 def archive_of(**files: bytes) -> bytes:

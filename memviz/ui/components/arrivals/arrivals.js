@@ -94,7 +94,7 @@ class Arrival {
         if (data.kind === "ended" && this.worker) idle.push(worker);
       };
       worker.onerror = (fault) => this.hear({ kind: "failed", words: fault.message });
-      worker.postMessage({ file: this.file, address: address(), rate: this.arrivals.rate });
+      worker.postMessage({ file: this.file, address: address(), rate: this.arrivals.rate, isBeside: this.isBeside });
     });
   }
 

@@ -1,6 +1,6 @@
 // @ts-check
 // One file, in a thread of its own: read, packed and sent part by part, while what the server makes of it is heard
-// and unpacked. The page's own thread only draws. Told {file, address}; tells what the server tells, a `piece` made
+// and unpacked. The page's own thread only draws. Told {file, address, rate, isBeside}; tells what the server tells, a `piece` made
 // ready to draw. Told "stop", it stops. Told {unpack}, it only unpacks a piece.
 import { bytesOf, ready } from "../memory_timeline/packed.js";
 import { joined, Line, messagesIn, send } from "./sending.js";
@@ -44,11 +44,11 @@ async function place(address, options) {
   }
 }
 
-/** @param {File} file @param {string} address @param {number} rate that the line has had before */
-async function receive(file, address, rate) {
+/** @param {{ file: File, address: string, rate: number, isBeside: boolean }} asked `rate` is what the line has had before */
+async function receive({ file, address, rate, isBeside }) {
   const two = new DataView(await file.slice(0, 2).arrayBuffer());
   const mayPack = !(two.byteLength === 2 && two.getUint16(0) === GZIP);
-  const wish = JSON.stringify({ name: file.name, size: file.size, packed: mayPack });
+  const wish = JSON.stringify({ name: file.name, size: file.size, packed: mayPack, beside: isBeside });
   const { ticket, took } = await place(address, { method: "POST", headers: { "content-type": "application/json" }, body: wish });
   const line = new Line(took, rate);
   const own = `${address}/${ticket}`;
@@ -102,7 +102,7 @@ globalThis.onmessage = (/** @type {MessageEvent} */ { data }) => {
     const [piece, header, body] = data.unpack;
     return ready(piece, header, bytesOf(body)).then(({ made, owned }) => tell({ made }, owned), (fault) => tell({ fault: String(fault) }));
   }
-  receive(data.file, data.address, data.rate)
+  receive(data)
     .catch((fault) => tell(fault.status ? { kind: "refused", name: data.file.name, reason: fault.message } : { kind: "failed", words: String(fault) }))
     .then(() => tell({ kind: "ended" }));
 };
