@@ -4,7 +4,7 @@
 
 Each preset has a process of its own. It predicts the preset, then the preset again, then with one optimization
 switched: the first answer has the imports, the others are what a visitor waits for. With `--prices` it predicts every
-optimization alone, as the page's price list does for sizes that are not stored.
+optimization alone, without traces, as the page's price list does for sizes that are not stored.
 """
 
 import argparse
@@ -22,7 +22,8 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from memviz.runner.jobs.worker import answer, warm_up
+from memviz.errors import MemvizError
+from memviz.runner.jobs.worker import SearchPredictions, answer, warm_up
 from memviz.runner.listing import listing
 from memviz.runner.prices import PRESET_OPTIMIZER, price_requests
 from memviz.runner.request import Request, knob_text
@@ -83,9 +84,11 @@ def _seconds(preset: str, switch: str, *, profile: bool, prices: bool) -> list[A
             break
     if prices:
         begun = time.process_time()
-        for request in asked.values():
-            with suppress(_Refused):
-                _answer(request)
+        predictions = SearchPredictions(lambda *_, **__: None)
+        for number, request in enumerate(asked.values()):
+            # What the model cannot have is refused.
+            with suppress(ValueError, MemvizError):
+                predictions.run(number, request)
         cells.append(time.process_time() - begun)
     return cells
 
