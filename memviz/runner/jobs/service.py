@@ -460,13 +460,16 @@ class Scheduler(Jobs[Order, OrderStatus]):
         most_waiting: int = MOST_WAITING,
         patience: float = math.inf,
         keeps_traces: bool = True,
+        is_background: bool = False,
     ) -> None:
+        """`is_background` lets its processes yield to others."""
         super().__init__(patience)
         self._timeout = timeout
         self._memory = memory
         self._most_waiting = most_waiting
         self._keeps_traces = keeps_traces
         """Without traces a prediction takes less time. One with an output check has a trace in any case."""
+        self._is_background = is_background
         self.line = FairLock()
         """The queue for this machine's time, in which searches wait as well."""
         self._scratch = Scratch()
@@ -617,7 +620,10 @@ class Scheduler(Jobs[Order, OrderStatus]):
         return spare
 
     def _new_worker(self, folder: Path, environment: Mapping[str, str] | None = None) -> Worker:
-        return Worker(folder, timeout=self._timeout, memory=self._memory, environment=environment)
+        worker = Worker(folder, timeout=self._timeout, memory=self._memory, environment=environment)
+        if self._is_background:
+            worker.lower_priority()
+        return worker
 
     def _drop_spare(self) -> None:
         if self._spare is not None:

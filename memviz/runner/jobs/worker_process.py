@@ -276,6 +276,9 @@ class Worker:
     def resident_bytes(self) -> int:
         return resident_bytes(self._process.pid)
 
+    def lower_priority(self) -> None:
+        lower_priority(self._process)
+
     def warm_up(self) -> None:
         """Have it import what every run needs; return at once."""
         self._send([], [])

@@ -29,6 +29,7 @@ _MOST_TRACE_BYTES = 1 << 30
 _LARGEST_TRACE = 64 << 20
 """A larger trace is drawn when it is opened, not by itself."""
 _MOST_WAITING = 24
+_PROCESSES = min(2, os.cpu_count() or 1)
 _PATIENCE_SECONDS = 1.0
 _BETWEEN_SECONDS = 0.4
 """Between two drawings of the prices."""
@@ -41,8 +42,9 @@ class Predictions:
     """Figures by request, and traces of the newest ones. A prediction is the same for every visitor."""
 
     def __init__(self, store: TraceStore, seconds: float, memory: int | None = None) -> None:
-        self.scheduler = Scheduler(timeout=seconds, memory=memory, most_waiting=_MOST_WAITING, keeps_traces=False)
-        """For prices: a process of its own beside that of answers."""
+        options: dict[str, Any] = {"timeout": seconds, "memory": memory, "most_waiting": _MOST_WAITING}
+        self.schedulers = tuple(Scheduler(**options, keeps_traces=False, is_background=True) for _ in range(_PROCESSES))
+        """For prices: processes of their own, which yield to that of answers."""
         self._store = store
         self._scratch = Scratch()
         self._folder: Path | None = None
@@ -57,7 +59,8 @@ class Predictions:
         self._opened: OrderedDict[Path, Opened] = OrderedDict()
 
     def close(self) -> None:
-        self.scheduler.close()
+        for scheduler in self.schedulers:
+            scheduler.close()
         self._scratch.close()
 
     def known(self, request: Request) -> Variant | None:
@@ -204,26 +207,37 @@ class Predictions:
                     requests.append(plain(one.request))
         if not requests:
             return
+        begun: dict[str, Scheduler] = {}
+        with suppress(MemvizError):
+            for first, scheduler in enumerate(self.schedulers):
+                if own := requests[first :: len(self.schedulers)]:
+                    begun[scheduler.submit(own, [""] * len(own), self._note, owner).id] = scheduler
         try:
-            begun = self.scheduler.submit(requests, [""] * len(requests), self._note, owner)
-        except MemvizError:
-            return
-        try:
-            yield from self._noted(changes(self.scheduler, begun.id, is_there))
+            yield from self._noted(begun, is_there)
         finally:
-            self.scheduler.leave(begun.id, stops=False)
+            for order, scheduler in begun.items():
+                scheduler.leave(order, stops=False)
 
-    def _noted(self, statuses: Iterator[OrderStatus]) -> Iterator[None]:
+    def _noted(self, begun: Mapping[str, Scheduler], is_there: Callable[[], bool]) -> Iterator[None]:
         # One that is run again is over after later ones.
-        noted: set[int] = set()
+        noted: set[tuple[str, int]] = set()
+        seen = dict.fromkeys(begun, -1)
         is_new, yielded = False, 0.0
-        for status in statuses:
-            for number, variant in enumerate(status.variants):
-                if variant.is_over and number not in noted:
-                    noted.add(number)
-                    self._keep_background_failure(variant)
-                    is_new = True
-            if is_new and (status.is_over or time.monotonic() - yielded >= _BETWEEN_SECONDS):
+        while seen and is_there():
+            for order, version in list(seen.items()):
+                status = begun[order].status(order, newer_than=version, wait=_PATIENCE_SECONDS / len(seen))
+                if status is None or status.is_left:
+                    del seen[order]
+                    continue
+                seen[order] = status.version
+                for number, variant in enumerate(status.variants):
+                    if variant.is_over and (order, number) not in noted:
+                        noted.add((order, number))
+                        self._keep_background_failure(variant)
+                        is_new = True
+                if status.is_over:
+                    del seen[order]
+            if is_new and (not seen or time.monotonic() - yielded >= _BETWEEN_SECONDS):
                 is_new, yielded = False, time.monotonic()
                 yield
 
@@ -256,10 +270,11 @@ class Predictions:
                     yield replace(plain(variant.request), numerics=True)
 
     def leave(self, owner: str) -> None:
-        """Stop prices that are still to be predicted. The process stays."""
-        newest = self.scheduler.newest_of(owner)
-        if newest is not None:
-            self.scheduler.leave(newest.id, stops=False)
+        """Stop prices that are still to be predicted. The processes stay."""
+        for scheduler in self.schedulers:
+            newest = scheduler.newest_of(owner)
+            if newest is not None:
+                scheduler.leave(newest.id, stops=False)
 
     def _note(self, variant: Variant) -> str:
         """Remember the figures. An output check left a trace as well."""

@@ -214,6 +214,6 @@ def test_prices_of_a_closed_page_end(answers: RunAnswers) -> None:
     status = answered(answers, live, "gus")
     for _ in answers.in_background(status, requests, "gus", lambda: False):
         pass
-    background = answers.predictions.scheduler.newest_of("gus")
-    assert background is not None and background.is_left
+    background = [scheduler.newest_of("gus") for scheduler in answers.predictions.schedulers]
+    assert all(order is not None and order.is_left for order in background)
     assert answers.checked(status).variants[1].run.numerics is None  # type: ignore[union-attr]
