@@ -291,7 +291,7 @@ def test_messages_are_the_same_wherever_the_stream_is_cut(scripts: Any, chance: 
           let rest = new Uint8Array(0);
           [...places, stream.length].forEach((end, i) => {
             const piece = Uint8Array.from(stream.slice(places[i - 1] ?? 0, end));
-            const heard = memviz.sending.messagesIn(memviz.sending.joined([rest, piece]));
+            const heard = memviz.sending.messagesIn(Uint8Array.of(...rest, ...piece));
             for (const { header, body } of heard.messages) {
               messages.push([header, body.length, body.reduce((a, b) => a + b, 0)]);
             }

@@ -99,8 +99,7 @@ def requested_trace(find: Find, request: Mapping[str, Any]) -> tuple[Trace, Devi
 class Panel(Component):
     """A piece of the page in plain HTML that reports clicks.
 
-    An element with `data-act` is a control: a click on it, or Enter and Space, becomes Gradio's `click` with the
-    element's data.
+    A button with `data-act` is a control: a click on it becomes Gradio's `click` with the button's data.
     """
 
     source = "panel"

@@ -44,7 +44,7 @@ function tellOvertaken(element, watch, click) {
   });
 }
 
-/** Clicks on what has `data-act`, and where keys do not click by themselves, Enter and Space on it.
+/** Clicks on what has `data-act`: buttons, which Enter and Space click as well.
  * @param {HTMLElement} element @param {Gradio} gradio */
 export function mount(element, { watch, tell }) {
   const click = inTurn(tell.click);
@@ -62,12 +62,5 @@ export function mount(element, { watch, tell }) {
     // Where it was drawn anew while it was pressed, a browser says nothing of a click.
     if (control && pressed && !pressed.isConnected && acts[0] === acts[1]) clicked(control);
     pressed = null;
-  });
-  element.addEventListener("keydown", (event) => {
-    if (event.key !== "Enter" && event.key !== " ") return;
-    const control = nearest(event, "[data-act]");
-    if (!control || control.tagName === "BUTTON" || control.tagName === "A") return;
-    event.preventDefault();
-    clicked(control);
   });
 }

@@ -1,7 +1,7 @@
 // @ts-check
 // What connects the parts of the page in the browser, without asking the server:
 //   [data-light-by][data-light-group]  hovering or focusing lights those allocations in every timeline
-//   [data-mv-at], [data-mv-pin], [data-mv-from][data-mv-to]  a click moves the timeline's moment, pin or view
+//   [data-mv-at], [data-mv-pin]  a click moves the timeline's moment or pin
 //   [data-mv-picture]  a click saves the plots that are seen as "png" or "svg";  [data-mv-share]  copies the address
 //   [data-mv-copy]  a click copies that text;  [data-mv-dark], [data-mv-keys], [data-mv-close]  as they say
 // The timeline hears `memviz:light` and `memviz:go`, and says `memviz:state` (see its README). The address is kept in
@@ -18,7 +18,7 @@ import { listenToSteps } from "./steps.js";
 const REST_MS = 60;
 const SAID_MS = 1500;
 const CONTROLS = "[data-mv-copy],[data-mv-dark],[data-mv-keys],[data-mv-close],[data-mv-share],[data-mv-picture]";
-const FIND = "[data-mv-find] input, [data-mv-find] textarea, input[data-mv-find]";
+const FIND = "[data-mv-find] input";
 
 // -- lighting: what is rested on, not what is passed over, since each asks the server
 
@@ -46,17 +46,9 @@ document.addEventListener("focusout", () => light(null));
 /** @param {string | undefined} text */
 const number = (text) => (text === undefined ? undefined : Number(text));
 
-/** @param {Event} event */
-function go(event) {
-  const node = nearest(event, "[data-mv-at],[data-mv-pin],[data-mv-from]");
-  if (!node) return;
-  const { mvAt, mvPin, mvFrom, mvTo } = node.dataset;
-  say("memviz:go", { at: number(mvAt), pin: number(mvPin), from: number(mvFrom), to: number(mvTo) });
-}
-
-document.addEventListener("click", go);
-document.addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && event.target instanceof Element && event.target.tagName !== "BUTTON") go(event);
+document.addEventListener("click", (event) => {
+  const node = nearest(event, "[data-mv-at],[data-mv-pin]");
+  if (node) say("memviz:go", { at: number(node.dataset.mvAt), pin: number(node.dataset.mvPin) });
 });
 
 // -- small controls
@@ -140,18 +132,12 @@ function setDark(isDark) {
   }
 }
 
-function startDark() {
-  if (new URLSearchParams(location.search).get("__theme")) return;
-  try {
-    const chosen = localStorage.getItem("memviz-dark");
-    if (chosen !== null) document.body.classList.toggle("dark", chosen === "1");
-  } catch {
-    // Nothing was kept.
-  }
+try {
+  const chosen = localStorage.getItem("memviz-dark");
+  if (chosen !== null && !new URLSearchParams(location.search).get("__theme")) document.body.classList.toggle("dark", chosen === "1");
+} catch {
+  // Nothing was kept.
 }
-
-if (document.body) startDark();
-else document.addEventListener("DOMContentLoaded", startDark);
 
 closeDrawer();
 listenToFocus();

@@ -117,7 +117,7 @@ const LENGTH = 4;
 /** @typedef {{ kind: string, bytes: number, [more: string]: any }} Message */
 
 /** The whole messages at the beginning; what is left over; and how long that has to be before the next one is whole.
- * @param {Uint8Array} bytes @returns {{ messages: { header: Message, body: Uint8Array<ArrayBuffer> }[], rest: Uint8Array, needed: number }} */
+ * @param {Uint8Array<ArrayBuffer>} bytes @returns {{ messages: { header: Message, body: Uint8Array<ArrayBuffer> }[], rest: Uint8Array<ArrayBuffer>, needed: number }} */
 export function messagesIn(bytes) {
   const messages = [];
   const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.length);
@@ -130,18 +130,7 @@ export function messagesIn(bytes) {
     const header = /** @type {Message} */ (JSON.parse(new TextDecoder().decode(rest.subarray(LENGTH, begin))));
     const end = begin + header.bytes;
     if (left < end) return { messages, rest, needed: end };
-    messages.push({ header, body: /** @type {Uint8Array<ArrayBuffer>} */ (rest.subarray(begin, end)) });
+    messages.push({ header, body: rest.subarray(begin, end) });
     at += end;
   }
-}
-
-/** @param {Uint8Array[]} pieces */
-export function joined(pieces) {
-  const whole = new Uint8Array(pieces.reduce((sum, piece) => sum + piece.length, 0));
-  let at = 0;
-  for (const piece of pieces) {
-    whole.set(piece, at);
-    at += piece.length;
-  }
-  return whole;
 }

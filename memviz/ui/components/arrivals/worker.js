@@ -3,7 +3,7 @@
 // and unpacked. The page's own thread only draws. Told {file, address, rate, isBeside}; tells what the server tells, a `piece` made
 // ready to draw. Told "stop", it stops. Told {unpack}, it only unpacks a piece.
 import { bytesOf, ready } from "../memory_timeline/packed.js";
-import { joined, Line, messagesIn, send } from "./sending.js";
+import { Line, messagesIn, send } from "./sending.js";
 
 const GZIP = 0x1f8b;
 const stopped = new AbortController();
@@ -74,8 +74,8 @@ function post(own, { body, isPlain, isLast }, number) {
 
 /** @param {string} own */
 async function listen(own) {
-  const reader = /** @type {ReadableStream<Uint8Array>} */ ((await ask(own, {})).body).getReader();
-  /** @type {Uint8Array[]} */ let pieces = [];
+  const reader = /** @type {ReadableStream<Uint8Array<ArrayBuffer>>} */ ((await ask(own, {})).body).getReader();
+  /** @type {Uint8Array<ArrayBuffer>[]} */ let pieces = [];
   let [have, needed] = [0, 0];
   for (;;) {
     const { done, value } = await reader.read();
@@ -83,7 +83,7 @@ async function listen(own) {
     pieces.push(value);
     have += value.length;
     if (have < needed) continue;
-    const found = messagesIn(joined(pieces));
+    const found = messagesIn(new Uint8Array(await new Blob(pieces).arrayBuffer()));
     for (const { header, body } of found.messages) await pass(header, body);
     [pieces, have, needed] = [[found.rest], found.rest.length, found.needed];
   }

@@ -58,18 +58,15 @@ function escape(event) {
   else if (kept.light && pin < 0 && !(onPlot && range)) keep(null);
 }
 
-function listenOnce() {
-  if (panels.length) return;
-  // When nothing is pointed at any more, what is kept comes back in place of nothing.
-  window.addEventListener("memviz:light", (event) => {
-    if (/** @type {CustomEvent} */ (event).detail || !resting() || !isSeen()) return;
-    event.stopImmediatePropagation();
-    say("memviz:light", resting());
-  }, true);
-  onSaid("memviz:state", (state) => (memory.chosen = state));
-  onSaid("memviz:unkeep", () => keep(null));
-  document.addEventListener("keydown", escape);
-}
+// When nothing is pointed at any more, what is kept comes back in place of nothing.
+window.addEventListener("memviz:light", (event) => {
+  if (/** @type {CustomEvent} */ (event).detail || !resting() || !isSeen()) return;
+  event.stopImmediatePropagation();
+  say("memviz:light", resting());
+}, true);
+onSaid("memviz:state", (state) => (memory.chosen = state));
+onSaid("memviz:unkeep", () => keep(null));
+document.addEventListener("keydown", escape);
 
 // -- one panel
 
@@ -164,7 +161,6 @@ function neighbour(box, boxes, key) {
 /** @param {HTMLElement} element @param {Gradio} gradio */
 export function mount(element, gradio) {
   mountPanel(element, gradio);
-  listenOnce();
   const panel = new LitPanel(element, gradio);
   panels.push(panel);
   gradio.watch("value", () => panel.redrawn());

@@ -25,10 +25,6 @@ export class Ahead extends Part {
     this.timeline.load({ ...known, state: {}, isAhead: true });
   }
 
-  end() {
-    delete this.timeline.root.dataset.ahead;
-  }
-
   /** What the page says of a trace, for the next time. @param {Value} value */
   note(value) {
     if (!value.linked && isAtHand(value.key)) keepPiece(value.key, "value", { ...value, state: {} });

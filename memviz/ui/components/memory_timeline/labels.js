@@ -2,12 +2,11 @@
 // What is written and drawn over the pixels, as SVG: axes, peaks, failures, the moment, a chosen range and the pin.
 import { byteRules, failureMark, groundLine, peakMark, sideLabels, steppedPath, tickAt } from "../axes.js";
 import { clamp, shape } from "../base.js";
-import { bytesText, eventText } from "../words.js";
+import { bytesText } from "../words.js";
 import { Part } from "./viewport.js";
 
 const LETTER = 6.1;
 
-/** @import { Viewport } from "./viewport.js" */
 /** @import { Label } from "../axes.js" */
 
 export class Labels extends Part {
@@ -179,10 +178,4 @@ export class Labels extends Part {
       shape("text", { x: width - 4, y: y > 16 ? y - 5 : y + 14, class: "mvt-secondtext" }, bytesText(bytes)),
     );
   }
-}
-
-/** @param {number} moment an instant @param {Viewport} viewport @param {"" | "peak" | "range’s peak"} peak what it is one of */
-export function momentWords(moment, viewport, peak) {
-  if (viewport.isStill()) return "at the end";
-  return peak ? `${peak} · ${eventText(moment - 1)}` : eventText(moment - 1);
 }

@@ -78,8 +78,7 @@ export class Filters extends Part {
   toggle(group) {
     const { data } = this.timeline;
     if (!data) return;
-    const isSame = this.isKept(group);
-    this.keep(isSame ? null : { meaning: data.meaning, group, words: data.labels[group], mask: data.maskOfGroup(group) });
+    this.keep(this.isKept(group) ? null : { meaning: data.meaning, group, words: data.labels[group], mask: data.maskOfGroup(group) });
   }
 
   /** @param {number} group */

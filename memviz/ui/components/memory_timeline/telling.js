@@ -7,9 +7,6 @@ import { Part } from "./viewport.js";
 /** @import { Axis } from "./viewport.js" */
 /** @import { Light } from "./data.js" */
 
-/** Each is optional: an event, an allocation, a span of events.
- * @typedef {{ at?: number, pin?: number, from?: number, to?: number }} Place */
-
 export class Choosing extends Part {
   /** The moment that everything answers for: of a range its peak, which may be any of its instants. */
   get answered() {
@@ -38,13 +35,12 @@ export class Choosing extends Part {
     this.changed();
   }
 
-  /** @param {Place} place */
-  go({ at, pin, from, to }) {
+  /** @param {{ at?: number, pin?: number }} place an event, an allocation */
+  go({ at, pin }) {
     const { timeline } = this;
     const { data, viewport, moves } = timeline;
     if (!data) return;
     if (isNumber(pin)) timeline.pin = timeline.pin === pin ? -1 : clamp(pin, -1, data.spans.count - 1);
-    if (isNumber(from) && isNumber(to)) moves.glide({ first: viewport.placeOf(from + 1), last: viewport.placeOf(to + 2) }, true);
     if (isNumber(at)) this.reveal(clamp(at + 1, 0, viewport.instants - 1));
     else timeline.redraw();
     if (timeline.pin >= 0 && isNumber(pin) && !viewport.isFullHeight()) moves.revealHeight(moves.chosenHeight());

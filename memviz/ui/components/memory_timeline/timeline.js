@@ -2,14 +2,14 @@
 // One device's memory timeline: what it shows, what is chosen in it, and what it says to the rest of the page. Its parts
 // lie beside this file; README.md says which, what comes in and what goes out.
 import { Component, countPicture, el, isDark, mounting, onceQuiet, onModeChange, onSaid, refusalWords, say, token } from "../base.js";
-import { cutMiddle } from "../words.js";
+import { cutMiddle, eventText } from "../words.js";
 import { Ahead } from "./ahead.js";
 import { PlotCanvas } from "./canvas.js";
 import { FIRST_MEANING, isAtHand, keepPiece, piece, piecesAsked, TimelineData } from "./data.js";
 import { HostLane } from "./host.js";
 import { Interaction } from "./interaction.js";
 import { Keys, KEYS_HELP } from "./keys.js";
-import { Labels, momentWords } from "./labels.js";
+import { Labels } from "./labels.js";
 import { Filters, Legend } from "./legend.js";
 import { Marks } from "./marks.js";
 import { Moves } from "./moves.js";
@@ -142,7 +142,7 @@ export class MemoryTimeline extends Component {
 
   /** @param {Value | null} value */
   async load(value) {
-    if (!value?.isAhead) this.ahead.end();
+    if (!value?.isAhead) delete this.root.dataset.ahead;
     if (!value || !value.key) {
       // Nothing is open yet; but what is being read is shown.
       if (this.reading.total) return;
@@ -377,8 +377,9 @@ export class MemoryTimeline extends Component {
 
   momentWords() {
     const moment = this.choosing.answered;
-    const isPeak = moment === this.data?.spans.peak;
-    return momentWords(moment, this.viewport, isPeak ? "peak" : this.range ? "range’s peak" : "");
+    if (this.viewport.isStill()) return "at the end";
+    const peak = moment === this.data?.spans.peak ? "peak · " : this.range ? "range’s peak · " : "";
+    return `${peak}${eventText(moment - 1)}`;
   }
 
   /** Tells the page what is seen and chosen. */
