@@ -154,11 +154,16 @@ def replayed_trace(
     pools = {pool: index for index, pool in enumerate(trace.pools)}
     segments, blocks, cause = final_state(allocator, pool=pools.__getitem__, stream=int)
     recorded = _recorded_blocks(device, layout, cause)
+    at_start = np.array([block.stack for block in layout.blocks], dtype=np.int32)
+    stack = np.full(len(blocks), NO_STACK, dtype=np.int32)
+    stack[cause >= 0] = device.events.stack[cause[cause >= 0]]
+    from_start = cause <= FIRST_START_CAUSE
+    stack[from_start] = at_start[FIRST_START_CAUSE - cause[from_start]]
     replayed = replace(
         device,
         events=events,
         segments=_with_segment_stacks(segments, device, events),
-        blocks=_with_block_stacks(blocks, device, layout, cause),
+        blocks=replace(blocks, stack=stack),
         event_labels=None if device.event_labels is None else take_rows(device.event_labels, history.causes()),
         block_labels=_block_labels(device, cause, recorded),
         taken_over=_taken_over(device.taken_over, events, history.causes(), cause, recorded),
@@ -211,15 +216,6 @@ def _with_segment_stacks(segments: Segments, device: DeviceTrace, events: Events
     stacks.update(zip(events.address[made].tolist(), events.stack[made].tolist(), strict=True))
     stack_numbers = [stacks.get(address, NO_STACK) for address in segments.address.tolist()]
     return replace(segments, stack=np.array(stack_numbers, dtype=np.int32))
-
-
-def _with_block_stacks(blocks: Blocks, device: DeviceTrace, layout: StartLayout, cause: Ints8) -> Blocks:
-    at_start = np.array([block.stack for block in layout.blocks], dtype=np.int32)
-    stack = np.full(len(blocks), NO_STACK, dtype=np.int32)
-    stack[cause >= 0] = device.events.stack[cause[cause >= 0]]
-    from_start = cause <= FIRST_START_CAUSE
-    stack[from_start] = at_start[FIRST_START_CAUSE - cause[from_start]]
-    return replace(blocks, stack=stack)
 
 
 def _recorded_blocks(device: DeviceTrace, layout: StartLayout, cause: Ints8) -> Ints8:

@@ -109,13 +109,17 @@ def matched(device: DeviceTrace) -> Matched:
         # Its free was completed but not requested in the trace, so it was requested before.
         requested[~started & (runs.completed < count) & (runs.requested == count)] = BEFORE
     rest_waits = device.blocks.state[rest] != State.ACTIVE_ALLOCATED
+    # An alloc's own stack; else the final block's, which torch may record even without stacks per event.
+    stack = np.where(started, device.events.stack[source], NO_STACK).astype(np.int32)
+    missing = (stack == NO_STACK) & (block >= 0)
+    stack[missing] = device.blocks.stack[block[missing]]
     rows = Lifetimes(
         start=_appended(runs.start.astype(np.int64), np.full(len(rest), BEFORE)),
         free_requested=_appended(requested.astype(np.int64), np.where(rest_waits, BEFORE, count)),
         end=_appended(end.astype(np.int64), np.full(len(rest), count)),
         size=_appended(events.size[source], device.blocks.requested[rest]),
         address=_appended(events.address[source], device.blocks.address[rest]),
-        stack=_appended(_stacks(device, started, source, block), device.blocks.stack[rest]),
+        stack=_appended(stack, device.blocks.stack[rest]),
         stream=_appended(events.stream[source], device.segments.stream[device.blocks.segment[rest]]),
         pool=_appended(events.pool[source], device.segments.pool[device.blocks.segment[rest]]),
         block=_appended(block, rest).astype(np.int32),
@@ -204,14 +208,6 @@ def _block_of(runs: _Runs, blocks: Ints8, device: DeviceTrace) -> Ints8:
     hit = addresses[place] == wanted
     block_of[open_runs[hit]] = by_address[place[hit]]
     return block_of
-
-
-def _stacks(device: DeviceTrace, started: Bools, source: Ints8, block: Ints8) -> Ints4:
-    """The alloc's stack; else the final block's, which torch may record even without stacks per event."""
-    stack = np.where(started, device.events.stack[source], NO_STACK).astype(np.int32)
-    missing = (stack == NO_STACK) & (block >= 0)
-    stack[missing] = device.blocks.stack[block[missing]]
-    return stack
 
 
 def _appended(first: npt.NDArray[Whole], second: npt.NDArray[Any]) -> npt.NDArray[Whole]:

@@ -223,13 +223,9 @@ def mesh_sizes_in_folders(places: Sequence[str]) -> dict[str, int]:
         ) from None
 
 
-def mesh_text(mesh: Mesh) -> str:
-    return " ".join(f"{axis}{place}" for axis, place in mesh)
-
-
 def rank_label(rank: Rank, given: str | None = None) -> str:
     """Return the rank's coordinates on the mesh, and the name that a visitor gave it."""
-    return " ".join(filter(None, (mesh_text(mesh_of(rank)), given)))
+    return " ".join(filter(None, (" ".join(f"{axis}{place}" for axis, place in mesh_of(rank)), given)))
 
 
 def by_mesh(ranks: Sequence[Rank]) -> tuple[Rank, ...]:

@@ -61,6 +61,7 @@ def timeline_value(
     trace: Trace, device: DeviceTrace, key: str, *, state: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     reserved, failed = timeline(device).reserved, failed_requests(trace, device, slice(_MOST_OOM))
+    named = [[plain(mark.name), mark.end_event + 1] for mark in marks(trace, device)[:_MOST_MARKS]]
     return {
         "key": key,
         "label": str(trace_headline(overview(trace, device))),
@@ -75,7 +76,7 @@ def timeline_value(
             for oom in failed
         ],
         "state": state or {},
-        **named_moments(trace, device),
+        **({"marks": named} if named else {}),
         **(card_line(trace, int(reserved.max())) or {"cards": _CARDS}),
         **host_lane(device),
     }
@@ -93,12 +94,6 @@ def host_lane(device: DeviceTrace) -> dict[str, Any]:
         "rows": np.stack([rows.event, rows.total, rows.pinned], axis=1).tolist(),
     }
     return {"host": lane}
-
-
-def named_moments(trace: Trace, device: DeviceTrace) -> dict[str, Any]:
-    """Return [name, instant] of each `memviz.mark` of the program; nothing where there is none."""
-    named = [[plain(mark.name), mark.end_event + 1] for mark in marks(trace, device)[:_MOST_MARKS]]
-    return {"marks": named} if named else {}
 
 
 def card_line(trace: Trace, reserved_bytes: int) -> dict[str, Any]:

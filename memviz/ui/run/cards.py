@@ -69,14 +69,10 @@ def cards_html() -> Html:
 
 def _card_html(name: str, card: Card) -> Html:
     stored = load_cards()[name]
-    words = joined(_picture(stored), tag("b", card.title), tag("small", _facts(stored)))
+    before, after = (run["reserved_bytes"] / _GIB for run in stored["runs"])
+    words = joined(_picture(stored), tag("b", card.title), tag("small", f"{before:.1f} → {after:.1f} GiB"))
     switched_on = [key[2:].replace("_", " ") for key, value in card.fields.items() if key[:2] == "o:" and value is True]
     return button(words, "story", "mv-case", data_story=name, title=f"With {', '.join(switched_on)}")
-
-
-def _facts(stored: Mapping[str, Any]) -> str:
-    before, after = (run["reserved_bytes"] / _GIB for run in stored["runs"])
-    return f"{before:.1f} → {after:.1f} GiB"
 
 
 def _picture(stored: Mapping[str, Any]) -> Html:

@@ -9,7 +9,7 @@ from typing import Any
 from memviz.analysis.comparing.changes import scores
 from memviz.figures.colouring import colouring
 from memviz.predictor.cards import short_name
-from memviz.predictor.expected_error import ExpectedError, Fit
+from memviz.predictor.expected_error import ExpectedError
 from memviz.results.run import (
     base_of,
     bill_of_run,
@@ -212,11 +212,6 @@ def _error_text(error: ExpectedError) -> str:
     return text if error.covered else f"{text} of recordings"
 
 
-def _fit_of(variants: Sequence[Variant]) -> Fit | None:
-    """The card is the same for all."""
-    return next((variant.run.fit for variant in variants if variant.run and variant.run.fit), None)
-
-
 def legend_html(traces: Sequence[LinkedTrace]) -> Html:
     """The kinds that are visible in the timelines, from the bottom of the stack up; lines have their labels."""
     pairs = [trace.pair for trace in traces]
@@ -227,7 +222,8 @@ def legend_html(traces: Sequence[LinkedTrace]) -> Html:
 
 
 def variants_table(variants: Sequence[Variant], shown: int) -> Html:
-    fit = _fit_of(variants)
+    # The card is the same for all.
+    fit = next((variant.run.fit for variant in variants if variant.run and variant.run.fit), None)
     run = next((variant.run for variant in variants if variant.run is not None), None)
     step = step_word(run) if run else "step"
     is_estimated = not any(variant.run.seconds for variant in variants if variant.run)

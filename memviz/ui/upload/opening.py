@@ -41,16 +41,11 @@ def _drop(message: Mapping[str, str]) -> int:
     return int(text) if text.isdecimal() and len(text) <= _MOST_TURN else 0
 
 
-def _with_table(session: Session, key: str) -> Session:
-    """Set the table of ranks; it replaces the one before."""
-    return replace(session, table=key, home=False)
-
-
 def _with_stored(context: Context, session: Session, key: str) -> Session:
     table = context.tables.get(key)
     if table is not None:
         still = tuple(refusal for refusal in session.refused if refusal.name != table.name)
-        return _with_table(replace(session, refused=still), key)
+        return replace(session, refused=still, table=key, home=False)
     trace = context.store.get(key)
     if trace is None or session.of(key):
         return session

@@ -283,9 +283,12 @@ def _row(row: RankedRow, answer: Answer, *, live: int, most: int) -> Html:
     settings = row.tried.settings if row.tried else None
     sign, kind = ("✓", "mv-good") if row.fits else ("✗", "mv-bad")
     fate = "" if row.fits is None else tag("span", sign, class_=kind, aria_hidden="true")
+    # Breakable between keys; a button, except for the recording itself.
+    parts = [joined(part, Html("<wbr>")) for part in row.name.replace(",", ",\0").split("\0")]
+    content = joined(tag("code", *parts), tag("small", f" {row.remark}") if row.remark else "")
     return tag(
         "tr",
-        tag("td", _name(row)),
+        tag("td", button(content, "use", None, data_settings=row.settings) if row.tried else content),
         tag("td", _bar(row, outcome.card, live=live, most=most) if row.knows_reserved else "", class_="mv-scale"),
         number(rounded(row.reserved_bytes) if row.knows_reserved else row.reserved),
         number(row.retries if row.retries != "0" else "–"),
@@ -293,13 +296,6 @@ def _row(row: RankedRow, answer: Answer, *, live: int, most: int) -> Html:
         tag("td", fate, row.ends if row.fits is None else f" {row.ends}"),
         aria_current="true" if settings == outcome.replayed.settings else None,
     )
-
-
-def _name(row: RankedRow) -> Html:
-    """Return the name, breakable between keys; a button, except for the recording itself."""
-    parts = [joined(part, Html("<wbr>")) for part in row.name.replace(",", ",\0").split("\0")]
-    content = joined(tag("code", *parts), tag("small", f" {row.remark}") if row.remark else "")
-    return button(content, "use", None, data_settings=row.settings) if row.tried else content
 
 
 def _bar(row: RankedRow, card: CardMemory | None, *, live: int, most: int) -> Html:
