@@ -258,11 +258,11 @@ def twenty_thousand_stacks_of_300_frames() -> bytes:
 
 
 @read
-def eight_thousand_stacks_of_900_random_frames() -> bytes:
+def four_thousand_stacks_of_900_random_frames() -> bytes:
     """The stacks share no prefix, so that a tree of them has as many nodes as there are frames."""
     luck = random.Random(5)
     frames = [frame(f"f{i}", "own.py", i) for i in range(2000)]
-    rows = [alloc(BASE + 512 * i, 512, frames=luck.choices(frames, k=900)) for i in range(8000)]
+    rows = [alloc(BASE + 512 * i, 512, frames=luck.choices(frames, k=900)) for i in range(4000)]
     return packed(snapshot(rows))
 
 

@@ -46,7 +46,7 @@ def commands(name: str, path: Path) -> Iterator[list[str]]:
     if name in REFUSED or name in _OPENED:
         yield ["summary", file]
         return
-    deep = "eight_thousand_stacks_of_900_random_frames"
+    deep = "four_thousand_stacks_of_900_random_frames"
     wanted = {
         "report": (*_EVERY_COMMAND, *_REPORTED, deep),
         "peak": (*_EVERY_COMMAND, deep),
