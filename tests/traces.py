@@ -3,7 +3,7 @@
 from typing import Any
 
 from memviz.trace.intern import Interner
-from memviz.trace.model import About, Trace
+from memviz.trace.model import About, DeviceTrace, Trace
 from memviz.trace.snapshot import read_snapshot
 
 MiB = 1 << 20
@@ -65,6 +65,11 @@ def snapshot(events: list[Any], segments: list[dict] | None = None, **more: Any)
 
 def trace_of(events: list[Any], segments: list[dict] | None = None, **more: Any) -> Trace:
     return read(snapshot(events, segments, **more))
+
+
+def pairs_of(*traces: Trace) -> list[tuple[Trace, DeviceTrace]]:
+    """Each trace with its first device, as comparisons take them."""
+    return [(trace, trace.devices[0]) for trace in traces]
 
 
 def read(root: Any) -> Trace:

@@ -7,7 +7,7 @@ from memviz.trace.load import load_trace
 from memviz.ui.saved.report import report_page
 from tests.browser.conftest import at_home, playwright
 from tests.ranks.files import written
-from tests.traces import MiB
+from tests.traces import MiB, pairs_of
 
 SHARES_A_PAGE = True
 
@@ -112,9 +112,8 @@ def test_in_what_if(page: Any, server: str) -> None:
 
 
 def saved(page: Any, folder: Path, *files: Path) -> None:
-    traces = [load_trace(file) for file in files]
     path = folder / "saved.html"
-    path.write_text(report_page([(trace, trace.devices[0]) for trace in traces]), encoding="utf-8")
+    path.write_text(report_page(pairs_of(*map(load_trace, files))), encoding="utf-8")
     page.goto(path.as_uri())
     page.wait_for_function("document.body.dataset.saved === 'ready'")
 

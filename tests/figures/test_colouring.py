@@ -4,7 +4,7 @@ import pytest
 
 from memviz.figures.colouring import OTHER, colouring, group_colour, largest_of_all
 from memviz.trace.model import Trace
-from tests.traces import MiB, alloc, frame, trace_of
+from tests.traces import MiB, alloc, frame, pairs_of, trace_of
 
 # A site or module has one colour: in every trace that is compared, and, as far as hues go, in any trace at all.
 
@@ -29,8 +29,7 @@ def shades(trace: Trace, among: tuple[str, ...] = ()) -> dict[str, str]:
 def test_compared_traces_give_the_same_site_the_same_hue_whatever_else_they_hold() -> None:
     one = of_lines(*((line, line) for line in LINES))
     other = of_lines(*((line, 20 - line) for line in LINES if line % 2), (20, 500))
-    pairs = [(trace, trace.devices[0]) for trace in (one, other)]
-    hues = largest_of_all(pairs, "site")
+    hues = largest_of_all(pairs_of(one, other), "site")
     assert len({hue.shades for hue in hues}) == len(hues) == 7
     assert hues[0].label == "train.py:20 step"
     wanted = {hue.label: hue.shades[0] for hue in hues}

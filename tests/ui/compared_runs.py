@@ -4,7 +4,7 @@ from memviz.analysis.comparing.changes import Changes, changes
 from memviz.trace.model import Trace
 from memviz.ui.compare.state import Side, side_of
 from memviz.ui.shell.session import Opened
-from tests.traces import MiB, alloc, block, event, frame, segment, trace_of
+from tests.traces import MiB, alloc, block, event, frame, pairs_of, segment, trace_of
 
 
 def run(*sizes: int, operator: str = "mm", reserved: int = 0) -> Trace:
@@ -20,7 +20,7 @@ def run(*sizes: int, operator: str = "mm", reserved: int = 0) -> Trace:
 
 
 def found(*traces: Trace, by: str = "site") -> Changes:
-    return changes([(trace, trace.devices[0]) for trace in traces], by)
+    return changes(pairs_of(*traces), by)
 
 
 def sides(*traces: Trace) -> tuple[Side, ...]:

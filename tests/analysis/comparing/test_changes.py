@@ -20,21 +20,17 @@ from memviz.analysis.comparing.matching import GROUPINGS, MatchKey
 from memviz.analysis.devices import DeviceName
 from memviz.trace.model import Trace
 from tests.real import FOLDER, read_once, requires_real
-from tests.traces import alloc, block, event, frame, segment, trace_of
+from tests.traces import alloc, block, event, frame, pairs_of, segment, trace_of
 
 
 def at(function: str, line: int = 1) -> list[dict]:
     return [frame(function, "model.py", line)]
 
 
-def sides(*traces: Trace) -> list:
-    return [(trace, trace.devices[0]) for trace in traces]
-
-
 def before_and_after() -> list:
     first = trace_of([alloc(1, 100, frames=at("f")), alloc(2, 30, frames=at("g", 2))])
     second = trace_of([alloc(1, 250, frames=at("f")), alloc(3, 40, frames=at("h", 3)), alloc(4, 2, frames=at("f"))])
-    return sides(first, second)
+    return pairs_of(first, second)
 
 
 def test_rows_are_ordered_by_their_change_and_add_up():
@@ -54,7 +50,7 @@ def test_sites_come_first_where_both_have_them():
 
 def test_categories_that_nobody_knows_come_never_first():
     first, second = (trace_of([alloc(1, 100, frames=at(name))]) for name in ("f", "g"))
-    assert best_grouping(sides(first, second)) == "site"
+    assert best_grouping(pairs_of(first, second)) == "site"
 
 
 @requires_real
@@ -63,12 +59,12 @@ def test_categories_that_nobody_knows_come_never_first():
     [("forward-fp32", "forward-bf16", "site"), ("train-complete", "train-mixed-precision", "category")],
 )
 def test_two_different_steps_are_compared_by_category(first, second, expected):
-    assert best_grouping(sides(*(read_once(FOLDER / f"{name}.pickle") for name in (first, second)))) == expected
+    assert best_grouping(pairs_of(*(read_once(FOLDER / f"{name}.pickle") for name in (first, second)))) == expected
 
 
 @requires_real
 def test_the_copies_of_autocast_are_rows_of_their_own():
-    pair = sides(*(read_once(FOLDER / f"{name}.pickle") for name in ("forward-fp32", "forward-bf16")))
+    pair = pairs_of(*(read_once(FOLDER / f"{name}.pickle") for name in ("forward-fp32", "forward-bf16")))
     found = changes(pair)
     assert found.delta(1) == 222_994_432
     assert [(row.thing.label, row.thing.operator, row.delta(1)) for row in found.rows[:2]] == [
@@ -81,7 +77,7 @@ def test_a_score_is_the_peak_by_kind_what_was_reserved_and_how_long_it_took():
     reserve = event("segment_alloc", 0, 4096, time_us=10)
     trace = trace_of([reserve, alloc(0, 1000, time_us=70)], [segment(0, 4096, [block(0, 1024, 1000)])])
     baseline = trace_of([alloc(0, 600)])
-    assert scores(sides(baseline, trace)) == (
+    assert scores(pairs_of(baseline, trace)) == (
         Score((("unknown", 600),), {"unknown": 600}, 600, reserved_bytes=0, delta_bytes=0, duration_us=None),
         Score(
             (("unknown", 1000),),
@@ -92,7 +88,7 @@ def test_a_score_is_the_peak_by_kind_what_was_reserved_and_how_long_it_took():
             duration_us=60,
         ),
     )
-    assert scores(sides(trace))[0].gap_bytes == 3096
+    assert scores(pairs_of(trace))[0].gap_bytes == 3096
 
 
 # -- the same place in two versions of a program
@@ -108,11 +104,11 @@ def program(home: str, *, forward: int, cache: int | None = None, moved: int = 0
 
 
 def brief(*traces: Trace, by: str = "site") -> list[tuple[str, tuple[int, ...]]]:
-    return [(row.thing.name, row.bytes) for row in changes(sides(*traces), by).rows]
+    return [(row.thing.name, row.bytes) for row in changes(pairs_of(*traces), by).rows]
 
 
 def test_growth_at_the_same_place_is_one_row_though_home_and_line_differ():
-    found = changes(sides(program("/home/a", forward=100), program("/srv/b", forward=200, cache=30, moved=2)))
+    found = changes(pairs_of(program("/home/a", forward=100), program("/srv/b", forward=200, cache=30, moved=2)))
     assert found.moments == (
         Moment("hand-made", DeviceName("0"), 1, live_bytes=107, reserved_peak_bytes=0, event_count=2),
         Moment("hand-made", DeviceName("0"), 2, live_bytes=237, reserved_peak_bytes=0, event_count=3),
@@ -177,7 +173,7 @@ some_programs = st.lists(st.tuples(st.integers(1, 2**40), some_frames), min_size
 
 @given(st.lists(some_programs, min_size=2, max_size=3), st.sampled_from(GROUPINGS), st.none() | st.integers(0, 3))
 def test_rows_and_rest_add_up_to_every_difference(traces, by, top):
-    found = changes(sides(*traces), by)
+    found = changes(pairs_of(*traces), by)
     for i, moment in enumerate(found.moments):
         assert sum(row.bytes[i] for row in found.rows[:top]) + found.after(top).bytes[i] == moment.live_bytes
         assert sum(row.delta(i) for row in found.rows[:top]) + found.after(top).delta(i) == found.delta(i)
@@ -188,7 +184,7 @@ def test_rows_and_rest_add_up_to_every_difference(traces, by, top):
 
 @given(some_programs, st.sampled_from(GROUPINGS))
 def test_a_trace_does_not_differ_from_itself(trace, by):
-    found = changes(sides(trace, trace), by)
+    found = changes(pairs_of(trace, trace), by)
     assert all(row.bytes[0] == row.bytes[1] and row.counts[0] == row.counts[1] for row in found.rows)
 
 

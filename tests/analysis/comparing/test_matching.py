@@ -6,7 +6,7 @@ from memviz.analysis.comparing.matching import MatchKey, common_tails, has_modul
 from memviz.analysis.purpose.categories import BEFORE_RECORDING, KINDS, kinds
 from memviz.errors import UsageError
 from memviz.trace.model import Category, Trace
-from tests.traces import alloc, block, event, frame, free, segment, trace_of
+from tests.traces import alloc, block, event, frame, free, pairs_of, segment, trace_of
 
 
 def operator(name: str) -> dict:
@@ -19,13 +19,10 @@ def program(*, home: str = "/home/a", moved: int = 0, call: str = "mm", native: 
     return trace_of([alloc(1, 100, frames=[*([operator(call)] if native else []), *python])])
 
 
-def sides(*traces: Trace) -> list:
-    return [(trace, trace.devices[0]) for trace in traces]
-
-
 def used(by: str, *traces: Trace) -> list[list[MatchKey]]:
     """The things of each trace's allocations."""
-    found, pairs = match_allocations(sides(*traces), by), sides(*traces)
+    pairs = pairs_of(*traces)
+    found = match_allocations(pairs, by)
     return [[found.things[of_row] for of_row in found.of_rows(i, pair)] for i, pair in enumerate(pairs)]
 
 
@@ -92,30 +89,30 @@ def test_every_allocation_of_a_row_is_found_wherever_in_time():
     trace = trace_of(
         [alloc(1, 5, frames=here), free(1, 5), alloc(1, 5, frames=there), alloc(2, 5, frames=here), alloc(3, 5)]
     )
-    pair = sides(trace)[0]
+    pair = pairs_of(trace)[0]
     assert match_allocations([pair], "site").rows_of(0, pair, "m.py:1 f\n").tolist() == [0, 2]
     assert match_allocations([pair], "site").rows_of(0, pair, "nothing").tolist() == []
 
 
 def test_what_was_there_before_without_a_stack_is_a_kind_of_its_own():
     trace = trace_of([alloc(4096, 10)], [segment(0, 8192, [block(0, 100), block(4096, 512, 10)])])
-    assert [KINDS[kind] for kind in kinds(*sides(trace)[0])] == [BEFORE_RECORDING, Category.UNKNOWN.label]
+    assert [KINDS[kind] for kind in kinds(*pairs_of(trace)[0])] == [BEFORE_RECORDING, Category.UNKNOWN.label]
 
 
 def test_without_modules_all_is_one_thing():
     assert used("module", program())[0] == [MatchKey("", "no module recorded")]
-    assert not has_modules(sides(program())[0])
+    assert not has_modules(pairs_of(program())[0])
 
 
 def test_an_unknown_grouping_is_refused_with_the_choices():
     with pytest.raises(UsageError, match="site, line, stack, category, module, holder, phase"):
-        match_allocations(sides(program()), "colour")
+        match_allocations(pairs_of(program()), "colour")
 
 
 @pytest.mark.parametrize("by", ["site", "category", "module", "stack"])
 def test_a_trace_without_allocations_has_nothing(by):
     empty = trace_of([event("segment_alloc", 0, 4096)])
-    assert match_allocations(sides(empty, program()), by).of_rows(0, sides(empty)[0]).tolist() == []
+    assert match_allocations(pairs_of(empty, program()), by).of_rows(0, pairs_of(empty)[0]).tolist() == []
 
 
 F = "f"

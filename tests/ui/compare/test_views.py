@@ -15,7 +15,7 @@ from memviz.ui.compare.state import CompareState
 from memviz.ui.payloads.timelines import linked_name, linked_values
 from memviz.ui.shell.session import Opened
 from tests.facts import missing
-from tests.traces import MiB, alloc, free, trace_of
+from tests.traces import MiB, alloc, free, pairs_of, trace_of
 from tests.ui.compared_runs import found, run, sides
 from tests.ui.page import elements, rows, tags, words
 
@@ -29,7 +29,7 @@ _BAR = "Peak"
 def test_a_name_that_has_its_letter_is_not_given_it_twice():
     name = "run" * 30
     traces = (run(9), run(2), run(5))
-    told = ComparisonSummary(found(*traces, by="site"), [(trace, trace.devices[0]) for trace in traces])
+    told = ComparisonSummary(found(*traces, by="site"), pairs_of(*traces))
     assert comparison_headline(told, [name, name, "int8"]).reason.endswith("n (A) is the highest.")
     assert "A, " not in comparison_headline(told, [name, name, "int8"]).reason
 
@@ -48,7 +48,7 @@ def test_settings_that_differ_are_named_with_who_has_which():
 
 
 def board(*traces: Trace, other: int = 1, **more) -> str:
-    pairs = [(trace, trace.devices[0]) for trace in traces]
+    pairs = pairs_of(*traces)
     return scoreboard_html(Board(sides(*traces), scores(pairs), colouring(*pairs[0]).labels, other, **more))
 
 
@@ -109,7 +109,7 @@ def test_what_is_open_besides_can_be_added():
 
 
 def controls(view: CompareState = _AS_OPENED, *, timed: bool = True) -> str:
-    pairs = [(trace, trace.devices[0]) for trace in (run(1), run(2))]
+    pairs = pairs_of(run(1), run(2))
     names = tuple(f"run-{i}" for i in range(2))
     order = colouring(*pairs[0]).labels
     given = (START, PEAK, Alignment("step", number=1), Alignment("annotation", name="<b>a</b>"))
@@ -118,8 +118,8 @@ def controls(view: CompareState = _AS_OPENED, *, timed: bool = True) -> str:
 
 def test_the_legend_names_what_was_there_at_another_moment_than_the_peak():
     gone = [alloc(0, 4 * MiB, user_metadata="gradient"), *free(0, 4 * MiB)]
-    traces = [trace_of([*gone, alloc(MiB * 64, 40 * MiB, user_metadata="activation")]) for _ in range(2)]
-    pairs = [(trace, trace.devices[0]) for trace in traces]
+    trace = trace_of([*gone, alloc(MiB * 64, 40 * MiB, user_metadata="activation")])
+    pairs = pairs_of(trace, trace)
     held = scores(pairs)
     assert ([kind for kind, _ in held[0].kinds], dict(held[0].highest)) == (
         ["activation"],

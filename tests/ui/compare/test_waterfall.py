@@ -15,7 +15,7 @@ from memviz.ui.compare.waterfall import Surroundings, Waterfall, waterfall, wate
 from memviz.ui.components.tables import highlighted_rows
 from memviz.ui.saved.report import report_page
 from tests.facts import missing
-from tests.traces import MiB, alloc, frame, trace_of
+from tests.traces import MiB, alloc, frame, pairs_of, trace_of
 from tests.ui.compared_runs import found, run
 from tests.ui.page import elements, rows, words
 
@@ -82,7 +82,7 @@ def test_a_row_lights_its_allocations_in_each_trace():
     assert row["data-compare-row"] == "model.py:0 f0\nmm"
     section = elements(drawn(run(1), run(2)), "section")[0]
     assert (json.loads(section["data-sides"]), section["data-linked"]) == (["a/0", "b/0"], "name")
-    pairs = [(trace, trace.devices[0]) for trace in (run(1, 2), run(0, 3, 4))]
+    pairs = pairs_of(run(1, 2), run(0, 3, 4))
     bits = [unpack(each)["bits"].tolist() for each in highlighted_rows(pairs, "site", "model.py:1 f1\nmm")]
     assert bits == [[0b10], [0b01]]
 
@@ -107,5 +107,4 @@ def test_the_csv_has_every_row_adds_up_and_holds_no_formula():
 
 
 def test_the_comparison_is_one_page_without_addresses():
-    pairs = [(trace, trace.devices[0]) for trace in (run(1), run(2))]
-    assert "src=" not in report_page(pairs, "site").partition("<script")[0]
+    assert "src=" not in report_page(pairs_of(run(1), run(2)), "site").partition("<script")[0]

@@ -3,7 +3,6 @@
 import json
 import re
 from functools import cache
-from html.parser import HTMLParser
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from memviz.ui.run import cards
 from memviz.ui.run.cards import CARDS, cards_html, load_cards, predict_card, shown_requests
 from memviz.ui.run.form import form_fields_of, requests_of
 from memviz.ui.run.published_examples import PUBLISHED, STORIES, published_table_html, story_fields
+from tests.ui.page import words
 
 AGAIN = "Predict them again: python -m memviz.ui.run.cards"
 ON_A_CARD = ("flux-12-gb", "sdxl-8-gb", "llama-8b-lora", "llama-1b")
@@ -38,9 +38,7 @@ def test_six_cards_and_two_links_offer_all_stories_in_few_words() -> None:
     assert len(CARDS) == 6
     assert sorted(re.findall(r'data-story="([^"]+)"', html)) == sorted(STORIES)
     assert html.count('data-act="story"') == len(STORIES)
-    reader = _Texts()
-    reader.feed(cards_html())
-    assert len(" ".join(reader.texts).split()) <= 90
+    assert len(words(cards_html()).split()) <= 90
     assert len(re.sub("<[^>]+>", "", re.findall("<h2>(.*?)</h2>", cards_html())[0]).split()) <= 12
     assert cards._FILE.stat().st_size < 60 << 10
     for name, card in CARDS.items():
@@ -83,15 +81,6 @@ def test_the_pictures_reach_the_peaks_and_their_lines_leave_nothing_out() -> Non
             assert all(total <= most + rounding for total, most in zip(totals, run["reserved"], strict=True))
     assert cards._svg_steps([0, 0, 60, 60, 120], 120) == "120h1l1 -60h1l1 -60"
     assert cards._svg_steps([120], 120) == "0"
-
-
-class _Texts(HTMLParser):
-    def __init__(self) -> None:
-        super().__init__()
-        self.texts: list[str] = []
-
-    def handle_data(self, data: str) -> None:
-        self.texts.append(data)
 
 
 @pytest.mark.slow

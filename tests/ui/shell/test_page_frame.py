@@ -150,9 +150,6 @@ def test_keys_and_links_lead_to_an_open_trace_and_a_device(store: TraceStore) ->
     assert find_by_link(session, "nobody") is None
 
 
-# -- links
-
-
 # -- what is seen
 
 

@@ -334,7 +334,6 @@ def test_a_table_of_ranks_is_open_without_a_timeline_and_a_damaged_one_refused(t
     assert kinds["opened"]["key"] == "" and "curve" not in kinds
     named = tables.get(kinds["opened"]["stored"])
     assert named is not None and (named.name, len(named.job.ranks)) == ("ranks.parquet", 2)
-    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     raw = b"PAR1" + bytes(999)
     reading = begun(Readings(Context(TraceStore())), raw, name="ranks.parquet")
     reading.arriving.add(raw)

@@ -1,8 +1,6 @@
 """Tests of questions, cached replays, words and values of the What if tab."""
 
-import re
 from dataclasses import replace
-from html import unescape
 from typing import Any
 
 import pytest
@@ -25,12 +23,9 @@ from tests.allocator.recording import Recorder
 from tests.facts import missing
 from tests.traces import alloc, block, event, frame, segment, trace_of
 from tests.ui.asked_trace import EXPANDABLE, SMALL, growing
+from tests.ui.page import words
 
 EVIL = "<img src=x onerror=alert(1)>"
-
-
-def text(html: str) -> str:
-    return re.sub(r"\s+", " ", unescape(re.sub(r"<[^>]+>", " ", html))).strip()
 
 
 # -- the form
@@ -106,7 +101,7 @@ def test_what_is_typed_is_bounded_and_escaped_and_pasted_as_a_shell_takes_it() -
 
     def pasted(asked: Question) -> str:
         parts = form_value(asked, parse_question(asked), KnownMemory(None), version="1")["parts"]
-        return text(parts["pasted"].replace("<wbr></wbr>", "").replace("<wbr>", ""))
+        return words(parts["pasted"].replace("<wbr></wbr>", "").replace("<wbr>", ""))
 
     assert 'Copy PYTORCH_CUDA_ALLOC_CONF="roundup_power2_divisions:[1:1,' in pasted(Question(roundup="[256:1,>:4]"))
     assert pasted(Question(expandable=True)).endswith("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")
@@ -174,14 +169,14 @@ def test_the_ranked_settings_are_buttons_with_their_fate(replays: Replays, key: 
     html = search_html(shown, searched)
     assert 'data-act="use" data-settings="expandable_segments:True"' in html
     assert html.count('aria-current="true"') == 1
-    assert missing(text(html), "20.0 MiB", "fits") == []
-    assert "✗ stops at event 18" in text(html)
+    assert missing(words(html), "20.0 MiB", "fits") == []
+    assert "✗ stops at event 18" in words(html)
     assert "Find the best" in search_html(shown, None)
 
 
 def test_progress_has_a_cancel_button() -> None:
     html = waiting_html(0.421, events=1_000_000)
-    assert text(html) == "Replaying 1,000,000 events, 42 % Cancel"
+    assert words(html) == "Replaying 1,000,000 events, 42 % Cancel"
     assert 'data-act="cancel"' in html
     assert waiting_html(None, events=5) == ""
     assert "<img" not in refusal_html(EVIL)
@@ -216,7 +211,7 @@ def test_unknown_reserved_bytes_are_never_shown_as_zero(context: Context, replay
     value = plot_value(shown.device, shown.what_if, at=shown.at, label="")
     assert (value["axes"]["event"]["recorded"], value["ends"]["recorded"]) == ([], None)
     (recording,) = (row for row in search_html(shown, searched).split("<tr") if "the recording<" in row)
-    assert "not in file" in text(recording) and "0 B" not in recording and "mv-reach" not in recording
+    assert "not in file" in words(recording) and "0 B" not in recording and "mv-reach" not in recording
 
 
 def test_a_line_ends_where_its_replay_does_and_what_was_not_changed_is_drawn_once(replays: Replays, key: str) -> None:
@@ -278,7 +273,7 @@ def test_the_first_question_is_about_segments_that_expand_in_the_memory_it_had(
     run.malloc(80 * MiB)
     had, asked = asked_first(context, replays, run.trace())
     assert (had, asked.memory) == (KnownMemory(80 * MiB, is_exact=False), "80 MiB")
-    assert "80.0 MiB" in text(form_value(asked, parse_question(asked), had, version="")["html"])
+    assert "80.0 MiB" in words(form_value(asked, parse_question(asked), had, version="")["html"])
 
 
 def test_what_a_trace_does_not_hold_is_no_answer(context: Context, replays: Replays) -> None:
@@ -288,7 +283,7 @@ def test_what_a_trace_does_not_hold_is_no_answer(context: Context, replays: Repl
     pair = context.find(key)
     assert pair is not None
     parts = answers.answer_values(WhatIfState(key), Answer(pair[1], asked, searched, -1))
-    assert text(parts["verdict"]).startswith("Nothing to replay.")
+    assert words(parts["verdict"]).startswith("Nothing to replay.")
     assert {name: parts[name] for name in EMPTY if name != "verdict"} == {
         name: value for name, value in EMPTY.items() if name != "verdict"
     }
