@@ -130,8 +130,8 @@ def final_state(
             segments.append((first.address, size, stream(first.stream), pool(first.pool.owner.id), *kind))
             blocks.extend((len(segments) - 1, *_block_row(block)) for block in run)
     no_stacks = [np.full(len(rows), NO_STACK) for rows in (segments, blocks)]
-    *of_blocks, cause = _int64_columns(blocks, 6)
-    return Segments.typed(*_int64_columns(segments, 6), no_stacks[0]), Blocks.typed(*of_blocks, no_stacks[1]), cause
+    *of_blocks, cause = _six_columns(blocks)
+    return Segments.typed(*_six_columns(segments), no_stacks[0]), Blocks.typed(*of_blocks, no_stacks[1]), cause
 
 
 def _block_row(block: Block) -> tuple[int, int, int, int, int]:
@@ -141,9 +141,9 @@ def _block_row(block: Block) -> tuple[int, int, int, int, int]:
     return block.address, block.size, block.requested, state, block.cause
 
 
-def _int64_columns(rows: list[tuple[int, ...]], count: int) -> list[Ints8]:
+def _six_columns(rows: list[tuple[int, ...]]) -> list[Ints8]:
     """Addresses of 2**63 and above come out as the Trace keeps them; numbers below zero stay themselves."""
-    return [np.array([row[i] & 0xFFFFFFFFFFFFFFFF for row in rows], np.uint64).view(np.int64) for i in range(count)]
+    return [np.array([row[i] & 0xFFFFFFFFFFFFFFFF for row in rows], np.uint64).view(np.int64) for i in range(6)]
 
 
 def replayed_trace(
@@ -272,10 +272,10 @@ def part_of(progress: Progress | None, number: int, count: int) -> Progress | No
     return None if tell is None else lambda done, total: tell(number * total + done, count * total)
 
 
-def rest_of(progress: Progress | None, first: int, count: int) -> Progress | None:
-    """Return the joint progress of the parts from `first` on, of `count` parts of equal length."""
+def rest_of(progress: Progress | None, count: int) -> Progress | None:
+    """Return the joint progress of all but the first of `count` parts of equal length."""
     tell = progress
-    return None if tell is None else lambda done, total: tell(first * total + (count - first) * done, count * total)
+    return None if tell is None else lambda done, total: tell(total + (count - 1) * done, count * total)
 
 
 Handler = Callable[[int, int, int, int, PoolId], None]

@@ -485,7 +485,7 @@ class Replayer(Source):
         wanted = self.recorded if settings is None else settings
         if wanted != self.recorded and card is None and wanted.per_process_memory_fraction < 1:
             raise UsageError("per_process_memory_fraction is a share of the card's memory: give the size of the card.")
-        recorded, rest = self.as_recorded(part_of(progress, 0, 5)), rest_of(progress, 1, 5)
+        recorded, rest = self.as_recorded(part_of(progress, 0, 5)), rest_of(progress, 5)
         starts_late = bool(self.layout.segments)
         does_the_same = card is None and recorded.exact and not self.releases.was_short
         base = recorded if does_the_same else self.replay(self.recorded, card, progress=part_of(rest, 0, 4))

@@ -64,7 +64,6 @@ class Curve:
 
     @property
     def peaks(self) -> tuple[tuple[StepPart, int], ...]:
-        """Return each part with its peak."""
         spans = (self.live[begin : begin + self.columns] for begin in range(0, len(self.live), self.columns))
         return tuple((part, max(span)) for part, span in zip(self.parts, spans, strict=True))
 

@@ -102,8 +102,6 @@ class RankGroup:
 
 
 class PeakDifference:
-    """A difference of peaks and its causes."""
-
     delta_bytes: int
     because: tuple[NamedDelta, ...]
     """Differences by site; they add up to the whole difference."""

@@ -146,7 +146,7 @@ def replay_result(
             also=question.settings,
             release=question.release,
             overhead_bytes=question.overhead,
-            progress=rest_of(progress, 1, parts),
+            progress=rest_of(progress, parts),
         )
     return replay_of(trace, device, outcome, searched)
 

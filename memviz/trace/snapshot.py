@@ -439,7 +439,11 @@ def _labels(categories: Any) -> Labels | None:
     return Labels.typed(categories, unknown, unknown)
 
 
-def _listed(names: Iterable[str], most: int = 8) -> str:
+_MOST_LISTED = 8
+
+
+def _listed(names: Iterable[str]) -> str:
     ordered = sorted(names)
-    text = ", ".join(repr(name[:40]) for name in ordered[:most])
-    return f"{text} and {len(ordered) - most} more" if len(ordered) > most else text
+    first, others = ordered[:_MOST_LISTED], len(ordered) - _MOST_LISTED
+    text = ", ".join(repr(name[:40]) for name in first)
+    return f"{text} and {others} more" if others > 0 else text

@@ -26,16 +26,16 @@ def shown(page: Any, trace: Trace, at: int = 0) -> Mounted:
     return made
 
 
-def long_list(page: Any, count: int = MILLION) -> Mounted:
+def long_list(page: Any) -> Mounted:
     """Lines that a real trace of that length would have; they are not looked at."""
 
     def event_page(asked: dict[str, Any]) -> list[list[Any]]:
-        last = min(asked["last"], count)
+        last = min(asked["last"], MILLION)
         return [
             [n, "0", "alloc", "1 B", "1 B", "0x0", "0", "d", f"s{n}", "", "grew"] for n in range(asked["first"], last)
         ]
 
-    value = {"key": "k", "at": 0, "count": count, "actions": [[0, "alloc", count]], "has_times": True}
+    value = {"key": "k", "at": 0, "count": MILLION, "actions": [[0, "alloc", MILLION]], "has_times": True}
     made = mount(page, EventList, serve=[event_page], value=value)
     page.wait_for_function("document.body.innerText.includes('s0')")
     return made

@@ -58,8 +58,8 @@ SORTED = """([panel, value, before]) => {
 }"""
 
 
-def expect_true_heads(page: Any, panel: str, table: str = "table") -> None:
-    expect(page.locator(f"{panel} {table}").first).to_be_visible()
+def expect_true_heads(page: Any, panel: str) -> None:
+    expect(page.locator(f"{panel} table").first).to_be_visible()
     assert page.evaluate(FALSE_HEADS) == []
 
 

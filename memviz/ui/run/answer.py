@@ -41,8 +41,7 @@ from memviz.ui.run.form import (
 from memviz.ui.run.form_html import PriceList
 from memviz.ui.run.predictions import Predictions, changes, remember, request_key
 from memviz.ui.run.published_examples import PublishedTables
-from memviz.ui.run.results import MOST_COMPARED
-from memviz.ui.shell.session import Refused, Session, open_once
+from memviz.ui.shell.session import MOST_COMPARED, Refused, Session, open_once
 from memviz.ui.shell.store import TraceStore
 
 
@@ -516,7 +515,6 @@ class RunAnswers:
 
 
 def _request_of(search: SearchStatus, point: Mapping[str, Any]) -> Request:
-    """Return the request of a point of a search."""
     chosen = tuple(
         (change["name"], {knob: text for knob, text in change.items() if knob != "name"})
         for change in point["optimizations"]

@@ -37,9 +37,9 @@ from memviz.ui.payloads.timelines import LinkedTrace
 from memviz.ui.run.differences import differences_html
 from memviz.ui.run.form_html import change_text
 from memviz.ui.run.predictions import request_key
+from memviz.ui.shell.session import MOST_COMPARED
 from memviz.units import bytes_text, count_text, duration_text, work_text
 
-MOST_COMPARED = 8
 _MOST = 64
 _FITS = {"yes": ("✓ ", "fits", "mv-good"), "no": ("✗ ", "does not fit", "mv-bad"), "close": ("≈ ", "close", "mv-warn")}
 _CLASS_HEADS = (

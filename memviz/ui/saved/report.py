@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from memviz.analysis.comparing.changes import summarize_comparison
+from memviz.analysis.comparing.matching import Pair
 from memviz.analysis.health import health
 from memviz.analysis.overview import overview
 from memviz.errors import UsageError
@@ -15,7 +16,7 @@ from memviz.results.comparison import comparison_headline
 from memviz.results.headline import letter, trace_name
 from memviz.results.summary import trace_headline
 from memviz.text import Html, cut, joined, tag
-from memviz.trace.model import DeviceTrace, Note, Trace
+from memviz.trace.model import Note
 from memviz.ui.compare.state import LETTERS, Side, side_of
 from memviz.ui.html.elements import button
 from memviz.ui.saved.compare import SavedComparison, saved_comparison
@@ -25,7 +26,6 @@ from memviz.ui.shell.session import Opened
 from memviz.units import counted
 
 _MOST_NAME = 48
-Pair = tuple[Trace, DeviceTrace]
 
 
 def check_count(files: int) -> None:

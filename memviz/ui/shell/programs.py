@@ -249,23 +249,23 @@ def _is_answer(value: Any) -> bool:
     return isinstance(value, dict) and "path" not in value
 
 
-def short_json(answer: dict[str, Any], most_bytes: int = MOST_AGENT_BYTES) -> str:
+def short_json(answer: dict[str, Any]) -> str:
     """Stacks lose their outer frames first, then whichever list is the longest its end."""
     left_off: dict[str, int] = {}
     shortened = mapped(answer, _cut_text)
-    if len(_json(shortened)) > most_bytes:
+    if len(json.dumps(shortened)) > MOST_AGENT_BYTES:
         for place, items in _all_lists(shortened):
             if place.rpartition(".")[2] in _STACKS and len(items) > _FRAMES:
                 _cut_list(items, _FRAMES, place, left_off)
     while True:
-        text = _json({**shortened, **({_LEFT_OFF: left_off} if left_off else {})})
-        if len(text) <= most_bytes:
+        text = json.dumps({**shortened, **({_LEFT_OFF: left_off} if left_off else {})})
+        if len(text) <= MOST_AGENT_BYTES:
             return text
         lists = _all_lists(shortened)
-        place, items = max(lists, key=lambda pair: len(_json(pair[1])) if pair[1] else 0, default=("", []))
+        place, items = max(lists, key=lambda pair: len(json.dumps(pair[1])) if pair[1] else 0, default=("", []))
         if not items:
             numbers = {key: value for key, value in shortened.items() if isinstance(value, int | float)}
-            return _json(numbers | {_LEFT_OFF: "the rest"})
+            return json.dumps(numbers | {_LEFT_OFF: "the rest"})
         _cut_list(items, len(items) // 2, place, left_off)
 
 
@@ -287,7 +287,3 @@ def _all_lists(value: Any, place: str = "") -> Iterator[tuple[str, list[Any]]]:
         yield place, value
         for item in value:
             yield from _all_lists(item, place)
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value)

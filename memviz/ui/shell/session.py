@@ -23,6 +23,7 @@ from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.shell.store import RankTables, TraceStore
 
 MOST_OPEN = 64
+MOST_COMPARED = 8
 _LONGEST_NAME = 80
 
 
@@ -114,11 +115,11 @@ class Session:
         )
         return replace(self, opened=opened)
 
-    def toggling(self, key: str, most: int = 8) -> Session:
+    def toggling(self, key: str) -> Session:
         """Add the trace to the end of the comparison, or remove it."""
         if key in self.compared:
             return replace(self, compared=tuple(other for other in self.compared if other != key))
-        return replace(self, compared=(*self.compared, key)[-most:])._valid()
+        return replace(self, compared=(*self.compared, key)[-MOST_COMPARED:])._valid()
 
     def with_baseline(self, key: str) -> Session:
         rest = tuple(other for other in self.compared if other != key)

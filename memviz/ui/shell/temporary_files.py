@@ -188,9 +188,9 @@ _KEPT_NAME = re.compile(r"[0-9a-f]{8}[A-Za-z0-9_-]{32}")
 _SALT, _keeping = secrets.token_bytes(16), threading.Lock()
 
 
-def link_hours(environment: Mapping[str, str] = os.environ) -> float:
+def link_hours() -> float:
     """Return for how long a page may be kept here; 0 where the owner has not allowed it."""
-    text = environment.get(LINKS_SETTING, "0")
+    text = os.environ.get(LINKS_SETTING, "0")
     with suppress(ValueError):
         if 0 <= float(text) <= _MOST_HOURS:
             return float(text)

@@ -77,7 +77,7 @@ class WhatIfAnswers:
             progress = within(most_seconds(pair[1]), progress)
         outcome = self.replays.what_if(key, parsed.settings, terms_of(parsed), part_of(progress, 0, parts))
         if searches:
-            return outcome, self.replays.search(key, parsed.settings, terms_of(parsed), rest_of(progress, 1, parts))
+            return outcome, self.replays.search(key, parsed.settings, terms_of(parsed), rest_of(progress, parts))
         return outcome, self.replays.known_search(key, terms_of(parsed))
 
     def answer_values(self, state: WhatIfState, answer: Answer) -> dict[str, Any]:

@@ -189,17 +189,12 @@ def test_code_and_command_are_those_of_the_variant_that_is_shown() -> None:
 
 
 def test_what_fits_is_said_with_its_optimizer() -> None:
-    def stepping(optimizer: Any) -> tuple[Variant, ...]:
-        return tuple(
-            replace(each, run=replace(each.run, request=Request("tiny", optimizer=optimizer)))
-            for each in LTX
-            if each.run is not None
-        )
-
-    assert headline(stepping("adamw")).answer == "Every 4th makes the step fit, with AdamW."
-    assert "with AdamW" in words(head_html(OrderStatus("x", stepping("adamw"))))
+    request = Request("tiny", optimizer="adamw")
+    stepping = tuple(replace(each, run=replace(each.run, request=request)) for each in LTX if each.run is not None)
+    assert headline(stepping).answer == "Every 4th makes the step fit, with AdamW."
+    assert "with AdamW" in words(head_html(OrderStatus("x", stepping)))
     assert words(results_html(OrderStatus("x", LTX))).count("free, no optimizer") == 2
-    assert "no optimizer" not in words(results_html(OrderStatus("x", stepping("adamw"))))
+    assert "no optimizer" not in words(results_html(OrderStatus("x", stepping)))
 
 
 def test_on_a_card_that_it_nearly_fills_or_that_the_context_decides_it_says_so() -> None:

@@ -16,20 +16,21 @@ VERDICT = 1 + PARTS.index("verdict")
 FORM, WAITING = PARTS.index("form"), PARTS.index("waiting")
 
 
-def followed(context: Context, trace: FollowedTrace, *, looked_at: bool) -> list[list[Any]]:
+def followed(context: Context, trace: FollowedTrace) -> list[list[Any]]:
+    """The answer of a tab that is not looked at."""
     tab: Any = SimpleNamespace(answers=WhatIfAnswers(context, Replays(context)))
     request: Any = SimpleNamespace(session_hash="somebody", request=None)
-    return list(_WhatIfEvents(context, tab)._follow(trace, WhatIfState(), looked_at, request))
+    return list(_WhatIfEvents(context, tab)._follow(trace, WhatIfState(), False, request))
 
 
 def test_turned_to_by_the_page_it_answers_though_a_turn_elsewhere_came_late(context: Context, key: str) -> None:
-    parts = followed(context, FollowedTrace(key, is_turned_to=True), looked_at=False)
+    parts = followed(context, FollowedTrace(key, is_turned_to=True))
     assert parts[0][0] is True
     assert "<h1" in parts[-2][VERDICT]
 
 
 def test_a_trace_that_nobody_looks_at_here_is_not_replayed(context: Context, key: str) -> None:
-    only, _ = followed(context, FollowedTrace(key), looked_at=False)
+    only, _ = followed(context, FollowedTrace(key))
     assert only[VERDICT] == ""
 
 
