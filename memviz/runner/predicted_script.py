@@ -125,10 +125,10 @@ def predicting(
     if world_size is None and rank:
         raise UsageError("rank needs the number of processes: pass world_size.")
     group_rank = None if world_size is None else GroupRank(rank, world_size)
-    device = device_for(
-        card, torch=torch, platform=platform, settings=settings, assume=assume, rank=group_rank,
-        goes_beyond_card=goes_beyond_card, notes_holders=holders, compiles=compile, gpus=gpus,
-    )  # fmt: skip
+    device = device_of(ScriptOrder(
+        card, torch, platform, settings, steps, assume or {}, goes_beyond_card, notes_holders=holders, compiles=compile,
+        gpus=gpus, rank=group_rank,
+    ))  # fmt: skip
     done = Predicting(device)
     with device, OptimizerSteps(steps) as counted:
         try:
@@ -165,43 +165,17 @@ def predict(
     return predicted.estimate
 
 
-def device_for(
-    card: str | None,
-    *,
-    torch: str = "",
-    platform: Platform = "linux",
-    settings: str | None = None,
-    assume: Mapping[str, Any] | None = None,
-    rank: GroupRank | None = None,
-    goes_beyond_card: bool = False,
-    notes_holders: bool = False,
-    compiles: Compiles = False,
-    gpus: int = 1,
-) -> PredictedDevice:
-    return PredictedDevice(
-        card_named(card or DEFAULT_CARD),
-        settings=None if settings is None else parse_settings(settings),
-        release=release_of(torch),
-        platform=platform,
-        assume=assume,
-        limited=card is not None,
-        rank=rank,
-        as_process=True,
-        goes_beyond_card=goes_beyond_card,
-        notes_holders=notes_holders,
-        compiles=compiles,
-        gpus=gpus,
-    )
-
-
 def device_of(order: ScriptOrder) -> PredictedDevice:
-    return device_for(
-        order.card,
-        torch=order.torch,
+    settings = order.settings_text
+    return PredictedDevice(
+        card_named(order.card or DEFAULT_CARD),
+        settings=None if settings is None else parse_settings(settings),
+        release=release_of(order.torch),
         platform=order.platform,
-        settings=order.settings_text,
         assume=order.assume,
+        limited=order.card is not None,
         rank=order.rank,
+        as_process=True,
         goes_beyond_card=order.goes_beyond_card,
         notes_holders=order.notes_holders,
         compiles=order.compiles,

@@ -12,7 +12,7 @@ from memviz.analysis.annotations import annotated
 from memviz.errors import UsageError
 from memviz.integrations.steps import RecordedSteps
 from memviz.predictor.group.ranks import GroupRank
-from memviz.runner.predicted_script import device_for
+from memviz.runner.predicted_script import ScriptOrder, device_of
 from memviz.runner.record.memory_history import is_recording
 from memviz.trace.model import Trace
 from tests.facts import missing
@@ -134,7 +134,7 @@ def test_a_pretended_rank_has_its_labels_whatever_the_number_of_its_card(tmp_pat
     rank = GroupRank(3, 4)
     for name, value in rank.environment.items():
         monkeypatch.setenv(name, value)
-    with device_for("RTX 4090", rank=rank):
+    with device_of(ScriptOrder("RTX 4090", rank=rank)):
         train(RecordedSteps(tmp_path / "memory.pickle", last=1), 1)
     (path,) = tmp_path.iterdir()
     assert path.name == "memory.rank3.pickle" and names(path) == ["step 1", *STEP]
