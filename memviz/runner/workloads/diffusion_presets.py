@@ -188,7 +188,7 @@ class Flux(DiffusionModel):
         return positions.flatten(0, 1)
 
 
-_SDXL_CHANNELS, _SDXL_HEAD = 4, 64
+_SDXL_CHANNELS, SDXL_HEAD = 4, 64
 _SIZES_AND_CROPS, _TIME_WIDTH = 6, 256
 
 
@@ -215,7 +215,7 @@ class Sdxl(DiffusionModel):
 
     def _check(self) -> None:
         super()._check()
-        check_multiple("channels", self.channels, _SDXL_HEAD, why="an attention head has 64")
+        check_multiple("channels", self.channels, SDXL_HEAD, why="an attention head has 64")
 
     def _configuration(self) -> dict[str, Any]:
         widths = tuple(self.channels * factor for factor in (1, 2, 4))
@@ -228,7 +228,7 @@ class Sdxl(DiffusionModel):
             "block_out_channels": widths,
             "layers_per_block": 2,
             "transformer_layers_per_block": (1, 2, self.depth),
-            "attention_head_dim": tuple(width // _SDXL_HEAD for width in widths),
+            "attention_head_dim": tuple(width // SDXL_HEAD for width in widths),
             "cross_attention_dim": self.text_width,
             "use_linear_projection": True,
             "addition_embed_type": "text_time",

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from memviz.runner.request import knob
 from memviz.runner.workloads.diffusion_presets import (
+    SDXL_HEAD,
     WAN_SIZES,
     DiffusionModel,
     Flux,
@@ -54,6 +55,14 @@ class PipelineModel(FromConfiguration):
     def _check(self) -> None:
         check_multiple("tile", self.tile, 32, why="tiles overlap by a quarter, also in latents")
         self.denoiser_alone()
+
+    def inputs(self, device: torch.device, micro_batch: int = 0) -> dict[str, Any]:
+        alone = self.denoiser_alone().inputs(device, micro_batch)
+        return {**super().inputs(device, micro_batch), **self._first_latents(alone)}
+
+    @abstractmethod
+    def _first_latents(self, alone: dict[str, Any]) -> dict[str, Any]:
+        """Inputs of the denoising, from those of the denoiser alone."""
 
     @property
     def tokens(self) -> int:
@@ -106,9 +115,8 @@ class PipelineModules(nn.Module):
         self.steps, self.guided, self.sides = pipeline.denoising, pipeline.guided, sides
 
 
-def denoising_knob(what: str, real: int, *, denoiser: str = "transformer") -> Any:
-    help = f"denoising steps; a real {what} takes about {real}, with the same peak"
-    return knob(2, help, least=1)
+def denoising_knob(what: str, real: int) -> Any:
+    return knob(2, f"denoising steps; a real {what} takes about {real}, with the same peak", least=1)
 
 
 def tile_knob(default: int = 1024, *, least: int = 32) -> Any:
@@ -217,10 +225,8 @@ class FluxPipeline(PipelineModel):
             vae=picture_decoder(**decoder, product=False),
         )
 
-    def inputs(self, device: torch.device, micro_batch: int = 0) -> dict[str, Any]:
-        alone = self.denoiser_alone().inputs(device, micro_batch)
-        same = {name: alone[name] for name in ("hidden_states", "img_ids", "txt_ids", "guidance")}
-        return {**super().inputs(device, micro_batch), **same}
+    def _first_latents(self, alone: dict[str, Any]) -> dict[str, Any]:
+        return {name: alone[name] for name in ("hidden_states", "img_ids", "txt_ids", "guidance")}
 
     def _inputs(self, draw: RandomInputs) -> dict[str, Any]:
         return {
@@ -257,7 +263,6 @@ class FluxModules(PipelineModules):
 
 
 _SMALLER_ENCODER_WIDTH, _LARGER_ENCODER_WIDTH = 768, 1280
-_SDXL_HEAD = 64
 _SDXL_SCALE = 0.13025
 """Scale of the latents that the autoencoder is given."""
 
@@ -276,7 +281,7 @@ class SdxlPipeline(PipelineModel):
     height: int = side_knob(1024, 32, what="image")
     width: int = side_knob(1024, 32, what="image")
     guided: bool = knob(True, "classifier-free guidance, which doubles the batch of each step")
-    denoising: int = denoising_knob("image", 50, denoiser="UNet")
+    denoising: int = denoising_knob("image", 50)
     depth: int = published_knob(10, "transformer blocks at the smallest size", least=2)
     text_layers: int = text_layers_knob(32, "larger text encoder", least=2)
     short_text_layers: int = text_layers_knob(12, "smaller text encoder", least=2)
@@ -301,13 +306,12 @@ class SdxlPipeline(PipelineModel):
     def _text_encoder(self, width: int, layers: int, *, projected: bool) -> Any:
         vocabulary, width = vocabulary_of(CLIP_WORDS, self.narrow), width // self.narrow
         return clip_encoder(
-            vocabulary=vocabulary, width=width, layers=layers, heads=width // _SDXL_HEAD, projected=projected
+            vocabulary=vocabulary, width=width, layers=layers, heads=width // SDXL_HEAD, projected=projected
         )
 
-    def inputs(self, device: torch.device, micro_batch: int = 0) -> dict[str, Any]:
-        alone = self.denoiser_alone().inputs(device, micro_batch)
+    def _first_latents(self, alone: dict[str, Any]) -> dict[str, Any]:
         latents, time_ids = alone["sample"][: self.batch].clone(), alone["added_cond_kwargs"]["time_ids"]
-        return {**super().inputs(device, micro_batch), "latents": latents, "time_ids": time_ids}
+        return {"latents": latents, "time_ids": time_ids}
 
     def _inputs(self, draw: RandomInputs) -> dict[str, Any]:
         return {"prompts": draw.integers(vocabulary_of(CLIP_WORDS, self.narrow), self.prompts, PROMPT)}
@@ -387,11 +391,10 @@ class LtxPipeline(PipelineModel):
             vae=in_tiles_of(decoder, self.tile, _LTX_TILE_OVERLAP),
         )
 
-    def inputs(self, device: torch.device, micro_batch: int = 0) -> dict[str, Any]:
-        alone = self.denoiser_alone().inputs(device, micro_batch)
+    def _first_latents(self, alone: dict[str, Any]) -> dict[str, Any]:
         # The pipeline keeps latents in fp32 for any dtype of the transformer.
         latents = alone["hidden_states"][: self.batch].to(torch.float32, copy=True)
-        return {**super().inputs(device, micro_batch), "mask": alone["encoder_attention_mask"], "latents": latents}
+        return {"mask": alone["encoder_attention_mask"], "latents": latents}
 
     def _inputs(self, draw: RandomInputs) -> dict[str, Any]:
         return {"prompts": draw.integers(vocabulary_of(T5_WORDS, self.narrow), self.prompts, self.text_tokens)}
@@ -462,11 +465,9 @@ class WanPipeline(PipelineModel):
             vae=in_tiles_of(WanDecoder(base_dim=96 // self.narrow), self.tile, self.tile // 4),
         )
 
-    def inputs(self, device: torch.device, micro_batch: int = 0) -> dict[str, Any]:
-        alone = self.denoiser_alone().inputs(device, micro_batch)
+    def _first_latents(self, alone: dict[str, Any]) -> dict[str, Any]:
         # The pipeline keeps latents in fp32 for any dtype of the transformer.
-        latents = alone["hidden_states"].to(torch.float32, copy=True)
-        return {**super().inputs(device, micro_batch), "latents": latents}
+        return {"latents": alone["hidden_states"].to(torch.float32, copy=True)}
 
     def _inputs(self, draw: RandomInputs) -> dict[str, Any]:
         return {"prompts": draw.integers(vocabulary_of(UMT5_WORDS, self.narrow**2), self.prompts, self.text_tokens)}
