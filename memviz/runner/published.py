@@ -118,7 +118,6 @@ Chains = dict[str, Tensor]
 
 def split_differences(activations: tuple[str, ...], splits: int) -> dict[str, dict[str, tuple[float, float]]]:
     """Return absmax and absmean after all layers, by activation and by method: 'split' or 'as first published'."""
-    gaps: dict[str, dict[str, tuple[float, float]]] = {values: {} for values in activations}
     chains: dict[str, Chains] = {}
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
@@ -127,11 +126,10 @@ def split_differences(activations: tuple[str, ...], splits: int) -> dict[str, di
             for activation, layer in _layers_by_activation(activations):
                 ways = chains.setdefault(activation, {"whole": x, "split": x, "as first published": x})
                 _run_layer(layer, ways, splits, gated=activation in _GATED)
-    for activation, ways in chains.items():
-        gaps[activation] |= {
-            name: _largest_gap(ways["whole"], outputs) for name, outputs in ways.items() if name != "whole"
-        }
-    return gaps
+    return {
+        activation: {name: _largest_gap(ways["whole"], outputs) for name, outputs in ways.items() if name != "whole"}
+        for activation, ways in chains.items()
+    }
 
 
 def one_layer_difference(splits: int) -> tuple[float, float]:
@@ -175,12 +173,10 @@ def _layers_by_activation(activations: tuple[str, ...]) -> Iterator[tuple[str, n
 
 def _run_layer(layer: nn.Module, ways: Chains, splits: int, *, gated: bool) -> None:
     ways["whole"] = layer(ways["whole"])
-    ways["as first published"] = _wrong_split(layer, ways["as first published"], splits) if gated else ways["split"]
     undo = SplitFeedForward(splits=splits, as_published=True).apply(layer)
     ways["split"] = layer(ways["split"])
     undo()
-    if not gated:
-        ways["as first published"] = ways["split"]
+    ways["as first published"] = _wrong_split(layer, ways["as first published"], splits) if gated else ways["split"]
 
 
 def _wrong_split(layer: nn.Module, x: Tensor, splits: int) -> Tensor:
