@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -114,6 +114,7 @@ class HolderSeen:
     place: str
 
 
+_Seen = TypeVar("_Seen", TensorSeen, HolderSeen)
 _MOST_HOLDERS = 1_000_000
 
 
@@ -242,8 +243,9 @@ def _with_labels(device: DeviceTrace, log: Log, end: Counts | None, names: _Name
     )
     if spans is not None:
         labels.say_when(spans)
-    tensors_seen, at = _place_all(log.tensors_seen, events, end)
-    labels.say_what(tensors_seen, at)
+    tensors_seen, at = _placed(log.tensors_seen, events, end)
+    order = sorted(range(len(at)), key=lambda row: _LAST_WORD.index(tensors_seen[row].category))
+    labels.say_what([tensors_seen[row] for row in order], at[np.array(order, dtype=np.int64)])
     if spans is not None:
         labels.say_the_rest(spans)
     return replace(
@@ -256,42 +258,28 @@ def _with_labels(device: DeviceTrace, log: Log, end: Counts | None, names: _Name
 
 
 def _holders(seen: Sequence[HolderSeen], events: Events, end: Counts | None, names: _Names) -> Holders | None:
-    """Holders by how many events came before each moment; without counts only those of the last, at the end."""
-    if end is None or any(holder.counts is None for holder in seen):
-        entries = [holder for holder in seen if holder.counts == seen[-1].counts]
-        at = np.full(len(entries), len(events), dtype=np.int64)
-    else:
-        moments = [holder.counts for holder in seen if holder.counts is not None]
-        part = comparable(moments, end)
-        entries, at = list(seen[part]), event_indices(events, end, moments[part])
+    entries, at = _placed(seen, events, end)
     if not entries:
         return None
     order = np.argsort(at, kind="stable")
+    in_order = ((at[row], entries[row]) for row in order.tolist())
     rows = [
-        (at[row], one.address, one.kind, names(one.owner), names(one.chain), names(one.place))
-        for row in order.tolist()
-        for one in (entries[row],)
+        (event, one.address, one.kind, names(one.owner), names(one.chain), names(one.place)) for event, one in in_order
     ]
     return Holders.typed(*zip(*rows, strict=True))
 
 
-def _place_all(
-    tensors_seen: Sequence[TensorSeen], events: Events, end: Counts | None
-) -> tuple[list[TensorSeen], Ints8]:
-    """The tensors by the weight of their word, and how many events came before each.
+def _placed(seen: Sequence[_Seen], events: Events, end: Counts | None) -> tuple[list[_Seen], Ints8]:
+    """Return what was seen, and how many events came before each.
 
-    Without counts only the last look round can be placed: at the end.
+    Without counts only what was seen last can be placed: at the end.
     """
-    counted = [tensor.counts for tensor in tensors_seen if tensor.counts is not None]
-    if end is None or len(counted) < len(tensors_seen):
-        entries = [tensor for tensor in tensors_seen if tensor.counts == tensors_seen[-1].counts]
-        at = np.full(len(entries), len(events), dtype=np.int64)
-    else:
-        part = comparable(counted, end)
-        entries = list(tensors_seen[part])
-        at = event_indices(events, end, counted[part])
-    order = sorted(range(len(entries)), key=lambda row: _LAST_WORD.index(entries[row].category))
-    return [entries[row] for row in order], at[np.array(order, dtype=np.int64)]
+    counted = [one.counts for one in seen if one.counts is not None]
+    if end is None or len(counted) < len(seen):
+        entries = [one for one in seen if one.counts == seen[-1].counts]
+        return entries, np.full(len(entries), len(events), dtype=np.int64)
+    part = comparable(counted, end)
+    return list(seen[part]), event_indices(events, end, counted[part])
 
 
 class _PhaseSpans:
