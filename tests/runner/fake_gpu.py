@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from inspect import Parameter, Signature
 from typing import Any
 
 from memviz.runner.measure.accelerator import Accelerator
@@ -57,7 +58,7 @@ class FakeGpu:
         self.refuses = ""
         """Error message of the driver when a process starts it; empty if it works."""
         self.before_snapshot: Callable[[], None] | None = None
-        self._record_memory_history = _RELEASES[release](self)
+        self._record_memory_history = _recorder(self, release)
 
     @property
     def memory(self) -> FakeGpu:
@@ -199,68 +200,30 @@ class TorchsGpu(FakeGpu):
         return {name: size + adopted for name, size in super()._now().items()}
 
 
-def _release_2_0(gpu: FakeGpu) -> Callable[..., None]:
-    def record(
-        enabled: bool,
-        record_context: bool = True,
-        trace_alloc_max_entries: int = 1,
-        trace_alloc_record_context: bool = False,
-        device: Any = None,
-        record_context_cpp: bool = False,
-    ) -> None:
-        gpu.switch(enabled, max_entries=trace_alloc_max_entries, has_stacks=trace_alloc_record_context)
-
-    return record
+_PARAMETERS = {
+    "2.0": "enabled record_context trace_alloc_max_entries trace_alloc_record_context device record_context_cpp",
+    "2.1": "enabled context stacks max_entries device",
+    "2.13": "enabled context stacks max_entries device clear_history compile_context global_record_annotations "
+    "skip_actions",
+    "xpu": "enabled context stacks max_entries clear_history skip_actions",
+}
+"""What `_record_memory_history` can be given in each release of torch: memviz reads its signature."""
 
 
-def _release_2_1(gpu: FakeGpu) -> Callable[..., None]:
-    def record(
-        enabled: str | None = "all",
-        context: str | None = "all",
-        stacks: str = "all",
-        max_entries: int = sys.maxsize,
-        device: Any = None,
-    ) -> None:
+def _recorder(gpu: FakeGpu, release: str) -> Callable[..., None]:
+    signature = Signature([Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in _PARAMETERS[release].split()])
+
+    def record(*args: Any, **more: Any) -> None:
+        given = signature.bind_partial(*args, **more).arguments
+        if release == "2.0":
+            entries, stacks = given.get("trace_alloc_max_entries", 1), given.get("trace_alloc_record_context", False)
+            gpu.switch(given["enabled"], max_entries=entries, has_stacks=stacks)
+            return
+        enabled, context = given.get("enabled", "all"), given.get("context", "all")
         assert enabled in (None, "state", "all") and context in (None, "state", "alloc", "all")
-        assert stacks in ("python", "all")
-        gpu.switch(enabled is not None, max_entries=max_entries, has_stacks=context is not None)
+        assert given.get("stacks", "all") in ("python", "all")
+        entries = given.get("max_entries", sys.maxsize)
+        gpu.switch(enabled is not None, max_entries=entries, has_stacks=context is not None)
 
+    vars(record)["__signature__"] = signature
     return record
-
-
-def _release_2_13(gpu: FakeGpu) -> Callable[..., None]:
-    older = _release_2_1(gpu)
-
-    def record(
-        enabled: str | None = "all",
-        context: str | None = "all",
-        stacks: str = "all",
-        max_entries: int = sys.maxsize,
-        device: Any = None,
-        clear_history: bool = False,
-        compile_context: bool = False,
-        global_record_annotations: bool = False,
-        skip_actions: list[str] | None = None,
-    ) -> None:
-        older(enabled, context, stacks, max_entries)
-
-    return record
-
-
-def _xpu_2_11(gpu: FakeGpu) -> Callable[..., None]:
-    older = _release_2_1(gpu)
-
-    def record(
-        enabled: str | None = "all",
-        context: str | None = "all",
-        stacks: str = "all",
-        max_entries: int = sys.maxsize,
-        clear_history: bool = False,
-        skip_actions: list[str] | None = None,
-    ) -> None:
-        older(enabled, context, stacks, max_entries)
-
-    return record
-
-
-_RELEASES = {"2.0": _release_2_0, "2.1": _release_2_1, "2.13": _release_2_13, "xpu": _xpu_2_11}
