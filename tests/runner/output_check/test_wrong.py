@@ -19,7 +19,6 @@ from tests.runner.output_check.wrong import (
     WRONG_ATTENTION,
     WRONG_CASTING,
     WRONG_CHECKPOINTING,
-    WRONG_DROPS,
     WRONG_GRADIENTS,
     WRONG_RANDOM,
     WRONG_SPLITS,
@@ -72,7 +71,6 @@ IN_BF16 = {name: apply for name, apply in WRONG_SPLITS.items() if name != "inner
 MISTAKES = [
     *mistakes(WRONG_SPLITS, "rounding"),
     *mistakes(IN_BF16, "rounding", dtype=torch.bfloat16),
-    *mistakes(WRONG_DROPS, "rounding", p=P),
     *mistakes(WRONG_ATTENTION, "rounding"),
     *mistakes(WRONG_CHECKPOINTING, "bitwise"),
     *mistakes(WRONG_RANDOM, "bitwise", p=P),

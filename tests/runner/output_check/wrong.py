@@ -102,7 +102,6 @@ def _split(
     last_bias: float = 1.0,
     inner: Callable[[int, Tensor], Tensor] = lambda number, each: each,
     act: Callable[[Tensor], Tensor] = F.gelu,
-    drop: Callable[[Any, Tensor], Tensor] = lambda ff, each: ff[2](each),
     left_out: tuple[int, ...] = (),
     columns: Callable[[Tensor], Tensor] = lambda each: each,
 ) -> Apply:
@@ -110,7 +109,7 @@ def _split(
 
     def forward(ff: Any, x: Tensor) -> Tensor:
         found = [
-            F.linear(drop(ff, inner(number, act(F.linear(x, weight, bias(each))))), columns(column))
+            F.linear(ff[2](inner(number, act(F.linear(x, weight, bias(each))))), columns(column))
             for number, weight, each, column in slices(ff)
             if number not in left_out
         ]
@@ -166,11 +165,6 @@ WRONG_SPLITS: dict[str, Apply] = {
     "columns in the wrong order": _split(columns=lambda each: each.flip(1)),
     "columns that get no gradient": _split(columns=lambda each: each.detach()),
     "weights of before": _weights_of_then,
-}
-WRONG_DROPS: dict[str, Apply] = {
-    "p / splits": _split(drop=lambda ff, x: F.dropout(x, ff[2].p / SPLITS, ff.training)),
-    "dropout left out": _split(drop=lambda ff, x: x),
-    "dropout twice": _split(drop=lambda ff, x: ff[2](ff[2](x))),
 }
 RIGHT_SPLITS: dict[str, Apply] = {
     "in slices": _split(),
