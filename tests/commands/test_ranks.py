@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.commands.answers import answer
 from tests.facts import missing
 from tests.ranks.files import write_ranks, written
 from tests.second_process import memviz
 from tests.traces import MiB, alloc, frame, snapshot
-
-
-def answer(*arguments: object) -> Any:
-    done = memviz("ranks", *arguments, "--json")
-    assert (done.returncode, done.stderr) == (0, "")
-    return json.loads(done.stdout)
 
 
 @pytest.fixture(scope="module")
@@ -32,14 +25,14 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_a_smaller_card_names_who_runs_out_first(job: Path) -> None:
-    card = answer(job, "--card", "130MiB", "--overhead", 0)["card"]
+    card = answer("ranks", job, "--card", "130MiB", "--overhead", 0)["card"]
     assert (card["first"], card["runs_out"], card["lacks_bytes"]) == ({"rank": 5, "step": 1}, [5], 6 * MiB)
-    assert answer(job, "--card", "136MiB", "--overhead", 0)["card"]["first"] is None
+    assert answer("ranks", job, "--card", "136MiB", "--overhead", 0)["card"]["first"] is None
     words = memviz("ranks", job, "--card", "130MiB", "--overhead", "0").stdout
     assert (
         missing(words, "130 MiB", "rank 5", "step 1", "6.00 MiB", "1 rank", "would run out", "runs out of memory") == []
     )
-    named = answer(job, "--card", "4090")
+    named = answer("ranks", job, "--card", "4090")
     assert named["card"]["name"] == "NVIDIA GeForce RTX 4090"
     assert missing(named["headline"]["reason"], "NVIDIA GeForce RTX 4090", "23.64 GiB", "fit") == []
 
@@ -52,9 +45,9 @@ def test_a_card_of_which_nothing_is_left_is_refused_as_replay_refuses_it(job: Pa
 
 @pytest.mark.slow
 def test_files_globs_and_processes_give_the_same(job: Path) -> None:
-    found = answer(job)
-    assert answer(*sorted(job.iterdir())) == found
-    assert answer(job / "run.rank*.pickle", "--processes", 1) == found
+    found = answer("ranks", job)
+    assert answer("ranks", *sorted(job.iterdir())) == found
+    assert answer("ranks", job / "run.rank*.pickle", "--processes", 1) == found
 
 
 def test_nothing_that_is_a_rank_is_said_and_ends_with_2(tmp_path: Path) -> None:
@@ -81,10 +74,10 @@ def test_names_from_files_do_nothing_to_a_terminal(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_rank_without_a_file_is_named_and_one_that_is_damaged_is_not_missing(job: Path, tmp_path: Path) -> None:
     shutil.copytree(job, tmp_path / "job")
-    assert answer(tmp_path / "job")["missing"] == []
+    assert answer("ranks", tmp_path / "job")["missing"] == []
     for number in (2, 3, 7):
         (tmp_path / "job" / f"run.rank{number}.pickle").unlink()
-    assert answer(tmp_path / "job")["missing"] == [{"first": 2, "last": 3}, {"first": 7, "last": 7}]
+    assert answer("ranks", tmp_path / "job")["missing"] == [{"first": 2, "last": 3}, {"first": 7, "last": 7}]
     assert "\nNo file of ranks 2-3, 7.\n" in memviz("ranks", tmp_path / "job").stdout
 
 
@@ -93,7 +86,7 @@ def test_device_and_folder_one_level_down(tmp_path: Path) -> None:
         folder = tmp_path / f"rank_{number}"
         folder.mkdir()
         written(folder, "snapshot.pickle")
-    assert [one["rank"] for one in answer(tmp_path, "--device", "0")["ranks"]] == [0, 1]
+    assert [one["rank"] for one in answer("ranks", tmp_path, "--device", "0")["ranks"]] == [0, 1]
     done = memviz("ranks", tmp_path, "--device", "7")
     assert done.returncode == 2
     assert "has no device 7" in done.stderr
@@ -102,7 +95,7 @@ def test_device_and_folder_one_level_down(tmp_path: Path) -> None:
 def test_a_rank_that_cannot_be_opened_is_named(job: Path, tmp_path: Path) -> None:
     shutil.copytree(job, tmp_path / "job")
     os.symlink("nowhere", tmp_path / "job" / "run.rank20.pickle")
-    found = answer(tmp_path / "job")
+    found = answer("ranks", tmp_path / "job")
     assert [Path(one["place"]).name for one in found["failed"]] == ["run.rank9.pickle", "run.rank20.pickle"]
 
 
@@ -111,9 +104,9 @@ def test_ranks_that_ran_out_are_replayed_on_the_card_and_not_told_by_their_peaks
     for number in range(2):
         shutil.copy("sample_traces/out-of-memory.pickle.gz", tmp_path / f"rank{number}.pickle.gz")
     asked = (tmp_path, "--card", "2400MiB", "--overhead", 0)
-    card = answer(*asked)["card"]
+    card = answer("ranks", *asked)["card"]
     assert (card["fits"], card["runs_out"], card["replayed"]) == ([], [0, 1], [0, 1])
-    assert missing(answer(*asked)["headline"]["reason"], "rank 0", "runs out of memory") == []
+    assert missing(answer("ranks", *asked)["headline"]["reason"], "rank 0", "runs out of memory") == []
 
 
 def test_what_is_unlike_the_others_is_said_beside_the_table(tmp_path: Path) -> None:
