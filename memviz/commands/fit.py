@@ -27,6 +27,7 @@ from memviz.commands.command import (
 )
 from memviz.commands.terminal import progress
 from memviz.errors import UsageError
+from memviz.runner.fit.cost import KEEPS
 from memviz.units import bytes_text, count_text, counted, duration_text, parse_seconds
 
 if TYPE_CHECKING:
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from memviz.runner.fit.search import Trial
     from memviz.runner.plan import Plan
 
-_KEEPS = ("outputs", "training", "nothing")
 _MOST_ROWS = 12
 _BETWEEN_LINES = 30.0
 """Seconds between lines of progress where there is no terminal."""
@@ -51,7 +51,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_platform(parser)
     add_knobs(parser, "optimization used in every configuration, and in the reference of --keep; repeatable")
     parser.add_argument(
-        "--keep", choices=_KEEPS, default="outputs",
+        "--keep", choices=KEEPS, default="outputs",
         help="what must not change: outputs (up to rounding), training (optimizer and number format may change), or "
         "nothing (weights may be quantized too) (default: %(default)s)",
     )  # fmt: skip
@@ -267,7 +267,7 @@ def _print_least(answer: FitAnswer, room: str) -> None:
 
         print(printable(command_of(answer.largest.request)))
     elif answer.keep != "nothing" and not answer.stopped:
-        print(f"`--keep {_KEEPS[_KEEPS.index(answer.keep) + 1]}` allows more changes.")
+        print(f"`--keep {KEEPS[KEEPS.index(answer.keep) + 1]}` allows more changes.")
 
 
 def _print_chosen(answer: FitAnswer, chosen: Trial, room: str) -> None:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from memviz.results.headline import Headline
+from memviz.runner.fit.cost import KEEPS, Cost, Standing, cheapest_that_fits, class_shown, pareto_front
 from memviz.runner.jobs.service import SearchStatus
 from memviz.units import bytes_text, count_text, duration_text
 
-_KEEPS = ("outputs", "training", "nothing")
+_COST = ("flops", "bytes_moved", "host_bytes", "seconds_low", "seconds_high")
 _KEPT = {
     "outputs": "Outputs are unchanged, up to rounding.",
     "training": "The same model is trained, with another optimizer or number format.",
@@ -32,51 +33,32 @@ class ParetoFront:
 def cost_rank(trial: Way) -> float:
     """The cost by which configurations are compared: the middle of the seconds, or the work on an unknown card."""
     cost = trial["cost"]
-    if cost["seconds_low"] is None or cost["seconds_high"] is None:
-        return float(cost["flops"] + cost["bytes_moved"] + cost["host_bytes"] + cost.get("link_bytes", 0))
-    return float(cost["seconds_low"] + cost["seconds_high"]) / 2
+    return Cost(**{name: cost[name] for name in _COST}, link_bytes=cost.get("link_bytes", 0)).rank
 
 
 def cheapest_fitting(trials: Sequence[Way]) -> int | None:
-    """The number of the cheapest that fits, of the strongest class in which any does; of equally cheap ones, one that
-    is not only close, with the fewest changes."""
-
-    def order(number: int) -> tuple[float, bool, int, int, int]:
-        trial = trials[number]
-        return (
-            cost_rank(trial),
-            trial.get("fit") == "close",
-            _changes(trial),
-            trial["peak_reserved_bytes"],
-            number,
-        )
-
-    for keeps in _KEEPS:
-        fitting = [number for number, trial in enumerate(trials) if trial["fits"] and trial["keeps"] == keeps]
-        if fitting:
-            return min(fitting, key=order)
-    return None
+    return cheapest_that_fits(_standings(trials))
 
 
 def front_of_trials(trials: Sequence[Way]) -> ParetoFront:
     """Return the Pareto front among ways that keep as much as the best one, or as the weakest one tried."""
-    number = cheapest_fitting(trials)
-    weakest = max((trial["keeps"] for trial in trials), key=_KEEPS.index, default="outputs")
-    keeps = weakest if number is None else trials[number]["keeps"]
-    eligible = (n for n, trial in enumerate(trials) if trial["keeps"] == keeps)
-    front: list[int] = []
-
-    def cost_order(n: int) -> tuple[float, int, int, int]:
-        return cost_rank(trials[n]), trials[n]["peak_reserved_bytes"], _changes(trials[n]), n
-
-    for n in sorted(eligible, key=cost_order):
-        if not front or trials[n]["peak_reserved_bytes"] < trials[front[-1]]["peak_reserved_bytes"]:
-            front.append(n)
-    return ParetoFront(str(keeps), tuple(front))
+    standings = _standings(trials)
+    keeps = class_shown(standings)
+    return ParetoFront(KEEPS[keeps], pareto_front(standings, keeps))
 
 
-def _changes(trial: Way) -> int:
-    return sum(len(change) for change in trial["optimizations"])
+def _standings(trials: Sequence[Way]) -> list[Standing]:
+    return [
+        Standing(
+            keeps=KEEPS.index(trial["keeps"]),
+            rank=cost_rank(trial),
+            is_close=trial.get("fit") == "close",
+            changes=sum(len(change) for change in trial["optimizations"]),
+            peak_reserved_bytes=trial["peak_reserved_bytes"],
+            fits=trial["fits"],
+        )
+        for trial in trials
+    ]
 
 
 def error_text(trial: Way) -> str:

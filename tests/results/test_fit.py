@@ -3,32 +3,22 @@
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from memviz.results.fit import (
-    cheapest_fitting,
     cost_figure,
     cost_rank,
     cost_unit,
     fit_cell,
     fit_headline,
-    front_of_trials,
     largest_text,
     work_text,
 )
-from memviz.runner.fit.search import Trial, cheapest_that_fits, pareto_front
-from memviz.runner.fit.space import KEEPS, Keep
+from memviz.runner.fit.search import Trial
 from memviz.runner.jobs.service import SearchOrder, SearchStatus
 from memviz.runner.request import Request
 from tests.runner.fit.ways import way
 
 GiB = 1 << 30
-WAYS = st.lists(
-    st.tuples(st.integers(1, 9), st.integers(1, 9), st.booleans(), st.sampled_from(KEEPS)), min_size=1, max_size=25
-)
-
-
 _COSTS = ("flops", "bytes_moved", "host_bytes", "seconds_low", "seconds_high")
 
 
@@ -48,21 +38,6 @@ def told(tried: Trial, label: str = "split_feed_forward") -> dict[str, Any]:
             "per": "step",
         },
     }
-
-
-@given(WAYS)
-def test_the_front_and_the_best_are_those_of_the_search(points: list[tuple[int, int, bool, Keep]]) -> None:
-    tried = [way(cost, peak, fits=fits, keeps=keeps) for cost, peak, fits, keeps in points]
-    ways = [told(each) for each in tried]
-    number = cheapest_fitting(ways)
-    of_class = [cheapest_that_fits(each for each in tried if each.candidate.keeps == keeps) for keeps in KEEPS]
-    wanted = next((each for each in of_class if each is not None), None)
-    assert (None if number is None else tried[number]) == wanted
-    drawn = front_of_trials(ways)
-    theirs = pareto_front(each for each in tried if each.candidate.keeps == drawn.keeps)
-    assert [(tried[n].cost.rank, tried[n].peak_reserved_bytes) for n in drawn.numbers] == [
-        (their.cost.rank, their.peak_reserved_bytes) for their in theirs
-    ]
 
 
 def status(**known: Any) -> SearchStatus:

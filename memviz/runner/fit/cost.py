@@ -1,11 +1,19 @@
-"""Time of a configuration as an interval, estimated from its work and the card's data sheet (a roofline).
+"""Time of a configuration as an interval, estimated from its work and the card's data sheet (a roofline), and what
+is best among several.
 
 Speeds are dense figures, without sparsity, of the form that is sold most.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, NamedTuple, get_args
+
+Keep = Literal["outputs", "training", "nothing"]
+"""Properties that must not change, from the strictest: outputs to the bit or to rounding; the model, though it
+is trained with other arithmetic; nothing."""
+KEEPS: tuple[Keep, ...] = get_args(Keep)
 
 
 @dataclass(frozen=True)
@@ -109,3 +117,37 @@ def cost_of(work: Work, speed: CardSpeed | None, dtype: str = "") -> Cost:
     high = work.flops / min(tflops) / 1e12 / _USUAL_COMPUTE + parts
     seconds = low * work.stretch, high * work.stretch
     return Cost(work.flops, work.bytes_moved, work.host_bytes, *seconds, work.link_bytes)
+
+
+class Standing(NamedTuple):
+    """What decides between configurations that fit, in this order."""
+
+    keeps: int
+    """Its place in `KEEPS`: the strictest class in which any fits is taken."""
+    rank: float
+    """`Cost.rank`."""
+    is_close: bool
+    changes: int
+    peak_reserved_bytes: int
+    fits: bool
+
+
+def cheapest_that_fits(ways: Sequence[Standing]) -> int | None:
+    """Return its number; None if none fits."""
+    return min((number for number, way in enumerate(ways) if way.fits), key=ways.__getitem__, default=None)
+
+
+def class_shown(ways: Sequence[Standing]) -> int:
+    """The class whose front leads on: that of the cheapest that fits, else the weakest that was tried."""
+    number = cheapest_that_fits(ways)
+    return max((way.keeps for way in ways), default=0) if number is None else ways[number].keeps
+
+
+def pareto_front(ways: Sequence[Standing], keeps: int) -> tuple[int, ...]:
+    """Numbers of a class, cheapest first: each next one costs more and needs less memory. Ties: the fewest changes."""
+    of_class = [(way.rank, way.peak_reserved_bytes, way.changes, n) for n, way in enumerate(ways) if way.keeps == keeps]
+    front: list[int] = []
+    for _, peak, _, number in sorted(of_class):
+        if not front or peak < ways[front[-1]].peak_reserved_bytes:
+            front.append(number)
+    return tuple(front)

@@ -20,10 +20,11 @@ from typing import Any
 from memviz.allocator.context import overhead_on
 from memviz.allocator.replayer import CardMemory
 from memviz.errors import MemvizError, UsageError
+from memviz.runner.fit.cost import KEEPS, Keep, Standing, cheapest_that_fits, class_shown, pareto_front
 from memviz.runner.fit.largest import Grid, Largest, grid_json, grid_of, largest_that_fits
 from memviz.runner.fit.predictions import Predictor
-from memviz.runner.fit.search import OnTrial, Searched, Stop, Trial, cheapest_that_fits, pareto_front, search
-from memviz.runner.fit.space import KEEPS, Keep, space_of
+from memviz.runner.fit.search import OnTrial, Searched, Stop, Trial, search
+from memviz.runner.fit.space import space_of
 from memviz.runner.plan import label_of, plan_of, title_of
 from memviz.runner.request import MOST_NAMED, Request, command_of, knobs_of, parallel_of
 from memviz.text import nearest
@@ -61,11 +62,8 @@ class FitAnswer:
     @property
     def chosen(self) -> Trial | None:
         """Cheapest configuration of the strictest class in which any fits."""
-        for keep in KEEPS:
-            trial = cheapest_that_fits(trial for trial in self.searched.ways if trial.candidate.keeps == keep)
-            if trial is not None:
-                return trial
-        return None
+        number = cheapest_that_fits(self._standings)
+        return None if number is None else self.searched.ways[number]
 
     @property
     def as_it_is(self) -> Trial | None:
@@ -91,15 +89,15 @@ class FitAnswer:
         return by_cost((*front, chosen))
 
     def front(self, keep: Keep) -> tuple[Trial, ...]:
-        return pareto_front(trial for trial in self.searched.ways if trial.candidate.keeps == keep)
+        return tuple(self.searched.ways[number] for number in pareto_front(self._standings, KEEPS.index(keep)))
 
     @property
     def shown(self) -> Keep:
-        """The class whose front leads on: that of what was chosen, else the weakest that was allowed and tried."""
-        if self.chosen is not None:
-            return self.chosen.candidate.keeps
-        tried = {trial.candidate.keeps for trial in self.searched.ways}
-        return next((keep for keep in reversed(allowed(self.keep)) if keep in tried), self.keep)
+        return KEEPS[class_shown(self._standings)]
+
+    @property
+    def _standings(self) -> list[Standing]:
+        return [trial.standing for trial in self.searched.ways]
 
 
 def by_cost(ways: Iterable[Trial]) -> tuple[Trial, ...]:

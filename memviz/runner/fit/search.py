@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from memviz.predictor.cards import is_native
 from memviz.predictor.group.ranks import CARDS_OF_A_MACHINE
-from memviz.runner.fit.cost import CardSpeed, Cost, Work, cost_of, speed_of
+from memviz.runner.fit.cost import KEEPS, CardSpeed, Cost, Standing, Work, cost_of, speed_of
 from memviz.runner.fit.largest import SearchStopped
 from memviz.runner.fit.predictions import KeptPredictions, Prediction, Predictor, is_cacheable
 from memviz.runner.fit.space import Candidate, Point, Space, changes_at
@@ -200,28 +200,16 @@ class Trial:
     def fits_host(self) -> bool | None:
         return self.candidate.request.fits_host(self.prediction.host_peak_bytes)
 
-
-def pareto_front(ways: Iterable[Trial]) -> tuple[Trial, ...]:
-    """Pareto front, cheapest first: each next trial costs more and needs less memory. Ties: the fewest changes."""
-    front: list[Trial] = []
-    for trial in sorted(ways, key=lambda trial: (trial.cost.rank, trial.peak_reserved_bytes, _count_changes(trial))):
-        if not front or trial.peak_reserved_bytes < front[-1].peak_reserved_bytes:
-            front.append(trial)
-    return tuple(front)
-
-
-def cheapest_that_fits(ways: Iterable[Trial]) -> Trial | None:
-    """Return the cheapest that fits; ties go to one that is not only close, then to the fewest changes."""
-
-    def order(trial: Trial) -> tuple[float, bool, int, int]:
-        is_close = trial.prediction.fit == "close"
-        return trial.cost.rank, is_close, _count_changes(trial), trial.peak_reserved_bytes
-
-    return min((trial for trial in ways if trial.fits), key=order, default=None)
-
-
-def _count_changes(trial: Trial) -> int:
-    return sum(1 + len(knobs) for _, knobs in trial.candidate.request.optimizations)
+    @property
+    def standing(self) -> Standing:
+        return Standing(
+            keeps=KEEPS.index(self.candidate.keeps),
+            rank=self.cost.rank,
+            is_close=self.prediction.fit == "close",
+            changes=sum(1 + len(knobs) for _, knobs in self.candidate.request.optimizations),
+            peak_reserved_bytes=self.peak_reserved_bytes,
+            fits=self.fits,
+        )
 
 
 MOST_ALL = 300

@@ -8,10 +8,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations, islice
-from typing import Literal, get_args
 
 from memviz.errors import UsageError
 from memviz.predictor.group.ranks import CARDS_OF_A_MACHINE
+from memviz.runner.fit.cost import KEEPS, Keep
 from memviz.runner.plan import Plan, plan_of
 from memviz.runner.request import (
     ALLOCATOR_SETTINGS,
@@ -85,11 +85,6 @@ def _batch_of(plan: Plan) -> int | None:
     knobs = {knob.name: knob.default for knob in knobs_of(plan.workload)}
     return int(knobs["batch"]) if {"batch", "micro_batches"} <= set(knobs) else None
 
-
-Keep = Literal["outputs", "training", "nothing"]
-"""Properties that must not change, from the strictest: outputs to the bit or to rounding; the model, though it
-is trained with other arithmetic; nothing."""
-KEEPS: tuple[Keep, ...] = get_args(Keep)
 
 Settings = Mapping[str, str]
 Point = tuple[int, ...]

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memviz.results.fit import cheapest_fitting
+from memviz.results.fit import cheapest_fitting, front_of_trials
 from memviz.runner.fit.fit import FitAnswer, changes_of, short_label, trial_json, trial_label
 from memviz.runner.fit.predictions import Ask, Hear, KeptPredictions, Others, Prediction, Predictor
-from memviz.runner.fit.search import MOST_ALL, Guesses, Searched, cheapest_that_fits, pareto_front, search, trials_of
+from memviz.runner.fit.search import MOST_ALL, Guesses, Searched, Trial, search, trials_of
 from memviz.runner.fit.space import Candidate, space_of
 from memviz.runner.request import Request
 from tests.runner.fit.ways import hypervolume, way
@@ -167,14 +167,26 @@ def test_what_is_refused_does_not_count_as_a_try(tmp_path: Path) -> None:
     assert searched.tried == searched.planned == 40 + len(searched.refused)
 
 
+def answer_of(*ways: Trial) -> FitAnswer:
+    return FitAnswer(Request("feed_forward"), "nothing", 24, Searched(ways, len(ways), len(ways)), None)
+
+
 def test_what_fits_is_chosen_before_what_is_close_at_the_same_cost() -> None:
     changed = "split_feed_forward"
     close, fits, dearer = way(1.0, 5), way(1.0, 6, changed), way(1.1, 4, changed)
     close = replace(close, prediction=replace(close.prediction, fit="close"))
-    assert cheapest_that_fits([close, fits, dearer]) is fits
-    assert cheapest_that_fits([close, dearer]) is close
+    assert answer_of(close, fits, dearer).chosen is fits
+    assert answer_of(close, dearer).chosen is close
     ways = [trial_json(each) for each in (close, fits, dearer)]
     assert (cheapest_fitting(ways), cheapest_fitting([ways[0], ways[2]])) == (1, 0)
+
+
+def test_the_strictest_class_in_which_any_fits_leads_on() -> None:
+    ways = way(3, 9, fits=False), way(2, 7, keeps="training"), way(1, 5, keeps="nothing"), way(1, 8, keeps="training")
+    answer, drawn = answer_of(*ways), front_of_trials([trial_json(each) for each in ways])
+    assert (answer.chosen, answer.shown, answer.front("training")) == (ways[3], "training", (ways[3], ways[1]))
+    assert (drawn.keeps, drawn.numbers) == ("training", (3, 1))
+    assert (answer_of(ways[0]).chosen, answer_of(ways[0]).shown) == (None, "outputs")
 
 
 def test_an_option_without_effect_is_predicted_once_and_named_all_the_same(tmp_path: Path) -> None:
@@ -233,22 +245,20 @@ POINTS = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, m
 
 def test_cheapest_first_each_dearer_and_smaller() -> None:
     ways = [way(3, 10), way(1, 30), way(2, 30, "checkpointing"), way(2, 20, "split_feed_forward"), way(4, 12)]
-    assert [(each.cost.rank, each.peak_reserved_bytes) for each in pareto_front(ways)] == [(1, 30), (2, 20), (3, 10)]
+    assert answer_of(*ways).front("outputs") == (ways[1], ways[3], ways[0])
 
 
 def test_of_equal_ways_the_one_with_the_fewest_changes() -> None:
     ways = [way(1, 30, "checkpointing", "allocator_settings"), way(1, 30), way(1, 30, "checkpointing")]
-    assert [each.candidate.request.optimizations for each in pareto_front(ways)] == [()]
-    chosen = cheapest_that_fits(ways)
-    assert chosen is not None
-    assert chosen.candidate.request.optimizations == ()
+    answer = answer_of(*ways)
+    assert (answer.chosen, answer.front("outputs")) == (ways[1], (ways[1],))
 
 
 def test_what_fits_as_it_is_stays_as_it_is_where_a_change_costs_nothing() -> None:
     """Such as settings of the allocator, which are on the front all the same."""
     ways = [way(1, 20, "allocator_settings"), way(1, 30), way(2, 10, "checkpointing")]
-    assert cheapest_that_fits(ways) == ways[1]
-    assert pareto_front(ways) == (ways[0], ways[2])
+    answer = answer_of(*ways)
+    assert (answer.chosen, answer.front("outputs")) == (ways[1], (ways[0], ways[2]))
 
 
 def test_what_needs_more_host_memory_than_there_is_does_not_fit() -> None:
@@ -256,18 +266,18 @@ def test_what_needs_more_host_memory_than_there_is_does_not_fit() -> None:
     cheap, dear = (replace(way(seconds, 5), candidate=Candidate(request, "outputs")) for seconds in (1.0, 2.0))
     cheap = replace(cheap, prediction=replace(cheap.prediction, host_peak_bytes=9 << 30))
     dear = replace(dear, prediction=replace(dear.prediction, host_peak_bytes=8 << 30))
-    assert cheapest_that_fits([cheap, dear]) == dear and cheap.fits_host is False
+    assert answer_of(cheap, dear).chosen == dear and cheap.fits_host is False
 
 
 def test_the_cheapest_that_fits_is_not_the_smallest() -> None:
     ways = [way(1, 30, fits=False), way(2, 20), way(3, 10)]
-    assert cheapest_that_fits(ways) == ways[1]
-    assert cheapest_that_fits(ways[:1]) is None
+    assert answer_of(*ways).chosen == ways[1]
+    assert answer_of(*ways[:1]).chosen is None
 
 
 @given(POINTS)
 def test_every_way_is_on_the_front_or_no_better_than_one_that_is(points: list[tuple[int, int]]) -> None:
-    front = pareto_front([way(cost, peak) for cost, peak in points])
+    front = answer_of(*(way(cost, peak) for cost, peak in points)).front("outputs")
     for cost, peak in points:
         assert any(each.cost.rank <= cost and each.peak_reserved_bytes <= peak for each in front)
 
@@ -307,6 +317,6 @@ def test_another_optimizer_or_dtype_is_said() -> None:
 
 def test_what_was_chosen_is_in_the_table_though_another_of_its_cost_takes_less() -> None:
     plain, less = way(2, 20), way(2, 10, "split_feed_forward", "allocator_settings")
-    answer = FitAnswer(plain.candidate.request, "outputs", 24, Searched((plain, less), 2, 2), None)
+    answer = answer_of(plain, less)
     assert answer.chosen is plain and plain not in answer.front("outputs")
     assert answer.listed == (plain, less)

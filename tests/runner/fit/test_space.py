@@ -6,11 +6,11 @@ from functools import cache
 import pytest
 
 from memviz.runner.fit import space as fit_space
-from memviz.runner.fit.cost import Cost, Work, cost_of, speed_of
+from memviz.runner.fit.cost import KEEPS, Cost, Keep, Work, cost_of, speed_of
 from memviz.runner.fit.fit import trial_label
 from memviz.runner.fit.predictions import Prediction
 from memviz.runner.fit.search import Trial
-from memviz.runner.fit.space import KEEPS, LAYOUT, Candidate, Keep, Space, layouts_of, space_of, with_layout
+from memviz.runner.fit.space import LAYOUT, Candidate, Space, layouts_of, space_of, with_layout
 from memviz.runner.plan import Plan, plan_of
 from memviz.runner.request import Request
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable
 
-from memviz.runner.fit.cost import Cost
+from memviz.runner.fit.cost import Cost, Keep
 from memviz.runner.fit.predictions import Prediction
 from memviz.runner.fit.search import Trial
-from memviz.runner.fit.space import Candidate, Keep
+from memviz.runner.fit.space import Candidate
 from memviz.runner.request import Request
 
 
