@@ -125,7 +125,6 @@ def compare_outputs(
     claim: Claim,
     optimizer: MakeOptimizer = adamw,
     steps: int = 4,
-    seed: int = 0,
     withheld: Collection[str] = (),
     split: Split | None = None,
     changes: Sequence[OperatorChange] = (),
@@ -143,7 +142,7 @@ def compare_outputs(
     if not batches:
         raise UsageError("There are no inputs for the model. Give the keyword arguments of at least one call.")
     reference = build().train(training)
-    step = ComparedStep([dict(batch) for batch in batches], training, loss or mean_of_output, seed)
+    step = ComparedStep([dict(batch) for batch in batches], training, loss or mean_of_output)
     changes = changes or [OperatorChange("", apply, split, lossy=claim == "lossy", in_steps=claim == "training")]
     idle = list(not_exercised(reference, step, changes, optimizer))
     comparison = _Comparison(reference, step, apply, claim, frozenset(withheld), split)

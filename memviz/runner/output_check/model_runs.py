@@ -161,17 +161,17 @@ FLOAT64_LIMIT_BYTES = 2 << 30
 """A module whose weights would take more than this as float64 is judged without it."""
 
 
-def fits_in_float64(*modules: nn.Module) -> bool:
-    return sum(tensor.numel() * 8 for tensor in _floating(*modules)) <= FLOAT64_LIMIT_BYTES
+def fits_in_float64(module: nn.Module) -> bool:
+    return sum(tensor.numel() * 8 for tensor in _floating(module)) <= FLOAT64_LIMIT_BYTES
 
 
 @contextmanager
-def in_double(module: nn.Module, *others: nn.Module) -> Iterator[nn.Module]:
+def in_double(module: nn.Module) -> Iterator[nn.Module]:
     """Convert weights and buffers to float64; restore the original tensors on exit.
 
     The parameters stay the same objects, so references to them elsewhere stay valid. Gradients are dropped.
     """
-    saved = [(tensor, tensor.data) for tensor in _floating(module, *others)]
+    saved = [(tensor, tensor.data) for tensor in _floating(module)]
     try:
         for tensor, data in saved:
             tensor.grad = None
@@ -190,10 +190,9 @@ def double_copy(module: nn.Module) -> Iterator[nn.Module]:
     yield deepcopy(module).to(torch.float64)
 
 
-def _floating(*modules: nn.Module) -> list[Tensor]:
-    every = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
-    unique = {id(tensor): tensor for tensor in every if tensor.is_floating_point() and tensor.dtype != torch.float64}
-    return list(unique.values())
+def _floating(module: nn.Module) -> list[Tensor]:
+    every = (*module.parameters(), *module.buffers())
+    return [tensor for tensor in every if tensor.is_floating_point() and tensor.dtype != torch.float64]
 
 
 PERTURBED_SHARE = 0.1
@@ -427,10 +426,10 @@ def same_state(one: list[Tensor], other: list[Tensor]) -> bool:
 
 
 @contextmanager
-def dropout_off(*models: nn.Module) -> Iterator[None]:
+def dropout_off(model: nn.Module) -> Iterator[None]:
     """Every module stays in the mode it is in, checkpointing and batch norm too, but nothing is dropped."""
     saved: list[tuple[nn.Module, str, float]] = []
-    for module in (child for model in models for child in model.modules()):
+    for module in model.modules():
         names = ["p"] if "dropout" in type(module).__name__.lower() else []
         names += [name for name in vars(module) if "dropout" in name.lower()]
         saved += [(module, name, vars(module)[name]) for name in names if isinstance(vars(module).get(name), float)]

@@ -175,7 +175,7 @@ def test_a_module_computes_in_float64_and_is_as_before():
 def test_tied_weights_stay_tied():
     first, second = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
     second.weight = first.weight
-    with in_double(first, second):
+    with in_double(nn.ModuleList([first, second])):
         assert second.weight is first.weight
         assert first.weight.dtype == torch.float64
     assert second.weight is first.weight
@@ -202,7 +202,7 @@ def test_a_module_that_would_take_too_much_does_not_fit(monkeypatch):
     module = nn.Linear(10, 10, bias=False)
     monkeypatch.setattr(model_runs, "FLOAT64_LIMIT_BYTES", 800)
     assert fits_in_float64(module)
-    assert not fits_in_float64(module, nn.Linear(1, 1))
+    assert not fits_in_float64(nn.Sequential(module, nn.Linear(1, 1)))
 
 
 def test_a_weight_that_is_made_of_other_tensors_is_left_alone() -> None:
