@@ -122,18 +122,9 @@ def test_the_shown_command_asks_for_the_same_run(name: str, optimizer: Any) -> N
 
 
 @pytest.mark.slow
-def test_the_shown_code_runs_in_a_fresh_script(tmp_path: Path) -> None:
-    several = (
-        ("lora", "weight_quantization", "checkpointing"),
-        ("lora", "gradient_accumulation"),
-        ("eight_bit_states",),
-    )
-    assert wrong({"+".join(names): code_for(*names) for names in several}, tmp_path) == {}
-
-
-@pytest.mark.slow
-def test_the_shown_code_of_all_and_of_all_pairs_runs_in_a_fresh_script(tmp_path: Path) -> None:
+def test_the_shown_code_of_all_of_all_pairs_and_of_three_runs_in_a_fresh_script(tmp_path: Path) -> None:
     several = [*((kind.name,) for kind in OPTIMIZATIONS if kind.name != "layerwise_casting"), *pairs()]
+    several.append(("lora", "weight_quantization", "checkpointing"))
     assert len(several) > 100
     assert wrong({"+".join(names): code_for(*names) for names in several}, tmp_path) == {}
 
