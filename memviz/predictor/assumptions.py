@@ -7,6 +7,7 @@ the arguments of a distribution are valid.
 from __future__ import annotations
 
 import dis
+import operator
 import re
 import sys
 from collections import Counter
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from functools import cache, reduce, wraps
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
-from typing import Any, ClassVar, NamedTuple, NoReturn, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
@@ -518,7 +519,7 @@ class Assumptions:
                 return rule.value(frame) if callable(rule.value) else rule.value
         return None
 
-    def number(self, *, is_whole: bool = False, default: int | None = None) -> UnknownNumber:
+    def number(self, *, is_whole: bool = False, default: int | None = None) -> UnknownValue:
         """Return a number that the program takes from a tensor, with the default value of a whole one."""
         kind = "a whole number" if is_whole else "a number"
         sentence = f"{kind} {_TAKEN_AND_NO_SIZE if default is None else _TAKEN}"
@@ -527,7 +528,7 @@ class Assumptions:
         line = self._reading_line()
         if is_whole and default is None:
             UnknownNumber.last_whole = line
-        return UnknownNumber(line, is_whole, self, default)
+        return unknown_number(line, is_whole, self, default)
 
     def first_of_list(self) -> int:
         """Return the natural index of one element: any list that has some has this one."""
@@ -566,7 +567,7 @@ class Assumptions:
             raise decision_needed(line, without_end=True)
 
 
-class UnknownNumber(float):
+class UnknownValue:
     """Result of `.item()` on a predicted device.
 
     Programs may print a loss, add it up and average it. A decision based on it sees a finite number, and an assumption
@@ -574,27 +575,13 @@ class UnknownNumber(float):
     that takes the number out (`math.exp`, numpy, `"%f"`) gets 1.0, or the default value.
     """
 
-    __slots__ = ("asked", "assumptions", "default", "whole")
-    last_whole: ClassVar[ReadingLine] = ReadingLine()
-    """The line that took the last whole number without a default value: a size may be made of it at once."""
+    __slots__ = ()
     asked: ReadingLine
     """The line that took it from a tensor."""
     whole: bool
     assumptions: Assumptions | None
     default: int | None
     """Default value of a whole number, if there is one."""
-
-    def __new__(
-        cls,
-        asked: ReadingLine = ReadingLine(),  # noqa: B008
-        whole: bool = False,
-        assumptions: Assumptions | None = None,
-        default: int | None = None,
-    ) -> Self:
-        number = super().__new__(cls, DEFAULT_NUMBER if default is None else default)
-        number.asked, number.whole, number.assumptions = asked, whole, assumptions
-        number.default = default
-        return number
 
     def __repr__(self) -> str:
         return _WORD
@@ -609,18 +596,13 @@ class UnknownNumber(float):
     def __round__(self, digits: Any = None) -> Any:
         return self._as_integer() if digits is None else self
 
-    def _itself(self, *_: Any) -> UnknownNumber:
+    def _itself(self, *_: Any) -> Self:
         return self
 
     __neg__ = __pos__ = __abs__ = __copy__ = __deepcopy__ = _itself
 
     def __reduce__(self) -> Any:
-        return UnknownNumber, (self.asked, self.whole, None, self.default)
-
-    __hash__ = float.__hash__
-
-    def _stop(self, *_: Any) -> NoReturn:
-        raise decision_needed(self.asked)
+        return unknown_number, (self.asked, self.whole, None, self.default)
 
     @property
     def _value(self) -> float:
@@ -659,12 +641,44 @@ class UnknownNumber(float):
     def is_integer(self) -> bool:
         return self.whole
 
-    def as_integer_ratio(self) -> tuple[int, int]:
+    def as_integer_ratio(self) -> Any:
         """Support `statistics.mean` and the like, which call it."""
         return float(self).as_integer_ratio()
 
+    def __divmod__(self, other: Any) -> Any:
+        return self // other, self % other
+
+    def __rdivmod__(self, other: Any) -> Any:
+        return other // self, other % self
+
     __int__ = __trunc__ = __floor__ = __ceil__ = _as_integer
-    __divmod__ = __rdivmod__ = _stop
+
+
+class UnknownNumber(UnknownValue, float):
+    """A number without a default value, or with a fraction."""
+
+    __slots__ = ("asked", "assumptions", "default", "whole")
+    last_whole: ClassVar[ReadingLine] = ReadingLine()
+    """The line that took the last whole number without a default value: a size may be made of it at once."""
+    __hash__ = float.__hash__
+
+
+class UnknownInteger(UnknownValue, int):
+    """A whole number with a default value: an int, so that numpy and C code take it for one."""
+
+    __hash__ = int.__hash__
+
+
+def unknown_number(
+    asked: ReadingLine, whole: bool, assumptions: Assumptions | None, default: int | None = None
+) -> UnknownValue:
+    number: UnknownValue
+    if whole and default is not None:
+        number = UnknownInteger(default)
+    else:
+        number = UnknownNumber(DEFAULT_NUMBER if default is None else default)
+    number.asked, number.whole, number.assumptions, number.default = asked, whole, assumptions, default
+    return number
 
 
 _SUBSCRIPTS = {dis.opmap[name] for name in ("BINARY_SUBSCR", "STORE_SUBSCR", "DELETE_SUBSCR") if name in dis.opmap}
@@ -745,7 +759,7 @@ def _end_of_block(steps: list[dis.Instruction], start: int) -> dis.Instruction:
 
 
 def _unknown_result(own: str) -> Callable[..., Any]:
-    def operation(self: UnknownNumber, other: Any, *_: Any) -> Any:
+    def operation(self: UnknownValue, other: Any, *_: Any) -> Any:
         if not isinstance(other, int | float):
             return NotImplemented
         return _integer_result(own, self, other) if self.whole else self
@@ -754,35 +768,35 @@ def _unknown_result(own: str) -> Callable[..., Any]:
     return operation
 
 
-def _integer_result(own: str, one: UnknownNumber, other: Any) -> UnknownNumber:
+def _integer_result(own: str, one: UnknownValue, other: Any) -> UnknownValue:
     """Return an integer result if Python's operation on the default values gives one."""
-    if type(other) is UnknownNumber:
+    if isinstance(other, UnknownValue):
         other = other.default if other.whole else DEFAULT_NUMBER
     if one.default is None or not isinstance(other, int):
-        return UnknownNumber(one.asked, isinstance(other, int) and "truediv" not in own, one.assumptions)
+        return unknown_number(one.asked, isinstance(other, int) and "truediv" not in own, one.assumptions)
     try:
         result = getattr(one.default, own)(other)
     except ZeroDivisionError:
         result = DEFAULT_NUMBER
     default = result if isinstance(result, int) else None
-    return UnknownNumber(one.asked, default is not None, one.assumptions, default)
+    return unknown_number(one.asked, default is not None, one.assumptions, default)
 
 
 _EQUALITY = ("__eq__", "__ne__")
 
 
 def _comparison(own: str) -> Callable[..., Any]:
-    compare = getattr(float, own)
+    compare = getattr(operator, own)
 
-    def comparison(self: UnknownNumber, other: Any) -> Any:
+    def comparison(self: UnknownValue, other: Any) -> Any:
         if not isinstance(other, int | float):
             return NotImplemented
-        if own in _EQUALITY and self.whole and self.default is None and type(other) is not UnknownNumber:
+        if own in _EQUALITY and self.whole and self.default is None and not isinstance(other, UnknownValue):
             # A token is not the end of a text, a label not a certain one.
             if self.assumptions is not None:
                 self.assumptions.state_a_decision("a number that is not computed is assumed to differ from another")
             return own == "__ne__"
-        answer = compare(self, other)
+        answer = compare(self._value, other._value if isinstance(other, UnknownValue) else other)
         if self.assumptions is not None and self.assumptions.leads_on(sys._getframe(1), answer) != answer:
             return not answer
         self._decide()
@@ -792,8 +806,8 @@ def _comparison(own: str) -> Callable[..., Any]:
     return comparison
 
 
-for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift"):
     for _own in (f"__{_name}__", f"__r{_name}__"):
-        setattr(UnknownNumber, _own, _unknown_result(_own))
+        setattr(UnknownValue, _own, _unknown_result(_own))
 for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
-    setattr(UnknownNumber, f"__{_name}__", _comparison(f"__{_name}__"))
+    setattr(UnknownValue, f"__{_name}__", _comparison(f"__{_name}__"))

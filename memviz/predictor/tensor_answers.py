@@ -25,7 +25,9 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from memviz.predictor.assumptions import (
     NOT_STATED,
     Assumptions,
+    UnknownInteger,
     UnknownNumber,
+    UnknownValue,
     data_needed,
     is_index_in,
     is_printed_by,
@@ -308,7 +310,7 @@ class TensorAnswers:
     def _known_bound(self, bound: Any) -> Any:
         if isinstance(bound, Tensor) and self._host.is_unknown(bound):
             bound = number_for(self._recorder, bound, None, "a slice")
-        if isinstance(bound, UnknownNumber) and bound.default is None:
+        if isinstance(bound, UnknownValue) and bound.default is None:
             self._assumptions.state("a slice up to a number that is not computed keeps its full length")
             return None
         return bound
@@ -422,7 +424,7 @@ def _sized_by_numbers(args: Any, kwargs: Any) -> Any:
 
 
 def _is_open(part: slice) -> bool:
-    return any(isinstance(bound, Tensor | UnknownNumber) for bound in (part.start, part.stop))
+    return any(isinstance(bound, Tensor | UnknownValue) for bound in (part.start, part.stop))
 
 
 def has_unknown_numbers(args: Any, kwargs: Any) -> bool:
@@ -431,10 +433,11 @@ def has_unknown_numbers(args: Any, kwargs: Any) -> bool:
 
 def _holds_unknown(value: Any) -> bool:
     if type(value) not in (list, tuple):
-        return type(value) is UnknownNumber
+        return isinstance(value, UnknownValue)
     # A list may have a million numbers, and few have lists in it.
     kinds = set(map(type, value))
-    return UnknownNumber in kinds or not kinds.isdisjoint((list, tuple)) and any(map(_holds_unknown, value))
+    nested = not kinds.isdisjoint((list, tuple)) and any(map(_holds_unknown, value))
+    return nested or not kinds.isdisjoint((UnknownNumber, UnknownInteger))
 
 
 _VALUES_AT = {torch.tensor: (0, "data"), torch.as_tensor: (0, "data"), torch.full: (1, "fill_value")}
@@ -450,13 +453,15 @@ def with_dtype_of_numbers(func: Any, args: Any, kwargs: Any) -> Any:
     values = args[place] if len(args) > place else kwargs.get(name)
     if not _holds_unknown(values):
         return kwargs
-    is_whole = all(leaf.whole if type(leaf) is UnknownNumber else isinstance(leaf, int) for leaf in leaves_of(values))
+    is_whole = all(
+        leaf.whole if isinstance(leaf, UnknownValue) else isinstance(leaf, int) for leaf in leaves_of(values)
+    )
     return {**kwargs, "dtype": torch.int64} if is_whole else kwargs
 
 
 def stop_at_unknown_numbers(args: Any, kwargs: Any) -> None:
     for leaf in leaves_of((*args, *kwargs.values())):
-        if type(leaf) is UnknownNumber:
+        if isinstance(leaf, UnknownValue):
             operator.index(leaf)
 
 

@@ -742,3 +742,14 @@ def test_least_squares_have_the_shapes_of_the_drivers_of_a_card(rows: int, colum
         assert [one.shape for one in there] == [one.shape for one in here]
         there.solution.sum().backward()
         assert a.grad is not None and a.grad.shape == a.shape
+
+
+def test_a_count_is_an_integer_for_numpy_and_for_sizes() -> None:
+    with PredictedDevice(A100):
+        count = (torch.rand(8, device="cuda") @ torch.rand(8, 8, device="cuda") > 0).sum().item()
+        assert isinstance(count, int) and f"{count:>8}" == " unknown"
+        rows = np.array([[count, 0], [count // 2, 1]])
+        assert np.issubdtype(rows.dtype, np.integer) and rows.sum() == 13
+        assert len([0] * count) == 8 and len(range(count - 2)) == 6 and divmod(count, 3) == (2, 2)
+        assert isinstance(count / 2, float) and isinstance(count * 0.5, float)
+        assert copy.deepcopy([count])[0] is count and pickle.loads(pickle.dumps(count)).default == 8

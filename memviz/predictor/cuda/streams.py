@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Self
 import torch
 
 from memviz.allocator.blocks import PendingFrees, PoolId, PoolPair
-from memviz.predictor.assumptions import Assumptions, ReadingLine, UnknownNumber
+from memviz.predictor.assumptions import Assumptions, ReadingLine, UnknownValue, unknown_number
 from memviz.predictor.compat import Patches, StandIn, without_functions, without_modes
 from memviz.predictor.cuda.machine import CUDA_0, NamedDevices
 from memviz.predictor.known_values import KnownValues
@@ -372,13 +372,13 @@ class FakeEvent(_RealEvent):  # type: ignore[misc]
     def synchronize(self) -> None:
         self.order.host_waits(self._moment or {})
 
-    def elapsed_time(self, end_event: FakeEvent) -> float:
+    def elapsed_time(self, end_event: FakeEvent) -> UnknownValue:
         if not (self.enable_timing and end_event.enable_timing):
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
         if self._moment is None or end_event._moment is None:
             raise ValueError("Both events must be recorded before calculating elapsed time.")
         self.assumptions.state("the time between two events is unknown, and prints as unknown")
-        return UnknownNumber(ReadingLine(quoted_line_of_caller()), False, self.assumptions)
+        return unknown_number(ReadingLine(quoted_line_of_caller()), False, self.assumptions)
 
     def ipc_handle(self) -> bytes:
         raise RuntimeError("CUDA error: an event of a simulated card cannot be shared with another process")
