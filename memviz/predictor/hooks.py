@@ -123,7 +123,7 @@ def follow_modules(
         return out
 
     def called(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if position.modules or next(self.parameters(), None) is None or not phases.begin("forward"):
+        if position.modules or next(nn.Module.parameters(self), None) is None or not phases.begin("forward"):
             return recorded(self, *args, **kwargs)
         position.here.steps = 0
         try:

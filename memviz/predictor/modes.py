@@ -522,7 +522,7 @@ def follow_cuda(
 
 def _check_memory(recorder: AllocationRecorder, model: nn.Module) -> None:
     nowhere = recorder.host.on_meta
-    if len(nowhere) and any(tensor in nowhere for tensor in (*model.parameters(), *model.buffers())):
+    if len(nowhere) and any(tensor in nowhere for tensor in (*nn.Module.parameters(model), *nn.Module.buffers(model))):
         raise NotImplementedError(NOTHING_TO_COPY)
 
 

@@ -343,7 +343,7 @@ class ProgramPosition:
 
     def name_modules(self, model: nn.Module) -> None:
         """Name modules by their paths, and the model itself by its class."""
-        for path, module in model.named_modules():
+        for path, module in nn.Module.named_modules(model):
             text = path or type(model).__name__
             number = self._paths[module] = self._text(text)
             self._texts[number] = text

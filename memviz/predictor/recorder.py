@@ -421,8 +421,8 @@ def cache_tensors(output: Any) -> Iterator[torch.Tensor]:
 
 
 NOTHING_TO_COPY = (
-    "Cannot copy out of meta tensor; no data! Please use torch.nn.Module.to_empty() instead of "
-    "torch.nn.Module.to() when moving module from meta to a different device."
+    "Cannot copy out of meta tensor; no data! Please use nn.Module.to_empty() instead of "
+    "nn.Module.to() when moving module from meta to a different device."
 )
 
 
@@ -482,7 +482,7 @@ class ModelMove:
         self._wanted = wanted
         self._on_host = on_host
         self._convert = convert
-        self._names = {id(module): path for path, module in model.named_modules()}
+        self._names = {id(module): path for path, module in nn.Module.named_modules(model)}
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor if _is_allocated(self._recorder, tensor, self._wanted) else self._convert(tensor)

@@ -361,7 +361,7 @@ class BlockRepeater(Repeater):
         """Find the lists of two or more layers of one class."""
         self._called = WeakSet()
         structures = _Structures()
-        for module in model.modules():
+        for module in nn.Module.modules(model):
             if isinstance(module, nn.ModuleList | nn.Sequential):
                 kinds = Counter(map(type, module))
                 for layer in module:
@@ -390,7 +390,7 @@ class BlockRepeater(Repeater):
                 module if structure is None else structure,
                 {name: _frozen(kwargs[name]) for name in kwargs},
             )
-            key = self._key(kind, map(_frozen, args), frozen, (*items.weights, *module.buffers()))
+            key = self._key(kind, map(_frozen, args), frozen, (*items.weights, *nn.Module.buffers(module)))
             del frozen
             keys = (key, items.owners()), (key, items.owners(), self._values_of(values))
             arguments = [value for value in values if isinstance(value, torch.Tensor)]
@@ -575,7 +575,7 @@ class Replaceable:
         self._lists = [(held, len(held)) for held in values if type(held) is list]
         self._dicts = [(held, tuple(map(id, held.values()))) for held in values if type(held) is dict]
         self._module = module
-        self.weights = tuple(module.parameters())
+        self.weights = tuple(nn.Module.parameters(module))
         self.numbers = tuple(map(number_of, self._values()))
         """Allocations of the tensors."""
         self._ids = tuple(map(id, self._values()))
@@ -597,7 +597,7 @@ class Replaceable:
     def changed(self, number_of: Callable[[Any], int | None]) -> dict[int, Any] | None:
         """Return the values that are others now, by place; None where a list got longer, a weight is another object, or
         what a list holds is unknown."""
-        weights = tuple(self._module.parameters())
+        weights = tuple(nn.Module.parameters(self._module))
         is_same = len(weights) == len(self.weights) and all(map(operator.is_, weights, self.weights))
         is_same &= all(tuple(map(id, held.values())) == ids for held, ids in self._dicts)
         if not is_same or any(len(held) != length for held, length in self._lists):

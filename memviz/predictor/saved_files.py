@@ -402,9 +402,9 @@ def _with_tensors_mapped(change: Callable[[Tensor], Tensor], obj: Any) -> Any:
     def copied(value: Any) -> Any:
         if isinstance(value, Tensor):
             return changed(value)
-        held = tensors_among([vars(module) for module in value.modules()])
+        held = tensors_among([vars(module) for module in nn.Module.modules(value)])
         new: dict[int, Any] = {id(old): changed(old) for old in held}
-        new |= {id(old): nn.Parameter(changed(old), old.requires_grad) for old in value.parameters()}
+        new |= {id(old): nn.Parameter(changed(old), old.requires_grad) for old in nn.Module.parameters(value)}
         return copy.deepcopy(value, new)
 
     return tree_map_only((Tensor, nn.Module), copied, obj)

@@ -115,7 +115,7 @@ def tensors_among(value: Any, depth: int = 6, *, with_owners: bool = False) -> I
     if isinstance(value, Tensor):
         yield value
     elif with_owners and isinstance(value, torch.nn.Module):
-        yield from (*value.parameters(), *value.buffers())
+        yield from (*torch.nn.Module.parameters(value), *torch.nn.Module.buffers(value))
     elif with_owners and isinstance(value, torch.optim.Optimizer):
         yield from (weight for group in value.param_groups for weight in group["params"])
     elif isinstance(value, Mapping):

@@ -163,7 +163,7 @@ class TrainedBlockRepeater(BlockRepeater):
 
     def follow(self, model: nn.Module) -> None:
         super().follow(model)
-        for module in model.modules():
+        for module in nn.Module.modules(model):
             if isinstance(module, nn.ModuleList | nn.Sequential):
                 for structure, layers in groupby(module, self._blocks.get):
                     run = list(layers)

@@ -291,7 +291,7 @@ class ModelChanges:
 
     def _load(self, model: nn.Module, move: Any, to_card: bool, dtype: Any) -> set[str]:
         """Convert weights that are in host memory, and move the rest; return the changes that had their turn."""
-        weight = next(model.parameters(), None)
+        weight = next(nn.Module.parameters(model), None)
         if weight is None or model in self._seen or not to_card or on_card(weight):
             return set()
         offloads = [replace(one, onload_device="cuda") for one in self._changes if isinstance(one, WeightOffload)]
@@ -317,10 +317,10 @@ class ModelChanges:
         return called
 
     def _arrived(self, model: nn.Module, done: Collection[str] = ()) -> None:
-        weight = next(model.parameters(), None)
+        weight = next(nn.Module.parameters(model), None)
         if weight is None or model in self._seen or not (done or on_card(weight)):
             return
-        self._seen.update(model.modules())
+        self._seen.update(nn.Module.modules(model))
         for change in self._changes:
             if change.name not in done and self._apply(model, change) and converts(change):
                 self._assumptions.say(

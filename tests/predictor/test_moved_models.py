@@ -74,3 +74,27 @@ def test_a_lazy_layer_gets_its_weights_where_it_was_moved() -> None:
         model(torch.zeros(2, 3, 8, 8, device="cuda")).sum().backward()
         assert all(weight.is_cuda and weight.grad is not None for weight in model.parameters())
         assert model[3].weight.shape == (4, 8 * 6 * 6)
+
+
+class Names(nn.Module):
+    """Uses names of nn.Module's methods for something else, as programs do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(256))
+        self.layers = nn.Sequential(nn.Linear(256, 256, bias=False), nn.Linear(256, 256, bias=False))
+        self.modules, self.buffers = ["weight"], 3
+
+    def parameters(self) -> list[nn.Parameter]:  # type: ignore[override]
+        return [self.weight]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x) * self.weight
+
+
+def test_a_program_may_give_other_meanings_to_the_names_of_a_modules_methods() -> None:
+    with PredictedDevice(A100) as device:
+        model = Names().to("cuda", torch.bfloat16)
+        assert device.allocated_bytes == 2 * NUMBERS * 2 + 512
+        model(torch.ones(4, 256, device="cuda", dtype=torch.bfloat16)).sum().backward()
+        assert model.weight.grad is not None and model.weight.grad.is_cuda
