@@ -398,6 +398,13 @@ def follow_torchscript(patches: Patches, assumptions: Assumptions) -> None:
         # Names of a class are looked up in the frame of the caller, which is one further up.
         return script(obj, *args, **{**kwargs, "_frames_up": kwargs.get("_frames_up", 0) + 1})
 
+    def draw_graph(_: Any, model: nn.Module, input_to_model: Any = None, *__: Any, **___: Any) -> None:
+        was_training = model.training
+        _call_traced(model.eval(), input_to_model)
+        model.train(was_training)
+
+    for name in ("torch.utils.tensorboard.writer", "tensorboardX.writer"):
+        patches.after_import(name, lambda writer: patches.put(writer.SummaryWriter, "add_graph", draw_graph))
     functions = {"script": scripted, "freeze": uncompiled, "optimize_for_inference": uncompiled, "trace": traced}
     functions |= {"trace_module": traced_methods, "save": save, "load": loaded}
     for name, function in functions.items():

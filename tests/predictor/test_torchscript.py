@@ -1,5 +1,7 @@
 """TorchScript on a predicted GPU: code runs uncompiled, with a note."""
 
+import importlib
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -106,3 +108,21 @@ def test_branches_and_loops_of_the_card_run_as_python_runs_them() -> None:
         assert [one.shape for one in foreach_map(lambda x: x + 1, [x, x[0]])] == [x.shape, x[0].shape]
         torch.cond(torch.randn(300, 300, device="cuda").sum() > 2, lambda x: x + 1, lambda x: x - 1, (x,))
         assert any("condition" in one.what for one in device.recorder.assumptions.stated)
+
+
+def test_a_graph_for_tensorboard_runs_the_model_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "tensorboardX"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "writer.py").write_text(
+        "class SummaryWriter:\n    def add_graph(self, model, inputs): raise RuntimeError\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "tensorboardX", raising=False)
+    with PredictedDevice(A100) as device:
+        writer = importlib.import_module("tensorboardX.writer").SummaryWriter()
+        model = nn.Linear(1024, 1024, bias=False).cuda().train()
+        before = device.allocated_bytes
+        writer.add_graph(model, torch.zeros(1024, 1024, device="cuda"))
+        assert model.training
+        assert device.peak_allocated_bytes >= before + 2 * 1024 * 1024 * 4
