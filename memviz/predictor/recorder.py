@@ -421,8 +421,8 @@ def cache_tensors(output: Any) -> Iterator[torch.Tensor]:
 
 
 NOTHING_TO_COPY = (
-    "Cannot copy out of meta tensor; no data! Please use nn.Module.to_empty() instead of "
-    "nn.Module.to() when moving module from meta to a different device."
+    "Cannot copy out of meta tensor; no data! Please use torch.nn.Module.to_empty() instead of "
+    "torch.nn.Module.to() when moving module from meta to a different device."
 )
 
 
