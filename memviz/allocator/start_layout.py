@@ -110,7 +110,13 @@ def _segments_before(trace: Trace, device: DeviceTrace, large_page: int) -> list
 def _live_before(device: DeviceTrace, settings: Settings) -> list[StartBlock]:
     round_size = rounding(settings.roundup_power2_divisions)
     never = len(device.events)
-    at_end = _active_at_end(device)
+    rows = device.blocks
+    active = np.flatnonzero(rows.state != State.INACTIVE)
+    columns = (unsigned(rows.address), rows.size, rows.requested, rows.state, rows.stack)
+    at_end = {
+        address: StartBlock(address, size, requested, state != State.ACTIVE_ALLOCATED, stack, never, True)
+        for address, size, requested, state, stack in zip(*(column[active].tolist() for column in columns), strict=True)
+    }
     live = []
     for address, (times, completed, requested) in _freed_first(device).items():
         end = at_end.get(address) if completed == never else None
@@ -129,16 +135,6 @@ def _live_before(device: DeviceTrace, settings: Settings) -> list[StartBlock]:
     ends = np.array(list(at_end), dtype=np.uint64)
     mentioned = np.isin(ends, unsigned(events.address)[events.action <= Action.FREE_COMPLETED])
     return [*live, *(at_end[address] for address in ends[~mentioned].tolist())]
-
-
-def _active_at_end(device: DeviceTrace) -> dict[int, StartBlock]:
-    rows = device.blocks
-    active = np.flatnonzero(rows.state != State.INACTIVE)
-    columns = (unsigned(rows.address), rows.size, rows.requested, rows.state, rows.stack)
-    return {
-        address: StartBlock(address, size, requested, state != State.ACTIVE_ALLOCATED, stack, len(device.events), True)
-        for address, size, requested, state, stack in zip(*(column[active].tolist() for column in columns), strict=True)
-    }
 
 
 def _freed_first(device: DeviceTrace) -> dict[int, tuple[int, int, int]]:
