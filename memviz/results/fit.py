@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memviz.results.headline import Headline
-from memviz.runner.fit.cost import KEEPS, Cost, Standing, cheapest_that_fits, class_shown, pareto_front
+from memviz.runner.fit.cost import KEEPS, Cost, Rating, cheapest_that_fits, class_shown, pareto_front
 from memviz.runner.jobs.service import SearchStatus
 from memviz.units import bytes_text, count_text, duration_text
 
@@ -37,19 +37,19 @@ def cost_rank(trial: Way) -> float:
 
 
 def cheapest_fitting(trials: Sequence[Way]) -> int | None:
-    return cheapest_that_fits(_standings(trials))
+    return cheapest_that_fits(_ratings(trials))
 
 
 def front_of_trials(trials: Sequence[Way]) -> ParetoFront:
     """Return the Pareto front among ways that keep as much as the best one, or as the weakest one tried."""
-    standings = _standings(trials)
-    keeps = class_shown(standings)
-    return ParetoFront(KEEPS[keeps], pareto_front(standings, keeps))
+    ratings = _ratings(trials)
+    keeps = class_shown(ratings)
+    return ParetoFront(KEEPS[keeps], pareto_front(ratings, keeps))
 
 
-def _standings(trials: Sequence[Way]) -> list[Standing]:
+def _ratings(trials: Sequence[Way]) -> list[Rating]:
     return [
-        Standing(
+        Rating(
             keeps=KEEPS.index(trial["keeps"]),
             rank=cost_rank(trial),
             is_close=trial.get("fit") == "close",

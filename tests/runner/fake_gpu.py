@@ -207,7 +207,7 @@ _PARAMETERS = {
     "skip_actions",
     "xpu": "enabled context stacks max_entries clear_history skip_actions",
 }
-"""What `_record_memory_history` can be given in each release of torch: memviz reads its signature."""
+"""Parameters of `_record_memory_history` in each release of torch: memviz reads its signature."""
 
 
 def _recorder(gpu: FakeGpu, release: str) -> Callable[..., None]:

@@ -119,8 +119,8 @@ def cost_of(work: Work, speed: CardSpeed | None, dtype: str = "") -> Cost:
     return Cost(work.flops, work.bytes_moved, work.host_bytes, *seconds, work.link_bytes)
 
 
-class Standing(NamedTuple):
-    """What decides between configurations that fit, in this order."""
+class Rating(NamedTuple):
+    """Facts that decide between configurations that fit, in this order."""
 
     keeps: int
     """Its place in `KEEPS`: the strictest class in which any fits is taken."""
@@ -132,18 +132,18 @@ class Standing(NamedTuple):
     fits: bool
 
 
-def cheapest_that_fits(ways: Sequence[Standing]) -> int | None:
+def cheapest_that_fits(ways: Sequence[Rating]) -> int | None:
     """Return its number; None if none fits."""
     return min((number for number, way in enumerate(ways) if way.fits), key=ways.__getitem__, default=None)
 
 
-def class_shown(ways: Sequence[Standing]) -> int:
+def class_shown(ways: Sequence[Rating]) -> int:
     """The class whose front leads on: that of the cheapest that fits, else the weakest that was tried."""
     number = cheapest_that_fits(ways)
     return max((way.keeps for way in ways), default=0) if number is None else ways[number].keeps
 
 
-def pareto_front(ways: Sequence[Standing], keeps: int) -> tuple[int, ...]:
+def pareto_front(ways: Sequence[Rating], keeps: int) -> tuple[int, ...]:
     """Numbers of a class, cheapest first: each next one costs more and needs less memory. Ties: the fewest changes."""
     of_class = [(way.rank, way.peak_reserved_bytes, way.changes, n) for n, way in enumerate(ways) if way.keeps == keeps]
     front: list[int] = []

@@ -20,7 +20,7 @@ from typing import Any
 from memviz.allocator.context import overhead_on
 from memviz.allocator.replayer import CardMemory
 from memviz.errors import MemvizError, UsageError
-from memviz.runner.fit.cost import KEEPS, Keep, Standing, cheapest_that_fits, class_shown, pareto_front
+from memviz.runner.fit.cost import KEEPS, Keep, Rating, cheapest_that_fits, class_shown, pareto_front
 from memviz.runner.fit.largest import Grid, Largest, grid_json, grid_of, largest_that_fits
 from memviz.runner.fit.predictions import Predictor
 from memviz.runner.fit.search import OnTrial, Searched, Stop, Trial, search
@@ -62,7 +62,7 @@ class FitAnswer:
     @property
     def chosen(self) -> Trial | None:
         """Cheapest configuration of the strictest class in which any fits."""
-        number = cheapest_that_fits(self._standings)
+        number = cheapest_that_fits(self._ratings)
         return None if number is None else self.searched.ways[number]
 
     @property
@@ -89,15 +89,15 @@ class FitAnswer:
         return by_cost((*front, chosen))
 
     def front(self, keep: Keep) -> tuple[Trial, ...]:
-        return tuple(self.searched.ways[number] for number in pareto_front(self._standings, KEEPS.index(keep)))
+        return tuple(self.searched.ways[number] for number in pareto_front(self._ratings, KEEPS.index(keep)))
 
     @property
     def shown(self) -> Keep:
-        return KEEPS[class_shown(self._standings)]
+        return KEEPS[class_shown(self._ratings)]
 
     @property
-    def _standings(self) -> list[Standing]:
-        return [trial.standing for trial in self.searched.ways]
+    def _ratings(self) -> list[Rating]:
+        return [trial.rating for trial in self.searched.ways]
 
 
 def by_cost(ways: Iterable[Trial]) -> tuple[Trial, ...]:
@@ -190,7 +190,7 @@ def knob_value(request: Request, name: str) -> int:
 
 
 def fit_json(answer: FitAnswer) -> dict[str, Any]:
-    chosen, card = answer.chosen, plan_of(answer.request).card
+    chosen, card, allowed = answer.chosen, plan_of(answer.request).card, KEEPS[: KEEPS.index(answer.keep) + 1]
     return {
         "workload": answer.request.workload,
         "settings": dict(answer.request.settings),
@@ -200,7 +200,7 @@ def fit_json(answer: FitAnswer) -> dict[str, Any]:
         "keep": answer.keep,
         "chosen": None if chosen is None else trial_json(chosen),
         "front": [trial_json(trial) for trial in answer.front(answer.shown)],
-        "fronts": {keep: [trial_json(trial) for trial in answer.front(keep)] for keep in allowed(answer.keep)},
+        "fronts": {keep: [trial_json(trial) for trial in answer.front(keep)] for keep in allowed},
         "tried": answer.searched.tried,
         "of": answer.searched.of,
         "planned": answer.searched.planned,
@@ -213,10 +213,6 @@ def fit_json(answer: FitAnswer) -> dict[str, Any]:
         "largest": largest_json(answer),
         "grid": None if answer.grid is None else grid_json(answer.grid),
     }
-
-
-def allowed(keep: Keep) -> tuple[Keep, ...]:
-    return KEEPS[: KEEPS.index(keep) + 1]
 
 
 def trial_json(trial: Trial) -> dict[str, Any]:

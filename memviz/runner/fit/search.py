@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from memviz.predictor.cards import is_native
 from memviz.predictor.group.ranks import CARDS_OF_A_MACHINE
-from memviz.runner.fit.cost import KEEPS, CardSpeed, Cost, Standing, Work, cost_of, speed_of
+from memviz.runner.fit.cost import KEEPS, CardSpeed, Cost, Rating, Work, cost_of, speed_of
 from memviz.runner.fit.largest import SearchStopped
 from memviz.runner.fit.predictions import KeptPredictions, Prediction, Predictor, is_cacheable
 from memviz.runner.fit.space import Candidate, Point, Space, changes_at
@@ -201,8 +201,8 @@ class Trial:
         return self.candidate.request.fits_host(self.prediction.host_peak_bytes)
 
     @property
-    def standing(self) -> Standing:
-        return Standing(
+    def rating(self) -> Rating:
+        return Rating(
             keeps=KEEPS.index(self.candidate.keeps),
             rank=self.cost.rank,
             is_close=self.prediction.fit == "close",
