@@ -241,10 +241,8 @@ def _sees_one_token(layer: nn.Module) -> bool:
 def _is_fused(block: Any) -> bool:
     """Return whether a block of diffusers computes cat([attention, act_mlp(proj_mlp(x))]), then proj_out."""
     layers = [getattr(block, name, None) for name in ("proj_mlp", "act_mlp", "proj_out")]
-    if (
-        not all(isinstance(layer, nn.Module) for layer in layers)
-        or "SingleTransformerBlock" not in type(block).__name__
-    ):
+    is_single = "SingleTransformerBlock" in type(block).__name__
+    if not (is_single and all(isinstance(layer, nn.Module) for layer in layers)):
         return False
     first, _, last = layers
     wide, narrow = getattr(first, "out_features", 0), getattr(first, "in_features", 0)

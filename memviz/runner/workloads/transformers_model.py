@@ -236,11 +236,11 @@ def add_lora(model: nn.Module, rank: int) -> nn.Module:
     model.requires_grad_(False)
     output_embeddings: Any = getattr(model, "get_output_embeddings", None)
     head = output_embeddings() if callable(output_embeddings) else None
-    adapted = [layer for layer in model.modules() if _layer_widths(layer) is not None and layer is not head]
+    adapted = {layer: sides for layer in model.modules() if (sides := _layer_widths(layer)) and layer is not head}
     if not adapted:
         raise UsageError(f"{type(model).__name__} has no linear layer for LoRA. Set mode=training.")
-    for layer in adapted:
-        _add_adapter_layers(layer, rank)
+    for layer, sides in adapted.items():
+        _add_adapter_layers(layer, rank, *sides)
     return model
 
 
@@ -257,11 +257,9 @@ def _layer_widths(layer: nn.Module) -> tuple[int, int] | None:
     return None
 
 
-def _add_adapter_layers(layer: nn.Module, rank: int) -> None:
-    sides = _layer_widths(layer)
-    assert sides is not None
+def _add_adapter_layers(layer: nn.Module, rank: int, into: int, out: int) -> None:
     place = {"device": layer.weight.device, "dtype": layer.weight.dtype, "bias": False}
-    down, up = nn.Linear(sides[0], rank, **place), nn.Linear(rank, sides[1], **place)  # type: ignore[arg-type]
+    down, up = nn.Linear(into, rank, **place), nn.Linear(rank, out, **place)  # type: ignore[arg-type]
     with torch.no_grad():
         # As training starts it is nothing; a twin that is compared needs something to differ by.
         up.weight.normal_(std=0.02)
