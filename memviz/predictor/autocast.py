@@ -183,7 +183,9 @@ class Autocast:
             return self._all_to(torch.float32 if wide else torch.get_autocast_dtype("cuda"), args, kwargs)
         if name in ANSWER_IN_SINGLE and _casts(args[0]) and kwargs.get("dtype") is None:
             if name in ("softmax.int", "log_softmax.int"):
-                return (*args[:2], torch.float32), {}
+                # `cross_entropy` gives the dtype of its input, which counts.
+                dtype = args[2] if args[2:] else None
+                return (*args[:2], dtype or torch.float32), {}
             return args, {**kwargs, "dtype": torch.float32}
         return args, kwargs
 

@@ -47,6 +47,19 @@ def _casts(run: str, *, inference: bool = False, release: tuple[int, int] | None
 
 
 @pytest.mark.parametrize(
+    ("run", "sizes"),
+    [
+        ("x.log_softmax(1)", [4 * 64 * 64]),
+        ("x.log_softmax(1, torch.bfloat16)", []),
+        # It gives log_softmax the dtype of its input, and nll_loss casts the result (recorded with torch 2.6).
+        ("torch.nn.functional.cross_entropy(x, x[0].long())", [8 * 64, 4 * 64 * 64]),
+    ],
+)
+def test_a_dtype_that_is_given_counts(run: str, sizes: list[int]) -> None:
+    assert _casts(run) == 2 * sizes
+
+
+@pytest.mark.parametrize(
     "run",
     [
         "torch.einsum('ij,jk->ik', w, x)",
