@@ -103,16 +103,16 @@ def test_ctrl_c_ends_it_with_the_figures_until_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_package_that_cannot_be_imported_is_said_with_its_reason(tmp_path: Path) -> None:
+def test_the_package_of_a_module_is_part_of_the_program(tmp_path: Path) -> None:
     package = tmp_path / "work"
     package.mkdir()
-    (package / "__init__.py").write_text("from importlib.metadata import version\nversion('no-such-distribution')\n")
+    on_card = "import torch\nassert torch.cuda.is_available()\nheld = torch.zeros(1 << 20, device='cuda')\n"
+    (package / "__init__.py").write_text(on_card)
     (package / "train.py").write_text("")
-    done = predict_in("-m", "work.train", folder=tmp_path)
-    assert done.returncode == 2 and "There is no module" not in done.stderr
-    assert "work.train" in done.stderr and "PackageNotFoundError" in done.stderr
+    assert said(predict_in("--json", "-m", "work.train", folder=tmp_path))["peak_requested_bytes"] == 4 << 20
     (package / "__init__.py").write_text("import no_such_library\n")
-    assert "No module named 'no_such_library'" in predict_in("-m", "work.train", folder=tmp_path).stderr
+    done = predict_in("-m", "work.train", folder=tmp_path)
+    assert done.returncode == 1 and "No module named 'no_such_library'" in done.stderr
     for absent in ("absent", "absent.module", "tests.absent"):
         assert f"There is no module {absent}" in predict_in("-m", absent, folder=tmp_path).stderr
 

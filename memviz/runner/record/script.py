@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import builtins
-import importlib.util
+import importlib
 import io
 import json
 import linecache
@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec, SourceFileLoader
+from itertools import accumulate
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any, cast
@@ -62,6 +63,8 @@ class Script:
         if not sys.flags.safe_path:
             sys.path[0] = self.folder
         sys.modules["__main__"] = module
+        if package := self.attributes.get("__package__"):
+            importlib.import_module(package)
         for code in self.codes:
             try:
                 exec(code, module.__dict__)
@@ -227,13 +230,17 @@ def load_module(name: str, arguments: Sequence[str]) -> Script:
 
 
 def _spec_of(name: str) -> ModuleSpec | None:
-    """None where there is no such module; importing a parent package may fail for its own reasons."""
-    try:
-        return importlib.util.find_spec(name)
-    except ValueError:
-        return None
-    except ImportError as error:
-        if type(error) is ModuleNotFoundError and error.name and f"{name}.".startswith(f"{error.name}."):
+    """None where there is no such module. Packages are not imported: their code is the program's."""
+    spec, folders = None, None
+    for full in accumulate(name.split("."), "{}.{}".format):
+        if spec is not None and folders is None:
             return None
-        cause = f"{type(error).__name__}: {error}"
-        raise UsageError(f"The package of {name} cannot be imported: {cause}.") from error
+        specs = (finder.find_spec(full, folders) for finder in sys.meta_path if hasattr(finder, "find_spec"))
+        spec = next(filter(None, specs), None)
+        if spec is None:
+            return None
+        if spec.origin is None and spec.submodule_search_locations is not None:
+            # Folders without code ask the module around them for their path.
+            importlib.import_module(full)
+        folders = spec.submodule_search_locations
+    return spec
