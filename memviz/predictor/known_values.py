@@ -620,6 +620,7 @@ _JOINS: dict[Any, Callable[[Any], bool]] = {
     **dict.fromkeys((aten.logical_and.default, aten.logical_and_.default), all),
 }
 _NOT = {aten.logical_not.default, aten.bitwise_not.default}
+_DIFFERENCES = {aten.bitwise_xor.Tensor, aten.logical_xor.default}
 _PRODUCTS = {aten.cumprod.default, aten.prod.default, aten.prod.dim_int}
 """Operators that preserve a default value of 0 or 1."""
 
@@ -633,6 +634,8 @@ class DefaultValues:
         self._defaults: ByStorage[int] = ByStorage()
         self._greatest: ByStorage[int] = ByStorage()
         """The greatest number that may be in a tensor of whole numbers that are not computed."""
+        self.borders = MarkedStorages()
+        """Where a mask differs from its own neighbours: nowhere, if it is true everywhere."""
 
     def of(self, tensor: Tensor) -> int | None:
         return self._defaults.of(tensor)
@@ -674,6 +677,13 @@ class DefaultValues:
             # As its `.item()` counts where it is compared.
             one = int(DEFAULT_NUMBER)
         return None if one is None or other is None else int(_COMPARISONS[func](one, other))
+
+    def _differ(self, func: Any, args: Any, out: Tensor) -> int | None:
+        keys = {_storage_key(arg) for arg in args[:2]} if all(map(torch.is_tensor, args[:2])) else ()
+        if len(keys) != 1 or out.dtype is not torch.bool:
+            return None
+        self.borders.add(out)
+        return 0
 
     def _negate(self, func: Any, args: Any, out: Tensor) -> int | None:
         number = self.of(args[0]) if out.dtype is torch.bool else None
@@ -730,6 +740,7 @@ _DEFAULT_TRANSFERS: dict[Any, Callable[[DefaultValues, Any, Any, Tensor], int | 
     **dict.fromkeys(_SUMS, DefaultValues._count),
     **dict.fromkeys(_COMPARISONS, DefaultValues._compare),
     **dict.fromkeys(_NOT, DefaultValues._negate),
+    **dict.fromkeys(_DIFFERENCES, DefaultValues._differ),
     **dict.fromkeys(_JOINS, DefaultValues._join),
     **dict.fromkeys(INTEGER_ARITHMETIC, DefaultValues._calculate),
 }

@@ -570,6 +570,7 @@ _SHAPES_OF_LENGTH: dict[Any, Callable[..., Any]] = {
 _MASKS = (torch.bool, torch.uint8)
 _MOST_PLACES_BYTES = 1 << 22
 _TAKEN_AS_TRUE = "a mask that is not computed is assumed to be true everywhere"
+_WITHOUT_BORDERS = "a mask that is not computed is assumed to be the same everywhere, without borders"
 
 
 class ValueReads:
@@ -700,8 +701,8 @@ class ValueReads:
             assumptions.state(CHOSEN_EVENLY)
             return int(assumptions.took(share))
         if stated is NOT_STATED:
-            stated = assumptions.took(True)
-            assumptions.state(_TAKEN_AS_TRUE)
+            stated = assumptions.took(tensor not in self._host.stand_ins.borders)
+            assumptions.state(_TAKEN_AS_TRUE if stated else _WITHOUT_BORDERS)
         if isinstance(stated, bool):
             return tensor.numel() if stated else 0
         return int(stated)

@@ -753,3 +753,12 @@ def test_a_count_is_an_integer_for_numpy_and_for_sizes() -> None:
         assert len([0] * count) == 8 and len(range(count - 2)) == 6 and divmod(count, 3) == (2, 2)
         assert isinstance(count / 2, float) and isinstance(count * 0.5, float)
         assert copy.deepcopy([count])[0] is count and pickle.loads(pickle.dumps(count)).default == 8
+
+
+def test_a_mask_that_is_true_everywhere_has_no_borders() -> None:
+    with PredictedDevice(A100):
+        mask = (torch.rand(8, 64, device="cuda") @ torch.rand(64, 64, device="cuda")) > 0
+        assert (mask[:, 1:] ^ mask[:, :-1]).nonzero().shape == (0, 2)
+        assert mask[mask].shape == (8 * 64,)
+        other = (torch.rand(8, 64, device="cuda") @ torch.rand(64, 64, device="cuda")) > 0
+        assert (mask ^ other).nonzero().shape == (8 * 64, 2)
