@@ -226,8 +226,8 @@ def raise_as_cuda(error: RuntimeError, func: Any, args: Any, card: int) -> None:
         raise RuntimeError(f"mat1 and mat2 shapes cannot be multiplied ({shapes})") from None
 
 
-def not_predicted(operator: str, why: str) -> UsageError:
-    return NotPredicted(f"{operator} cannot be predicted: {why}. Remove it, or use other operators.")
+def not_predicted(operator: str, why: str, remedy: str = "Remove it, or use other operators") -> UsageError:
+    return NotPredicted(f"{operator} cannot be predicted: {why}. {remedy}.")
 
 
 def strided_nested_tensor() -> UsageError:

@@ -571,7 +571,8 @@ def refuse_compiled_extensions(patches: Patches) -> None:
         def compile_extension(*args: Any, **kwargs: Any) -> Any:
             call = inspect.getcallargs(build, *args, **kwargs)
             if call["with_cuda"] or call["with_cuda"] is None and any(map(module._is_cuda_file, call["sources"])):
-                raise not_predicted(f"The extension {call['name']}", "it is CUDA code, which cannot run without a card")
+                reason, remedy = "it is CUDA code, which cannot run without a card", "Use the program's implementation"
+                raise not_predicted(f"The extension {call['name']}", reason, f"{remedy} in PyTorch, if there is one")
             return build(*args, **kwargs)
 
         patches.put(module, "_jit_compile", compile_extension)
