@@ -672,13 +672,11 @@ class UnknownInteger(UnknownValue, int):
 def unknown_number(
     asked: ReadingLine, whole: bool, assumptions: Assumptions | None, default: int | None = None
 ) -> UnknownValue:
-    number: UnknownValue
-    if whole and default is not None:
-        number = UnknownInteger(default)
-    else:
-        number = UnknownNumber(DEFAULT_NUMBER if default is None else default)
+    kind: Any = UnknownInteger if whole and default is not None else UnknownNumber
+    number = kind(DEFAULT_NUMBER if default is None else default)
     number.asked, number.whole, number.assumptions, number.default = asked, whole, assumptions, default
-    return number
+    result: UnknownValue = number
+    return result
 
 
 _SUBSCRIPTS = {dis.opmap[name] for name in ("BINARY_SUBSCR", "STORE_SUBSCR", "DELETE_SUBSCR") if name in dis.opmap}

@@ -635,7 +635,7 @@ class DefaultValues:
         self._greatest: ByStorage[int] = ByStorage()
         """The greatest number that may be in a tensor of whole numbers that are not computed."""
         self.borders = MarkedStorages()
-        """Where a mask differs from its own neighbours: nowhere, if it is true everywhere."""
+        """Borders of masks: a mask that is true everywhere has none."""
 
     def of(self, tensor: Tensor) -> int | None:
         return self._defaults.of(tensor)
@@ -679,8 +679,7 @@ class DefaultValues:
         return None if one is None or other is None else int(_COMPARISONS[func](one, other))
 
     def _differ(self, func: Any, args: Any, out: Tensor) -> int | None:
-        keys = {_storage_key(arg) for arg in args[:2]} if all(map(torch.is_tensor, args[:2])) else ()
-        if len(keys) != 1 or out.dtype is not torch.bool:
+        if len(set(map(_storage_key, args[:2]))) != 1 or out.dtype is not torch.bool:
             return None
         self.borders.add(out)
         return 0
