@@ -6,6 +6,7 @@ from difflib import SequenceMatcher
 from functools import cache
 from tempfile import TemporaryDirectory
 
+from memviz.allocator.settings import parse_settings
 from memviz.predictor.cards import card_named
 from memviz.predictor.device import PredictedDevice
 from memviz.predictor.rules import NO_RULE, RULES
@@ -55,7 +56,8 @@ def compare(name: str) -> Comparison:
     """Predict a recorded program, in the window of its dumped history if it dumped one."""
     recorded = recording(name)
     card = card_named(recorded.card)
-    told = PredictedDevice(card, release=recorded.release, platform=recorded.platform)
+    settings = parse_settings(recorded.settings, recorded.release)
+    told = PredictedDevice(card, settings=settings, release=recorded.release, platform=recorded.platform)
     with TemporaryDirectory() as folder, chdir(folder), told as device:
         PROGRAMS[name]()
         if device.windows:

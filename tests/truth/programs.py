@@ -146,16 +146,19 @@ def _backward_later(sizes: Sizes) -> Program:
     return run
 
 
-def _forward_later(*, halves: bool) -> Program:
-    """Run the forward without gradients, and record the third pass."""
+def _forward_later(
+    model_type: type[torch.nn.Module], sizes: Sizes, *, halves: bool, has_graph: bool = False
+) -> Program:
+    """Run the forward alone, and record the third pass."""
 
     def run() -> None:
-        model = SummedSquaresModel(_SMALL).to("cuda")
-        words = _words(_SMALL.batch, _SMALL.context)
+        model = model_type(sizes).to("cuda")
+        words = _words(sizes.batch, sizes.context)
         for step in range(3):
             if step == 2:
                 _record()
-            with torch.autocast("cuda", dtype=torch.bfloat16) if halves else nullcontext(), torch.no_grad():
+            precision = torch.autocast("cuda", dtype=torch.bfloat16) if halves else nullcontext()
+            with precision, torch.set_grad_enabled(has_graph):
                 model(words)
         _dump()
 
@@ -190,6 +193,21 @@ def _library_step(context: int, *, halves: bool, trains: bool, keeps_graph: bool
         _dump()
 
     return run
+
+
+def _loss_with_graph() -> None:
+    """Run the forward and torch's own loss in bfloat16 six times, with their graphs, and record the sixth."""
+    model = TurnedHalvesModel(replace(_LARGE, batch=1, context=128), gathers=True).to("cuda")
+    words, targets = _words(1, 128), _words(1, 128)
+    for step in range(6):
+        if step == 5:
+            torch.cuda.empty_cache()
+            _record()
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            scores = model(words)
+            loss = functional.cross_entropy(scores.flatten(0, 1), targets.flatten())
+    _dump()
+    del loss
 
 
 def _first_step(context: int, *, halves: bool, trains: bool) -> Program:
@@ -327,8 +345,8 @@ PROGRAMS: dict[str, Program] = {
     "inference-late-start": _infer(_MEDIUM),
     "train-late-start": _train_later(replace(_MEDIUM, context=512)),
     "few-frames": _backward_later(replace(_SMALL, batch=32, context=256)),
-    "forward-fp32": _forward_later(halves=False),
-    "forward-bf16": _forward_later(halves=True),
+    "forward-fp32": _forward_later(SummedSquaresModel, _SMALL, halves=False),
+    "forward-bf16": _forward_later(SummedSquaresModel, _SMALL, halves=True),
     "forward-many-segments": _steps_in_full(_HUGE, halves=True, only_forward=True),
     "biases-and-mask": _compare_without_gradients,
     "train-weights-first": _steps_in_full(_LARGE, halves=False, only_forward=False),
@@ -351,6 +369,11 @@ PROGRAMS: dict[str, Program] = {
         for halves, trains in ((False, False), (False, True), (True, False))
         if not trains or context == 128
     },
+    "blackwell-forward-2048": _forward_later(TurnedHalvesModel, replace(_LARGEST, context=2048), halves=False),
+    "blackwell-graph-512-bf16": _forward_later(
+        TurnedHalvesModel, replace(_LARGEST, context=512), halves=True, has_graph=True
+    ),
+    "loss-with-graph-bf16": _loss_with_graph,
     "convolutions-checked": _search_with_checks,
     "default-device-train-128": _default_device_step(128, halves=False, trains=True),
     **{

@@ -28,6 +28,8 @@ class Recording:
     release: tuple[int, int]
     platform: Platform
     """Told by the order of its segments' addresses."""
+    settings: str
+    """Of the allocator, as the file states them."""
     peaks: Peaks
     before: int
     """Bytes that were live before the first event and never freed after it."""
@@ -55,6 +57,7 @@ def recording(name: str) -> Recording:
         card=facts["card"],
         release=(int(major), int(minor)),
         platform=cast(Platform, facts.get("platform", "linux")),
+        settings=facts.get("settings", ""),
         peaks=Peaks(*_numbers(facts["peaks"])),
         before=int(facts.get("before", 0)),
         freed=_numbers(facts.get("freed", "")),

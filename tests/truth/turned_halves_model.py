@@ -50,14 +50,15 @@ class Norm(nn.Module):
 class Rotary(nn.Module):
     tables: Tensor
 
-    def __init__(self, context: int, width: int) -> None:
+    def __init__(self, context: int, width: int, *, gathers: bool) -> None:
         super().__init__()
+        self.gathers = gathers
         angles = torch.outer(torch.arange(context), torch.tensor(10_000.0) ** -(torch.arange(0, width, 2) / width))
         self.register_buffer("tables", torch.stack((angles.cos(), angles.sin())), persistent=False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, places: Tensor | None) -> Tensor:
         even, odd = x.unflatten(-1, (-1, 2)).movedim(-1, 0).unbind(0)
-        cos, sin = self.tables[:, : x.size(-2), :].unbind(0)
+        cos, sin = (self.tables[:, : x.size(-2), :] if places is None else self.tables[:, places]).unbind(0)
         one = cos * even - sin * odd
         other = sin * even + cos * odd
         return torch.concat((one, other), dim=-1)
@@ -73,8 +74,9 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         query, key, value = self.query(x), self.key(x), self.value(x)
         query, key, value = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (query, key, value))
-        query = self.rotary(query)
-        key = self.rotary(key)
+        shown = torch.arange(x.size(1), device=x.device) if self.rotary.gathers else None
+        query = self.rotary(query, shown)
+        key = self.rotary(key, shown)
         places = torch.arange(x.size(1), device=x.device)
         mask = places.view(-1, 1) >= places.view(1, -1)
         joined = mixed(query, key, value, mask[None, ...])
@@ -120,10 +122,11 @@ class Block(nn.Module):
 
 
 class TurnedHalvesModel(nn.Module):
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, sizes: Sizes, *, gathers: bool = False) -> None:
+        """`gathers` copies the rows of the rotary tables that are used."""
         super().__init__()
         self.words = Words(sizes.vocabulary, sizes.width)
-        self.rotary = Rotary(sizes.context, sizes.width // sizes.heads)
+        self.rotary = Rotary(sizes.context, sizes.width // sizes.heads, gathers=gathers)
         self.blocks = nn.ModuleList(
             Block(sizes, Attention(sizes, self.rotary), Gated(sizes)) for _ in range(sizes.layers)
         )
