@@ -285,7 +285,10 @@ def _live_set(view: _View) -> list[Html]:
         name = f"lifetime-{max(first, 0)}-to-{last}-by-{by}.csv"
     below = weights.below(trace, device, path)
     look, download = _look(view, below, by, measure), {**request, "name": name}
-    table = table_html(weighted_breakdown(trace, device, below, by), state, look=look, download=download)
+    # Purposes are weighed by bytes, with their certainty; over a range by bytes × lifetime, without.
+    is_range = state.weight == "lifetime"
+    shown = weighted_breakdown(trace, device, below, by) if is_range else breakdown(trace, device, below.rows, by)
+    table = table_html(shown, state, look=look, download=download)
     if state.by != "stack":
         return [table]
     icicle_weights = weights_by_count(rows, view.colours("category")) if state.weight == "count" else weights
@@ -306,7 +309,7 @@ def _look(view: _View, weights: WeightedRows, by: str, measure: Measure = BYTES)
 def _never_freed(view: _View) -> list[Html]:
     trace, device = view.trace, view.device
     weights = weights_by_bytes(device, never_freed_rows(device), view.colours("category"))
-    never_freed = weighted_breakdown(trace, device, weights, "site")
+    never_freed = breakdown(trace, device, weights.rows, "site")
     churn = freed_at_once(trace, device, top=CHURN_ROWS)
     download = {"key": view.chosen.key, "what": "never", "by": "site", "name": "never-freed.csv"}
     look = _look(view, weights, "site")
