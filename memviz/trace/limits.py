@@ -7,9 +7,11 @@ can name one long list a thousand times.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 
 from memviz.errors import TraceError, UsageError
@@ -65,17 +67,21 @@ class Limits:
         changed: dict[str, int | float] = {}
         for field in fields(Limits):
             name = _PREFIX + field.name.upper()
-            text = environment.get(name)
-            if text is None:
-                continue
-            try:
-                value = float(text)
-            except ValueError:
-                value = -1
-            if not value > 0:
-                raise UsageError(f"{name}={text!r} is not a positive number.")
-            changed[field.name] = value if name.endswith("SECONDS") else int(value)
+            value = positive_setting(name, environment)
+            if value is not None:
+                changed[field.name] = value if name.endswith("SECONDS") else int(value)
         return Limits(**changed)  # type: ignore[arg-type]
+
+
+def positive_setting(name: str, environment: Mapping[str, str] = os.environ) -> float | None:
+    """Return the number of an environment variable, None where it is unset or empty."""
+    text = environment.get(name)
+    if not text:
+        return None
+    with suppress(ValueError):
+        if 0 < (number := float(text)) < math.inf:
+            return number
+    raise UsageError(f"{name}={text!r} is not a positive number.")
 
 
 IsWanted = Callable[[], bool]

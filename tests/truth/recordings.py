@@ -29,7 +29,7 @@ class Recording:
     platform: Platform
     """Told by the order of its segments' addresses."""
     settings: str
-    """Of the allocator, as the file states them."""
+    """Allocator settings that the file states."""
     peaks: Peaks
     before: int
     """Bytes that were live before the first event and never freed after it."""

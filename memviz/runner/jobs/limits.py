@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from memviz.errors import UsageError
 from memviz.memory import memory_totals
+from memviz.trace.limits import positive_setting
 from memviz.units import parse_bytes
 
 MEMORY = "MEMVIZ_MAX_RUN_BYTES"
@@ -42,14 +43,7 @@ def most_bytes(environment: Mapping[str, str] = os.environ) -> int:
 
 
 def most_seconds(default: float = TIMEOUT_SECONDS, environment: Mapping[str, str] = os.environ) -> float:
-    text = environment.get(SECONDS, "")
-    if not text:
-        return default
-    with suppress(ValueError):
-        seconds = float(text)
-        if 0 < seconds < float("inf"):
-            return seconds
-    raise UsageError(f"{SECONDS}={text!r} is not a positive number of seconds.")
+    return positive_setting(SECONDS, environment) or default
 
 
 def machine_bytes() -> int:

@@ -6,7 +6,6 @@ Gradio's queue polls a thousand times a second, a twentieth of a core, even whil
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -15,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from memviz import memory
-from memviz.errors import UsageError
+from memviz.trace.limits import positive_setting
 from memviz.ui.shell.temporary_files import drop_stale
 
 SETTING = "MEMVIZ_KEEP_SECONDS"
@@ -26,13 +25,7 @@ _HALF_OPEN_SECONDS = 60.0
 
 def keep_seconds() -> float:
     """Return for how long the session of a visitor who left is kept."""
-    text = os.environ.get(SETTING)
-    if text is None:
-        return _KEEP_SECONDS
-    with suppress(ValueError):
-        if float(text) > 0:
-            return float(text)
-    raise UsageError(f"{SETTING}={text!r} is not a positive number.")
+    return positive_setting(SETTING) or _KEEP_SECONDS
 
 
 class Housekeeping:

@@ -12,7 +12,6 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -23,7 +22,8 @@ from memviz.allocator.replayer import CardMemory, Replayer, WhatIf
 from memviz.allocator.search import Search, search
 from memviz.allocator.settings import NEWEST, Release, Settings
 from memviz.analysis.cache import drop_large, size_in_bytes
-from memviz.errors import MemvizError, UsageError
+from memviz.errors import MemvizError
+from memviz.trace.limits import positive_setting
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.components.component import requested_trace
 from memviz.ui.shell.session import Context
@@ -42,13 +42,7 @@ class TooLong(MemvizError):
 
 def most_seconds(device: DeviceTrace, environment: Mapping[str, str] = os.environ) -> float:
     """Return the CPU seconds that one question may take in all."""
-    text = environment.get(SECONDS_SETTING, "")
-    if not text:
-        return _LEAST_SECONDS + len(device.events) / _EVENTS_A_SECOND
-    with suppress(ValueError):
-        if 0 < float(text) < float("inf"):
-            return float(text)
-    raise UsageError(f"{SECONDS_SETTING}={text!r} is not a positive number of seconds.")
+    return positive_setting(SECONDS_SETTING, environment) or _LEAST_SECONDS + len(device.events) / _EVENTS_A_SECOND
 
 
 def within(seconds: float, progress: Progress | None = None) -> Progress:
