@@ -78,13 +78,13 @@ class _Process(NamedTuple):
     resident: int
 
 
-def lower_priority(process: subprocess.Popen[Any]) -> None:
+def lower_priority(pid: int) -> None:
     """Let a process that works in advance yield to work that a client waits for."""
     with suppress(AttributeError, OSError):
-        os.setpriority(os.PRIO_PROCESS, process.pid, _NICENESS)
+        os.setpriority(os.PRIO_PROCESS, pid, _NICENESS)
         # Linux may divide CPU time by session first (autogroup): lower it only for a process with its own session.
-        if os.getsid(process.pid) == process.pid:
-            (_PROC / str(process.pid) / "autogroup").write_text(str(_NICENESS), encoding="ascii")
+        if os.getsid(pid) == pid:
+            (_PROC / str(pid) / "autogroup").write_text(str(_NICENESS), encoding="ascii")
 
 
 def resident_bytes(root: int) -> int:

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, Generic, Literal, Protocol, TypeVar
 
 from memviz.errors import MemvizError
 from memviz.fair_lock import FairLock, Turn
-from memviz.runner.jobs.limits import MEMORY, TIMEOUT_SECONDS, end_tree, most_bytes
+from memviz.runner.jobs.limits import MEMORY, TIMEOUT_SECONDS, end_tree, lower_priority, most_bytes
 from memviz.runner.jobs.worker_process import (
     AnyWorker,
     RunEvent,
@@ -459,16 +459,13 @@ class Scheduler(Jobs[Order, OrderStatus]):
         memory: int | None = None,
         most_waiting: int = MOST_WAITING,
         patience: float = math.inf,
-        keeps_traces: bool = True,
         is_background: bool = False,
     ) -> None:
-        """`is_background` lets its processes yield to others."""
+        """Processes of the background yield to others, and write no trace but that of an output check."""
         super().__init__(patience)
         self._timeout = timeout
         self._memory = memory
         self._most_waiting = most_waiting
-        self._keeps_traces = keeps_traces
-        """Without traces a prediction takes less time. One with an output check has a trace in any case."""
         self._is_background = is_background
         self.line = FairLock()
         """The queue for this machine's time, in which searches wait as well."""
@@ -597,7 +594,7 @@ class Scheduler(Jobs[Order, OrderStatus]):
             if order.stopped.is_set():
                 worker.cancel()
             request = order.status.variants[number].request
-            figures_only = not self._keeps_traces and request.on == "predict" and not request.numerics
+            figures_only = self._is_background and request.on == "predict" and not request.numerics
             for event in worker.run([request], first=number, figures_only=figures_only):
                 if event.what == "killed" and retry:
                     return False
@@ -622,7 +619,7 @@ class Scheduler(Jobs[Order, OrderStatus]):
     def _new_worker(self, folder: Path, environment: Mapping[str, str] | None = None) -> Worker:
         worker = Worker(folder, timeout=self._timeout, memory=self._memory, environment=environment)
         if self._is_background:
-            worker.lower_priority()
+            lower_priority(worker.pid)
         return worker
 
     def _drop_spare(self) -> None:

@@ -116,7 +116,7 @@ def _output_of(module: str, *arguments: str, is_background: bool = False) -> Ite
     with tempfile.TemporaryFile() as errors:
         process = start_python(["-W", "ignore", "-m", module, *arguments], stderr=errors, env=_environment({}))
         if is_background:
-            lower_priority(process)
+            lower_priority(process.pid)
         watch = _Watch(process)
         try:
             assert process.stdout is not None
@@ -275,9 +275,6 @@ class Worker:
     @property
     def resident_bytes(self) -> int:
         return resident_bytes(self._process.pid)
-
-    def lower_priority(self) -> None:
-        lower_priority(self._process)
 
     def warm_up(self) -> None:
         """Have it import what every run needs; return at once."""

@@ -43,7 +43,7 @@ class Predictions:
 
     def __init__(self, store: TraceStore, seconds: float, memory: int | None = None) -> None:
         options: dict[str, Any] = {"timeout": seconds, "memory": memory, "most_waiting": _MOST_WAITING}
-        self.schedulers = tuple(Scheduler(**options, keeps_traces=False, is_background=True) for _ in range(_PROCESSES))
+        self.schedulers = tuple(Scheduler(**options, is_background=True) for _ in range(_PROCESSES))
         """For prices: processes of their own, which yield to that of answers."""
         self._store = store
         self._scratch = Scratch()

@@ -112,12 +112,8 @@ class _CachedResponse:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         takes_packed = "gzip" in Headers(scope=scope).get("accept-encoding", "")
         cached = self.packed if self.packed and takes_packed else self.plain
-
-        async def send_copy(message: Message) -> None:
-            # Middleware outside (compression, CORS) changes the headers of a message in place.
-            await send({**message, "headers": [*message["headers"]]} if "headers" in message else message)
-
-        await cached(scope, receive, send_copy)
+        # A copy, because middleware outside (compression, CORS) changes the headers of an answer in place.
+        await Response(cached.body, headers=cached.headers)(scope, receive, send)
 
 
 class SharedPage:

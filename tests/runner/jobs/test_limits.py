@@ -105,7 +105,7 @@ def test_memory_is_that_of_all_its_processes(monkeypatch: pytest.MonkeyPatch, tm
 def test_what_is_worked_out_ahead_leaves_the_processor_to_others() -> None:
     with family() as (process, _):
         usual = os.getpriority(os.PRIO_PROCESS, process.pid)
-        lower_priority(process)
+        lower_priority(process.pid)
         assert os.getpriority(os.PRIO_PROCESS, process.pid) >= min(usual + 1, 10)
         group = Path(f"/proc/{process.pid}/autogroup")
         if group.exists():
