@@ -67,7 +67,7 @@ def test_an_allocation_is_pinned_and_the_icicle_walked_by_keyboard(run):
     for key in ("ArrowDown", "ArrowDown", "Enter"):
         run.keyboard.press(key)
     run.get_by_role("navigation", name="Zoomed into").wait_for()
-    assert rows(run) == ["model.py:36 forward output 1 3.00 MiB 100 %"]
+    assert rows(run) == ["model.py:36 forward probably output 1 3.00 MiB 100 %"]
     run.get_by_role("navigation", name="Zoomed into").get_by_role("button", name="all").click()
     run.locator("#live-set tbody").get_by_text("train.py:9 main").wait_for()
     assert len(rows(run)) == 2

@@ -210,6 +210,26 @@ def _loss_with_graph() -> None:
     del loss
 
 
+def _library_training(sizes: Sizes) -> Program:
+    """Train with torch's own loss and AdamW, and record the fourth step."""
+
+    def run() -> None:
+        model = TurnedHalvesModel(sizes, gathers=True).to("cuda")
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+        words, targets = (_drawn(sizes.batch, sizes.context) for _ in range(2))
+        for step in range(4):
+            if step == 3:
+                _record()
+            optimizer.zero_grad()
+            scores = model(words)
+            loss = functional.cross_entropy(scores.flatten(0, 1), targets.flatten())
+            loss.backward()
+            optimizer.step()
+        _dump()
+
+    return run
+
+
 def _first_step(context: int, *, halves: bool, trains: bool) -> Program:
     """Record the first forward or step of a model; the models before it had left their memory."""
 
@@ -374,6 +394,7 @@ PROGRAMS: dict[str, Program] = {
         TurnedHalvesModel, replace(_LARGEST, context=512), halves=True, has_graph=True
     ),
     "loss-with-graph-bf16": _loss_with_graph,
+    "library-train-128": _library_training(_MEDIUM),
     "convolutions-checked": _search_with_checks,
     "default-device-train-128": _default_device_step(128, halves=False, trains=True),
     **{
