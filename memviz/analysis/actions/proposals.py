@@ -161,8 +161,10 @@ _ELEMENTWISE = (
     *("gelu", "relu", "silu", "silu_", "relu_", "native_dropout", "dropout", "mul", "clamp", "leaky_relu", "hardswish"),
     *("native_layer_norm", "_fused_rms_norm", "native_group_norm", "rms_norm", "clone", "cat", "_unsafe_view"),
     *("gelu_backward", "silu_backward", "threshold_backward", "native_dropout_backward", "hardswish_backward"),
+    "_log_softmax_backward_data",
 )
-"""Norms stay in float32, but the saved tensor is the half-precision copy for the next product."""
+"""Norms stay in float32, but the saved tensor is the half-precision copy for the next product. `cross_entropy` computes
+in half precision beside a float32 copy, which together are not smaller; its gradient is."""
 
 
 def autocast(facts: Facts) -> Proposal | None:
