@@ -255,6 +255,8 @@ def expect_answered(page: Any, words: str) -> None:
 
 
 def test_a_rank_that_was_dropped_is_drawn_before_the_server_answers(dropped: Any) -> None:
+    row(dropped, HIGHEST).hover()
+    expect_asked_for(dropped, HIGHEST)
     with nobody_answers(dropped):
         row(dropped, HIGHEST).click()
         expect_shown_ahead(dropped, HIGHEST)
