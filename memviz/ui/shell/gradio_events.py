@@ -48,21 +48,21 @@ def while_seen(
 ) -> None:
     """Draw a tab when it is turned to, and when what it shows has `changed` meanwhile.
 
-    Gradio reports leaving it only through `tabs`.
+    Gradio reports leaving it only through `tabs`. What writes `looked_at` reads it as well, to take turns with changes.
     """
 
     def follow(is_looked_at: bool, *values: Any) -> list[Any]:
         return draw(*values) if is_looked_at else [gr.skip()] * len(outputs)
 
-    def arrive(*values: Any) -> list[Any]:
+    def arrive(_was_looked_at: bool, *values: Any) -> list[Any]:
         return [True, *draw(*values)]
 
-    def leave(event: gr.SelectData) -> Any:
+    def leave(_was_looked_at: bool, event: gr.SelectData) -> Any:
         return gr.skip() if event.value == tab.label else False
 
     changed.change(follow, [looked_at, *inputs], outputs, **PRIVATE)
-    tab.select(arrive, inputs, [looked_at, *outputs], **PRIVATE)
-    tabs.select(leave, None, [looked_at], **PRIVATE)
+    tab.select(arrive, [looked_at, *inputs], [looked_at, *outputs], **PRIVATE)
+    tabs.select(leave, [looked_at], [looked_at], **PRIVATE)
 
 
 def in_parts(answer: Callable[Params, Iterator[list[Any]]]) -> Callable[Params, Iterator[list[Any]]]:
