@@ -93,7 +93,7 @@ class FitAnswer:
 
     @property
     def shown(self) -> Keep:
-        return KEEPS[class_shown(self._ratings)]
+        return KEEPS[class_shown(self._ratings)] if self.searched.ways else self.keep
 
     @property
     def _ratings(self) -> list[Rating]:
