@@ -603,7 +603,6 @@ def kernels_for(
         kernels["einsum"] = _einsum
     kernels["mish_backward"] = lambda grad_output, self: torch.empty_like(self)
     kernels["one_hot"] = _one_hot
-    kernels["_sample_dirichlet"] = lambda self, generator=None: torch.empty_like(self)
     kernels["ctc_loss.Tensor"] = _ctc_loss
     kernels["softmax.int"] = _softmax_in_fp32(aten.softmax.int, aten._softmax.default)
     kernels["log_softmax.int"] = _softmax_in_fp32(aten.log_softmax.int, aten._log_softmax.default)

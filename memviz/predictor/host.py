@@ -42,6 +42,7 @@ from memviz.predictor.known_values import (
 from memviz.predictor.ledger import Ledger
 from memviz.predictor.shapes import (
     SPARSE,
+    any_on_device,
     fills_its_storage,
     is_on_device,
     lies_on_device,
@@ -498,7 +499,7 @@ class Host:
         raise _different_devices(func, "cpu", f"cuda:{card}")
 
     def _with_unknown(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if any(tensor.is_meta for tensor in tensors_of((args, kwargs))):
+        if any_on_device((args, kwargs)):
             self._refuse_to_read(func, args)
             return NotImplemented
         if _is_view(func) or _goes_to_device(kwargs) or _only_its_shape_counts(func, args):

@@ -126,6 +126,7 @@ _ABSORBING = {
     **dict.fromkeys((aten.bitwise_or.Tensor, aten.logical_or.default), True),
     **dict.fromkeys((aten.bitwise_and.Tensor, aten.logical_and.default, aten.mul.Tensor), False),
 }
+_EMPTY = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
 _SHAPE_COUNTS = ("empty_like", "zeros_like", "ones_like", "full_like", "new_empty", "new_zeros", "new_ones", "new_full")
 """Operators whose result depends on the argument's shape and not on its values."""
 _QUESTIONS = {
@@ -264,11 +265,13 @@ class KnownValues:
         if not new:
             return
         reason = self.reason_of(args, kwargs)
+        if func.overloadpacket.__name__ in _EMPTY:
+            # Memory that is not written has other numbers in every run.
+            if _is_small(new[0]):
+                self.put_uniform(new[0], 0, reason)
+            return
         if len(new) == 1 and new[0].numel() > _MOST_SPELLED_OUT:
             one = self._uniform_number(func, args, kwargs)
-            empty = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
-            if one is None and _is_small(new[0]) and func.overloadpacket.__name__ in empty:
-                one = 0
             if one is not None:
                 return self.put_uniform(new[0], one, reason)
         few = all(tensor.numel() <= _MOST_ELEMENTS for tensor in tensors_of((args, kwargs)))

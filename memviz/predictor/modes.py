@@ -75,7 +75,7 @@ from memviz.predictor.hooks import (
 from memviz.predictor.host import ON_ONE_DEVICE
 from memviz.predictor.recorder import NOTHING_TO_COPY, AllocationRecorder, ModelMove, MoveTo, move_model
 from memviz.predictor.rules import Operator, Treatment, treatment_of
-from memviz.predictor.shapes import ShapeKey, is_on_device, lies_on_device, shape_key, tensors_among, tensors_of
+from memviz.predictor.shapes import ShapeKey, any_on_device, is_on_device, lies_on_device, shape_key, tensors_among
 from memviz.predictor.sparse import Sparse, may_be_sparse, new_of_sparse
 from memviz.predictor.tensor_answers import (
     Answer,
@@ -192,7 +192,7 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _takes_apart(self, func: Any, args: Any) -> bool:
         """Return False where a kernel of the predictor meets the host's data, which torch's own kernel computes."""
         is_ours = func.name().removeprefix("aten::") in self._kernels
-        return not is_ours or any(tensor.is_meta for tensor in tensors_of(args))
+        return not is_ours or any_on_device(args)
 
     def _run_body(self, func: Any, treatment: Treatment, args: Any, kwargs: Any) -> Any:
         """Run a library's operator as it is written, or return NotImplemented where that needs more than torch."""
@@ -233,7 +233,8 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _result(self, func: Any, treatment: Treatment, args: Any, kwargs: Any, shapes: ShapeKey | None) -> Any:
         if func.overloadpacket in ON_ONE_DEVICE and is_on_device(args[0]):
             self.recorder.host.mixed_devices(func, args, self.recorder.ledger.card)
-        out = NotImplemented if treatment.shape is None else treatment.shape(func, args, kwargs)
+        has_rule = treatment.shape is not None and any_on_device(args)
+        out = treatment.shape(func, args, kwargs) if has_rule else NotImplemented
         if out is not NotImplemented:
             if not treatment.writes:
                 self.recorder.host.known.written_in_place(func, args, kwargs, out)
@@ -245,7 +246,7 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
         kwargs = _without_card(kwargs)
         at_once = bool(args) and is_on_device(args[0])
-        on_device = at_once or any(tensor.is_meta for tensor in tensors_of((*args, *kwargs.values())))
+        on_device = at_once or any_on_device((*args, *kwargs.values()))
         if on_device and not at_once:
             out = self.recorder.host.mixed_devices(func, args, self.recorder.ledger.card)
             if out is not NotImplemented:

@@ -42,7 +42,7 @@ from memviz.predictor.rules import (
     Treatment,
     rule_of,
 )
-from memviz.predictor.shapes import PLAIN_TENSORS, SPARSE, ShapeKey, parts_of, tensors_among, tensors_of
+from memviz.predictor.shapes import PLAIN_TENSORS, SPARSE, ShapeKey, any_on_device, parts_of, tensors_among, tensors_of
 from memviz.predictor.workspaces import OperatorCall, WorkspaceSizes, uses_lt, workspace_sizes
 from memviz.trace.intern import Interner
 from memviz.trace.model import NO_STACK, Category, Phase
@@ -165,9 +165,9 @@ class AllocationRecorder:
 
     def after_op(self, treatment: Treatment, args: Any, kwargs: Any, out: Any, shapes: ShapeKey | None = None) -> None:
         """Record the memory and the work of an operator; `shapes` of its arguments allow to reuse the count of work."""
-        if any(tensor.is_meta for tensor in tensors_of((out, args, kwargs))):
+        if any_on_device((out, args, kwargs)):
             self.operators.add(treatment.name)
-        if treatment.launches and any(tensor.is_meta for tensor in tensors_of(out)):
+        if treatment.launches and any_on_device(out):
             self.launched()
         self._allocate_results(treatment, args, kwargs, out)
         self._rule = treatment.rule
@@ -408,7 +408,7 @@ class AllocationRecorder:
 
 
 def has_device_tensor(out: Any) -> bool:
-    return any(tensor.is_meta for tensor in tensors_of(out))
+    return any_on_device(out)
 
 
 def cache_tensors(output: Any) -> Iterator[torch.Tensor]:

@@ -95,6 +95,11 @@ def lies_on_device(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_meta
 
 
+def any_on_device(value: Any) -> bool:
+    """Return whether a tensor in lists, tuples and dicts is on the device."""
+    return any(tensor.is_meta for tensor in tensors_of(value))
+
+
 def is_on_device(value: Any) -> bool:
     """Return whether an argument is a plain tensor on the device."""
     return type(value) in PLAIN_TENSORS and value.is_meta
@@ -284,7 +289,7 @@ def image_layout(tensor: Tensor) -> torch.memory_format:
 
 
 ShapeRule = Callable[[Any, Any, Any], Any]
-"""Operator, arguments, keyword arguments -> the result, or NotImplemented."""
+"""Operator, arguments of which some are on the device, keyword arguments -> the result, or NotImplemented."""
 
 _HALVES = (torch.float16, torch.bfloat16)
 
@@ -521,7 +526,13 @@ _GRADIENTS_OF_LEARNED = (
     aten._fake_quantize_learnable_per_tensor_affine_backward.default,
     aten._fake_quantize_learnable_per_channel_affine_backward.default,
 )
-_FUSED = [getattr(aten, name) for name in ("_fused_sgd_", "_fused_adagrad_") if hasattr(aten, name)]
+_FUSED_OPTIMIZERS = ("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_")
+_FUSED = [getattr(aten, name) for name in _FUSED_OPTIMIZERS if hasattr(aten, name)]
+# Operators without a rule of torch's own that torch.distributions calls; arguments have one shape.
+_SAMPLES = tuple(
+    getattr(aten, name).default for name in ("_sample_dirichlet", "_dirichlet_grad", "_standard_gamma_grad", "binomial")
+)
+
 _OF_SOME_RELEASES = {
     "_grouped_mm": _grouped_product,
     "_padded_dense_to_jagged_forward": _unpadded,
@@ -538,6 +549,7 @@ SHAPE_RULES: dict[Any, ShapeRule] = {
     **dict.fromkeys(_QUANTIZED_WITH_MASK, _quantized_with_mask),
     **dict.fromkeys(_QUANTIZED_BY_LEARNED, lambda func, args, kwargs: torch.empty_like(args[0])),
     **dict.fromkeys(_GRADIENTS_OF_LEARNED, lambda func, args, kwargs: tuple(map(torch.empty_like, args[1:4]))),
+    **dict.fromkeys(_SAMPLES, lambda func, args, kwargs: torch.empty_like(args[0])),
     **dict.fromkeys(_GRADIENTS, lambda func, args, kwargs: torch.empty_like(args[1])),
     **{
         getattr(packet, overload): _product_of_dtype

@@ -42,7 +42,7 @@ from memviz.predictor.questions import CONDITION, NUMBER, WHOLE_NUMBER, count_qu
 from memviz.predictor.recorder import AllocationRecorder, swap_data
 from memviz.predictor.rules import Treatment
 from memviz.predictor.saved_files import NOT_WRITTEN
-from memviz.predictor.shapes import leaves_of, lies_on_device, map_tensors, tensors_among, tensors_of
+from memviz.predictor.shapes import any_on_device, leaves_of, lies_on_device, map_tensors, tensors_among, tensors_of
 
 aten = torch.ops.aten
 Answer = Callable[[Any, Any], Any]
@@ -584,7 +584,7 @@ class ValueReads:
         if treatment.looks == "index":
             return self._index(args)
         unknown = any(map(self._host.is_unknown, tensors_of(args)))
-        if not unknown and not any(tensor.is_meta for tensor in tensors_of((*args, *kwargs.values()))):
+        if not unknown and not any_on_device((*args, *kwargs.values())):
             return NotImplemented
         self._recorder.value_reads += 1
         if unknown:

@@ -117,14 +117,19 @@ def test_optimizers_take_what_their_kernels_take(kind: str) -> None:
         assert beside <= 2 * LARGEST + 1024 and sum(temporaries) >= WEIGHTS
 
 
-@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adagrad])
-def test_fused_steps_of_other_optimizers_take_nothing_beside_their_states(kind: Any) -> None:
+@pytest.mark.parametrize(
+    ("kind", "options", "states_of_each"),
+    [
+        (torch.optim.SGD, {"momentum": 0.9}, 1),
+        (torch.optim.Adagrad, {}, 1),
+        (torch.optim.AdamW, {"lr": torch.tensor(0.1), "capturable": True}, 2),
+    ],
+)
+def test_fused_steps_take_nothing_beside_their_states(kind: Any, options: dict[str, Any], states_of_each: int) -> None:
     model = layers()
     with PredictedDevice(A100) as device:
         model.cuda()
-        optimizer = kind(
-            model.parameters(), lr=0.1, fused=True, **({"momentum": 0.9} if kind is torch.optim.SGD else {})
-        )
+        optimizer = kind(model.parameters(), **({"lr": 0.1} | options), fused=True)
         model(torch.zeros(2, 128, device="cuda")).sum().backward()
         optimizer.step()
         before = device.allocated_bytes
@@ -132,7 +137,7 @@ def test_fused_steps_of_other_optimizers_take_nothing_beside_their_states(kind: 
         optimizer.step()
         assert device.peak_allocated_bytes == before
         states = [state for of in optimizer.state.values() for name, state in of.items() if name != "step"]
-        assert sum(state.numel() * 4 for state in states) == WEIGHTS
+        assert sum(state.numel() * 4 for state in states) == states_of_each * WEIGHTS
 
 
 def test_memory_follows_a_storage_that_changes_its_size() -> None:

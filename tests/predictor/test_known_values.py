@@ -76,6 +76,7 @@ def test_what_meets_unknown_values_loses_its_own() -> None:
         assert known.tolist() == [0, 0, 0, 0]
         known.normal_()
         assert "values unknown" in repr(known)
+        assert torch.empty_like(known).tolist() == [0, 0, 0, 0]
         assert torch.zeros_like(drawn).tolist() == [0, 0, 0, 0]
         assert not device.recorder.assumptions.stated
 

@@ -528,7 +528,11 @@ def test_torchs_own_questions_have_answers_that_are_stated() -> None:
     with PredictedDevice(A100) as device:
         weight = nn.Parameter(there(4))
         # torch.compile switches this check off for the whole process, and another test may have used it.
-        assert torch.distributions.Normal(there(3), there(3), validate_args=True).sample().shape == (3,)
+        ones = there(3).fill_(1)
+        for kind in (torch.distributions.Normal, torch.distributions.Beta):
+            samples = kind(ones, ones, validate_args=True)
+            assert samples.log_prob(samples.sample()).shape == (3,)
+        assert torch.distributions.Binomial(10, ones).sample().shape == (3,)
         weight.grad = there(4)
         nn.utils.clip_grad_norm_([weight], 1.0, error_if_nonfinite=True)
         scaler, optimizer = torch.amp.GradScaler("cuda", init_scale=1024.0), torch.optim.SGD([weight], lr=0.1)

@@ -43,7 +43,7 @@ from memviz.predictor.ledger import LiveAllocation
 from memviz.predictor.position import NO_TASK
 from memviz.predictor.recorder import AllocationRecorder
 from memviz.predictor.rules import Instead, Operator, OperatorTotals, rule_of
-from memviz.predictor.shapes import tensors_of
+from memviz.predictor.shapes import any_on_device, tensors_of
 from memviz.trace.model import Category
 
 _META_METHOD = "_propagate_tensor_meta_non_cached"
@@ -77,7 +77,7 @@ def counting_functions(totals: OperatorTotals, layout: Layout) -> dict[Operator,
         resolved = c10d._resolve_process_group(group)
         ranks = resolved.size()
         times = {"all_gather": ranks, "all_reduce": 2}.get(func.overloadpacket.__name__[:10], 1)
-        if any(tensor.is_meta for tensor in tensors_of(args[0])):
+        if any_on_device(args[0]):
             layout.note_communicator(resolved, None, exchanges="all_to_all" in func.overloadpacket.__name__)
             totals.link_bytes += times * _tensor_bytes(args[0]) * (ranks - 1) // ranks
         return NotImplemented
@@ -293,7 +293,7 @@ class Collectives:
             named.update(kwargs)
             group = c10d.ProcessGroup.unbox(named["process_group"])
             out, written = collective(named, group)
-            if any(tensor.is_meta for tensor in tensors_of(list(args))):
+            if any_on_device(list(args)):
                 self._recorder.note_nccl()
                 name = func.overloadpacket.__name__
                 # Ring and tree have no connection to every rank, and messages to one rank have only that.
