@@ -1,6 +1,6 @@
 """A sweep over torch's own list of operators.
 
-Results on the simulated card have the host's shapes and dtypes; results on the host have the values they have otherwise.
+Results on the simulated card have the shapes and dtypes of the host's, and results on the host their own values.
 """
 
 import sys

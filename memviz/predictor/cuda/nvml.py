@@ -1,8 +1,8 @@
 """NVML and `nvidia-smi` of the pretended cards: their name, their memory, and the one process on them.
 
-Programs ask them for a heading of their log, or watch the memory that the whole card has in use. What nothing here can
-know (temperature, power, clocks) is refused as a card does that has no such sensor. `nvidia-smi` runs this file by its
-path, so it imports only Python's own library.
+Programs ask them for a heading of their log, or watch the memory that the whole card has in use. Sensors (utilization,
+temperature, power, clocks) read 0; what else is not here is refused, as by a card that does not support it.
+`nvidia-smi` runs this file by its path, so it imports only Python's own library.
 """
 
 from __future__ import annotations
@@ -47,6 +47,11 @@ class NVMLError_DriverNotLoaded(NVMLError):
 
 
 _NOT_SUPPORTED = 3
+_SENSORS = tuple(
+    f"nvmlDeviceGet{name}"
+    for name in ("Temperature", "PowerUsage", "EnforcedPowerLimit", "TotalEnergyConsumption", "FanSpeed")
+    + ("ClockInfo", "MaxClockInfo", "PowerManagementLimit")
+)
 
 
 class _NVML(ModuleType):
@@ -141,6 +146,7 @@ def _nvml_module(machine: FakeMachine, memory: Callable[[int], tuple[int, int]])
         "nvmlDeviceGetComputeRunningProcesses": processes,
         "nvmlDeviceGetGraphicsRunningProcesses": lambda handle: [],
         "nvmlDeviceGetUtilizationRates": lambda handle: SimpleNamespace(gpu=0, memory=0),
+        **dict.fromkeys(_SENSORS, lambda *_: 0),
         "nvmlDeviceGetCudaComputeCapability": lambda handle: (machine.properties.major, machine.properties.minor),
         "nvmlSystemGetDriverVersion": lambda: DRIVER,
         "nvmlSystemGetCudaDriverVersion": lambda: _version_number(machine.version),
@@ -161,7 +167,7 @@ def _version_number(version: str) -> int:
 DRIVER = "580.00"
 """A driver that runs every CUDA that torch has wheels for."""
 _MIB = 1 << 20
-_UNKNOWN = "[N/A]"
+_SENSOR_UNITS = {"utilization": "%", "fan": "%", "temperature": "", "power": "W", "clocks": "MHz"}
 _IN_MIB = ("memory.total", "memory.used", "memory.free", "used_memory", "used_gpu_memory")
 
 
@@ -187,10 +193,18 @@ def _query_rows(state: dict[str, Any], fields: list[str], options: list[str]) ->
     """Yield the rows of `--query-...=FIELDS --format=csv,...`."""
     with_units = "nounits" not in options
     if "noheader" not in options:
-        yield [f"{name} [MiB]" if name in _IN_MIB and with_units else name for name in fields]
+        yield [f"{name} [{unit}]" if (unit := _unit(name)) and with_units else name for name in fields]
     for index in range(state["cards"]):
         card = _fields_of_card(state, index)
-        yield [f"{card.get(name, _UNKNOWN)}{' MiB' if name in _IN_MIB and with_units else ''}" for name in fields]
+        yield [f"{card.get(name, _unread(name))}{f' {_unit(name)}' if with_units else ''}".strip() for name in fields]
+
+
+def _unit(name: str) -> str:
+    return "MiB" if name in _IN_MIB else _SENSOR_UNITS.get(name.partition(".")[0], "")
+
+
+def _unread(name: str) -> str:
+    return "0" if name.partition(".")[0] in _SENSOR_UNITS else "[N/A]"
 
 
 def _table_lines(state: dict[str, Any]) -> Iterator[str]:
@@ -203,7 +217,7 @@ def _table_lines(state: dict[str, Any]) -> Iterator[str]:
         memory = f"{state['used'][index] // _MIB}MiB / {state['total'] // _MIB}MiB"
         yield f"| {index:>3}  {state['name']:<40} {memory:>29} |"
     yield line
-    yield f"| {'Predicted by memviz: this card has no sensors.':<75} |"
+    yield f"| {'Predicted by memviz: sensors read 0.':<75} |"
     yield line
 
 
