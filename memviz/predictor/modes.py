@@ -233,8 +233,8 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _result(self, func: Any, treatment: Treatment, args: Any, kwargs: Any, shapes: ShapeKey | None) -> Any:
         if func.overloadpacket in ON_ONE_DEVICE and is_on_device(args[0]):
             self.recorder.host.mixed_devices(func, args, self.recorder.ledger.card)
-        has_rule = treatment.shape is not None and any_on_device(args)
-        out = treatment.shape(func, args, kwargs) if has_rule else NotImplemented
+        rule = treatment.shape
+        out = NotImplemented if rule is None or not any_on_device(args) else rule(func, args, kwargs)
         if out is not NotImplemented:
             if not treatment.writes:
                 self.recorder.host.known.written_in_place(func, args, kwargs, out)
