@@ -111,17 +111,17 @@ class TensorAnswers:
         device_of: Callable[[Tensor], torch.device] = self.device_of if devices.several else lambda tensor: own
         self.answers: dict[Any, Answer] = {
             torch.device: _device_itself,
-            _getter("device"): self._if_there(device_of),
-            _getter("is_cuda"): self._if_there(lambda tensor: True),
-            _getter("is_meta"): self._if_there(lambda tensor: False),
+            _getter("device"): self._on_device_alone(device_of),
+            _getter("is_cuda"): self._on_device_alone(lambda tensor: True),
+            _getter("is_meta"): self._on_device_alone(lambda tensor: False),
             Tensor.data.__set__: _set_data,  # type: ignore[attr-defined]
-            Tensor.get_device: self._if_there(lambda tensor: device_of(tensor).index),
+            Tensor.get_device: self._on_device_alone(lambda tensor: device_of(tensor).index),
             Tensor.type: self._type,
             Tensor.data_ptr: self._address,
             Tensor.pin_memory: self._pin_memory,
             Tensor.is_pinned: lambda args, kwargs: args[0] in self._pinned,
-            Tensor.is_shared: self._if_there(lambda tensor: True),
-            Tensor.share_memory_: self._if_there(lambda tensor: tensor),
+            Tensor.is_shared: self._on_device_alone(lambda tensor: True),
+            Tensor.share_memory_: self._on_device_alone(lambda tensor: tensor),
             Tensor.tolist: self._to_list,
             Tensor.__repr__: self._repr,
             Tensor.__format__: self._repr,
@@ -131,7 +131,7 @@ class TensorAnswers:
             Tensor.__array__: self._to_numpy("numpy"),
             Tensor.__dlpack__: self._stop_at_dlpack,
             _getter("__cuda_array_interface__"): self._stop_at_array_interface,
-            Tensor.__dlpack_device__: self._if_there(lambda tensor: (_CUDA_IN_DLPACK, device_of(tensor).index)),
+            Tensor.__dlpack_device__: self._on_device_alone(lambda tensor: (_CUDA_IN_DLPACK, device_of(tensor).index)),
             **{function: self._to_number(*conversion) for function, conversion in _CONVERSIONS.items()},
             **{function: self._from_numbers(function) for function in _MADE_OF_NUMBERS},
             **dict.fromkeys(_SIZED_BY_NUMBERS, _sized_by_numbers),
@@ -142,7 +142,7 @@ class TensorAnswers:
         card = self._recorder.card_of(tensor)
         return self._named.own if card is None else self._named.device(card)
 
-    def _if_there(self, answer: Callable[[Tensor], Any]) -> Answer:
+    def _on_device_alone(self, answer: Callable[[Tensor], Any]) -> Answer:
         nowhere = self._host.on_meta
 
         def answered(args: Any, kwargs: Any) -> Any:

@@ -55,7 +55,7 @@ Bounds = tuple[int, str, int, int]
 def curve(trace: Trace, device: DeviceTrace) -> Curve:
     parts = step_parts(trace, device)
     columns = MOST_COLUMNS // len(parts)
-    live = np.concatenate([_columns(device, part, columns) for part in parts])
+    live = np.concatenate([_peak_by_column(device, part, columns) for part in parts])
     return Curve(parts, columns, tuple(live.tolist()))
 
 
@@ -101,7 +101,7 @@ def _seen(trace: Trace, device: DeviceTrace) -> list[Bounds]:
     return [(number, f"step {number}", group[0].first, group[-1].last) for number, group in rows]
 
 
-def _columns(device: DeviceTrace, part: StepPart, columns: int) -> Ints8:
+def _peak_by_column(device: DeviceTrace, part: StepPart, columns: int) -> Ints8:
     """The highest of each column; a part of fewer events than columns shows each of them several times."""
     # Row e + 1 of the timeline belongs to event e.
     begin, end = part.first_event + 1, max(part.last_event, part.first_event) + 2

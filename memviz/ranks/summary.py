@@ -143,7 +143,7 @@ class Outlier(PeakDifference):
 
 def grouped(ranks: Sequence[Rank]) -> tuple[tuple[RankGroup, ...], tuple[Outlier, ...]]:
     """Every rank is in one group, the largest group first; the outliers are those furthest out first."""
-    parts = sorted((part for cluster in _clusters(ranks) for part in _alike(cluster)), key=len, reverse=True)
+    parts = sorted((part for cluster in _clusters(ranks) for part in _split_by_sites(cluster)), key=len, reverse=True)
     usual = [part for part in parts if len(part) > 1][:_MOST_NORMS]
     if 2 * sum(map(len, usual)) < len(ranks):
         # All differ: then what is usual is the median of all.
@@ -181,7 +181,7 @@ def _clusters(ranks: Sequence[Rank]) -> list[list[Rank]]:
     return [in_order[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
 
 
-def _alike(cluster: list[Rank]) -> list[list[Rank]]:
+def _split_by_sites(cluster: list[Rank]) -> list[list[Rank]]:
     """Split ranks of equal peaks by the sites they consist of."""
     kinds: list[list[Rank]] = []
     of_table: dict[object, list[Rank]] = {}

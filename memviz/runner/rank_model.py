@@ -185,7 +185,7 @@ class PipelineStep:
         group = mesh["pipeline"].get_group()
         pipeline_stage = PipelineStage(
             model, mesh["pipeline"].get_local_rank(), count, device.torch_device,
-            input_args=(_stage_input(plan, stage),), output_args=(_made(plan, stage),), group=group,
+            input_args=(_stage_input(plan, stage),), output_args=(_stage_output(plan, stage),), group=group,
         )  # fmt: skip
         self._schedule = Schedule1F1B(pipeline_stage, pieces, loss_fn=stage.loss)
         self._inputs: dict[str, Any] = {}
@@ -210,7 +210,7 @@ def _stage_input(plan: Plan, stage: ModelStage) -> Tensor:
     return _hidden(plan, stage)
 
 
-def _made(plan: Plan, stage: ModelStage) -> Tensor:
+def _stage_output(plan: Plan, stage: ModelStage) -> Tensor:
     if not stage.is_last:
         return _hidden(plan, stage)
     workload, config = plan.workload, decoder_of(stage.whole).config

@@ -38,7 +38,7 @@ from memviz.ui.run.published_examples import (
 from memviz.ui.run.results import CHECKING, head_html, kept_runs_value, legend_html, progress_text, results_html
 from memviz.ui.saved.document import GENEROUS, Document, SavedLinks, html_text
 from memviz.ui.saved.timeline import saved_pieces, site_labels
-from memviz.ui.shell.gradio_events import IN_PARTS, in_parts
+from memviz.ui.shell.gradio_events import IN_PARTS, ends_without_change
 from memviz.ui.shell.session import Context, Session
 from memviz.ui.shell.temporary_files import SharedFiles, json_writer, table_writer, text_writer
 from memviz.ui.shell.visitors import presence
@@ -90,7 +90,7 @@ class RunTab:
         self.fit_clicked = fit.click(self._way, inputs, answer, **IN_PARTS)
         """Gradio's event of a click on a point; the state then holds the order to open."""
 
-    @in_parts
+    @ends_without_change
     def _looked_at(self, state: RunState, visitor: str) -> Iterator[list[Any]]:
         """Show what can be run, warm up a process ahead, and ask PyTorch for a GPU."""
         secret = visitor or secrets.token_urlsafe(18)
@@ -151,14 +151,14 @@ class RunTab:
 
     # -- the form
 
-    @in_parts
+    @ends_without_change
     def _changed(self, state: RunState, visitor: str, event: gr.EventData) -> Iterator[list[Any]]:
         fields, is_redrawn = changed(form_fields(event), state.fields, self.answers.listing())
         story = state.story if fields.get("workload") == state.fields.get("workload") else ""
         state = replace(state, fields=fields, drawn=state.drawn + is_redrawn, stands_in=False, story=story)
         yield from self._live(state, visitor, turn_of(event))
 
-    @in_parts
+    @ends_without_change
     def _pressed(self, state: RunState, visitor: str, event: gr.EventData) -> Iterator[list[Any]]:
         data = form_fields(event)
         act, story = data.pop("act", ""), data.pop("story", "")
@@ -274,7 +274,7 @@ class RunTab:
             value["faults"] |= dict(refused(requests, bad).faults)
         return value
 
-    @in_parts
+    @ends_without_change
     def _act_on_row(self, state: RunState, visitor: str, event: gr.EventData) -> Iterator[list[Any]]:
         """Show a variant beside the baseline, pin it, or take it out."""
         order = self.answers.shown_order(state)
@@ -362,7 +362,7 @@ class RunTab:
         status = self.answers.searches.status(state.search) if state.search else None
         return Html("") if status is None else fit_html(status, self._usable(status), state.way, opening)
 
-    @in_parts
+    @ends_without_change
     def _way(self, state: RunState, visitor: str, event: gr.EventData) -> Iterator[list[Any]]:
         """A click on a point shows its code; its timeline is predicted anew, and then opened."""
         data = clicked(event)
@@ -385,7 +385,7 @@ class RunTab:
 
     # -- what was published, and what was kept
 
-    @in_parts
+    @ends_without_change
     def _table(self, state: RunState) -> Iterator[list[Any]]:
         rows: list[dict[str, Any]] = []
         yield _values(table=published_table_html(state.story, rows, waiting=True))

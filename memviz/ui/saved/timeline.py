@@ -127,7 +127,7 @@ def saved_pieces(trace: Trace, device: DeviceTrace, most: int) -> SavedPieces:
         count = int(alone * min(0.9 * most / size, 0.7))
         spans = largest_spans(device, colours, count)
         pieces = _needed(trace, device, spans, colours)
-    for name, piece in _wanted(trace, device, spans):
+    for name, piece in _optional_pieces(trace, device, spans):
         if size + _size(piece) <= most:
             pieces[name] = piece
             size += _size(piece)
@@ -170,7 +170,7 @@ def _frames(trace: Trace) -> PackedTimeline:
     return pack({name: column.astype(np.uint32) for name, column in columns.items()}, no_frames=NO_FRAMES)
 
 
-def _wanted(trace: Trace, device: DeviceTrace, spans: SavedSpans) -> list[tuple[str, PackedTimeline]]:
+def _optional_pieces(trace: Trace, device: DeviceTrace, spans: SavedSpans) -> list[tuple[str, PackedTimeline]]:
     """Return the optional pieces, most useful first; merged spans have only their category."""
     wanted = [("frames", _frames(trace))]
     if not spans.note:

@@ -65,7 +65,7 @@ def while_seen(
     tabs.select(leave, [looked_at], [looked_at], **PRIVATE)
 
 
-def in_parts(answer: Callable[Params, Iterator[list[Any]]]) -> Callable[Params, Iterator[list[Any]]]:
+def ends_without_change(answer: Callable[Params, Iterator[list[Any]]]) -> Callable[Params, Iterator[list[Any]]]:
     """End an answer in parts with a part that changes nothing.
 
     When it ends, Gradio sends the last part once more: over what other answers have said since. It must have one part

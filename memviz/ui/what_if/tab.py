@@ -19,7 +19,7 @@ from memviz.trace.model import DeviceTrace
 from memviz.ui.components.component import Panel, PlainForm, TabTurn, clicked, form_fields
 from memviz.ui.components.plots import MemoryTimeline, ReservedPlot, SegmentPair
 from memviz.ui.shell.background_jobs import BackgroundJob, BackgroundJobs, BackgroundStopped
-from memviz.ui.shell.gradio_events import IN_PARTS, in_parts
+from memviz.ui.shell.gradio_events import IN_PARTS, ends_without_change
 from memviz.ui.shell.session import Context, Session, timeline_key
 from memviz.ui.shell.visitors import visitor_of
 from memviz.ui.what_if.answer import EMPTY, PARTS, WhatIfAnswers, first_question, terms_of
@@ -105,7 +105,7 @@ def state_from_link(session: Session, query: Mapping[str, str]) -> WhatIfState:
     return WhatIfState(left=((timeline_key(session.current), question_in(query)),))
 
 
-def _values(**values: Any) -> list[Any]:
+def _updates(**values: Any) -> list[Any]:
     """One for each of `PARTS`; what is not given stays as it is."""
     return [values.get(name, gr.skip()) for name in PARTS]
 
@@ -135,7 +135,7 @@ class _WhatIfEvents:
         parts["plot"].select(self._moved, state, [parts["head"], parts["maps"]], **IN_PARTS)
         parts["blocks"].click(self._blocks, state, answer, **IN_PARTS)
 
-    @in_parts
+    @ends_without_change
     def _follow(
         self, trace: FollowedTrace, state: WhatIfState, is_active: bool, request: gr.Request
     ) -> Iterator[list[Any]]:
@@ -144,17 +144,17 @@ class _WhatIfEvents:
         The page may have turned to it while the visitor's own turn to another tab was still on its way.
         """
         if is_active or trace.is_turned_to:
-            yield [True, *_values()]
+            yield [True, *_updates()]
             yield from ([gr.skip(), *values] for values in self._opened(trace.key, state, request))
         else:
-            yield [gr.skip(), *(_values() if trace.key == state.key else self._emptied(state))]
+            yield [gr.skip(), *(_updates() if trace.key == state.key else self._emptied(state))]
 
-    @in_parts
+    @ends_without_change
     def _turn(
         self, trace: FollowedTrace, state: WhatIfState, event: gr.SelectData, request: gr.Request
     ) -> Iterator[list[Any]]:
         is_active = event.value == LABEL
-        yield [is_active, *_values()]
+        yield [is_active, *_updates()]
         if is_active:
             for values in self._opened(trace.key, state, request):
                 yield [gr.skip(), *values]
@@ -169,16 +169,16 @@ class _WhatIfEvents:
 
     @staticmethod
     def _emptied(state: WhatIfState, offer: str = "") -> list[Any]:
-        return _values(state=state.turned_to("")[0], form=None, **{**EMPTY, "offer": offer})
+        return _updates(state=state.turned_to("")[0], form=None, **{**EMPTY, "offer": offer})
 
-    @in_parts
+    @ends_without_change
     def _changed(self, state: WhatIfState, event: gr.EventData, request: gr.Request) -> Iterator[list[Any]]:
         question = question_of(form_fields(event))
         is_redrawn = question.card != state.question.card or question.overhead != state.question.overhead
         turned = replace(state, question=question, turn=state.turn + (is_redrawn and question.card.isdigit()))
         yield from self._answer(turned, request)
 
-    @in_parts
+    @ends_without_change
     def _pressed(self, state: WhatIfState, event: gr.EventData, request: gr.Request) -> Iterator[list[Any]]:
         form = form_fields(event)
         turned, finds_best = replace(state, question=question_of(form)), form.get("act") == "best"
@@ -194,9 +194,9 @@ class _WhatIfEvents:
             question = state.question.with_settings(searched.advised.settings)
             yield from self._answer(replace(state, question=question, turn=state.turn + 1), request, is_pressed=True)
 
-    @in_parts
+    @ends_without_change
     def _used(self, state: WhatIfState, event: gr.EventData, request: gr.Request) -> Iterator[list[Any]]:
-        yield _values()
+        yield _updates()
         try:
             settings = parse_settings(clicked(event).get("settings", ""))
         except MemvizError:
@@ -208,7 +208,7 @@ class _WhatIfEvents:
         with self.jobs.answering(_visitor(request)):
             return ""
 
-    @in_parts
+    @ends_without_change
     def _blocks(self, state: WhatIfState, request: gr.Request) -> Iterator[list[Any]]:
         yield from self._answer(replace(state, with_blocks=not state.with_blocks), request, is_pressed=True)
 
@@ -231,7 +231,7 @@ class _WhatIfEvents:
         pair = self.context.find(state.key)
         if pair is None:
             # The trace was closed; the one that is open now gets an event of its own.
-            yield _values()
+            yield _updates()
             return
         device = pair[1]
         if is_first:
@@ -242,12 +242,12 @@ class _WhatIfEvents:
         )
         # What was asked before is answered no more, also where this is refused: it would take the words away again.
         with self.jobs.answering(_visitor(request)) as is_newest:
-            yield _values(**{"waiting": "", **(EMPTY if is_other_trace else {}), "state": state, "form": form})
+            yield _updates(**{"waiting": "", **(EMPTY if is_other_trace else {}), "state": state, "form": form})
             if parsed.settings is None or not is_newest():
                 return
             if len(device.events) > _LONG and not is_pressed:
                 message = refusal_html("Press Replay. This recording is long, so the replay takes a while.")
-                yield _values(form=form, verdict=message)
+                yield _updates(form=form, verdict=message)
                 return
             searches = searches or len(device.events) <= _SEARCHED_UNASKED
             job = self.jobs.begin(
@@ -257,7 +257,7 @@ class _WhatIfEvents:
             )
             # Gradio sends what changed from part to part, and takes a value that is missing in the next one back.
             for part in self._work(job, state, device, is_newest):
-                yield _values(form=form, **part)
+                yield _updates(form=form, **part)
             self.jobs.ended(_visitor(request), job)
 
     def _work(

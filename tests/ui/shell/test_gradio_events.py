@@ -15,7 +15,7 @@ from gradio.data_classes import PredictBodyInternal
 from gradio.state_holder import SessionState
 
 from memviz.fair_lock import FairLock
-from memviz.ui.shell.gradio_events import FairQueueBlocks, QuickBlocks, in_parts, in_turn
+from memviz.ui.shell.gradio_events import FairQueueBlocks, QuickBlocks, ends_without_change, in_turn
 from tests import forked
 from tests.facts import missing
 
@@ -99,7 +99,7 @@ def test_what_two_events_of_a_visitor_change_at_once_both_stays(visitors: int) -
 
 
 def test_an_answer_in_parts_ends_with_an_empty_one() -> None:
-    @in_parts
+    @ends_without_change
     def answer(first: str, second: str) -> Iterator[list[Any]]:
         yield [first, ""]
         yield ["", second]
@@ -110,10 +110,10 @@ def test_an_answer_in_parts_ends_with_an_empty_one() -> None:
 _REPEATING = """
 import inspect, json
 from memviz.ui.app import build_app
-from memviz.ui.shell.gradio_events import in_parts
+from memviz.ui.shell.gradio_events import ends_without_change
 from tests import forked
 
-ended = in_parts(lambda: iter(())).__code__
+ended = ends_without_change(lambda: iter(())).__code__
 answers = [each.fn for each in build_app().fns.values() if inspect.isgeneratorfunction(each.fn)]
 print(json.dumps([len(answers), [each.__qualname__ for each in answers if each.__code__ is not ended]]))
 """
