@@ -31,6 +31,7 @@ from memviz.predictor.assumptions import no_such_kernel, strided_nested_tensor
 from memviz.predictor.cards import KnownCard
 from memviz.predictor.compat import CUDNN_ATTENTION_SINCE, EINSUM_REORDERS_SINCE, FUSED_RMS_NORM_SINCE, Patches
 from memviz.predictor.recurrent import OPERATORS, run_recurrent
+from memviz.predictor.shapes import lies_on_device
 
 aten = torch.ops.aten
 _HALVES = (torch.float16, torch.bfloat16)
@@ -149,7 +150,7 @@ _adds_masks = ContextVar("adds_masks", default=False)
 def add_in_place(func: Any, args: Any, kwargs: Any) -> Any:
     """Return the first term as the sum, or NotImplemented where memory is taken for it."""
     first, second = args[0], args[1]
-    if kwargs or not isinstance(second, Tensor) or not first.is_meta or not second.is_meta:
+    if kwargs or not (lies_on_device(first) and lies_on_device(second)):
         return NotImplemented
     if _adds_masks.get():
         fits = first.is_contiguous() and torch.result_type(first, second) == first.dtype

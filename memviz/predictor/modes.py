@@ -291,7 +291,7 @@ def _without_card(kwargs: dict[str, Any]) -> dict[str, Any]:
 _HOST_WAITS = {
     *(Tensor.item, Tensor.tolist, Tensor.cpu, Tensor.__bool__, Tensor.__float__, Tensor.__int__, Tensor.__index__),
     *(Tensor.nonzero, torch.nonzero, torch.equal, Tensor.equal, Tensor.masked_select, torch.masked_select),
-    *(Tensor.__format__, Tensor.__repr__),
+    *(Tensor.__format__, Tensor.__repr__, Tensor.numpy),
 }
 """Functions that wait for the current stream."""
 _COPIES = {Tensor.to, Tensor.cuda, Tensor.copy_, torch.tensor, torch.as_tensor}

@@ -319,7 +319,7 @@ def _elementwise(func: Any, args: Any, kwargs: Any) -> Any:
 def _broadcast(func: Any, args: Any, kwargs: Any) -> Any:
     """Two tensors, one of which has the result's shape, or a tensor and a number."""
     one, other = args[0], args[1]
-    if len(args) > 2:
+    if len(args) > 2 or not isinstance(one, Tensor):
         return NotImplemented
     if not isinstance(other, Tensor):
         return _with_number(func, args, kwargs)

@@ -82,8 +82,10 @@ def number_for(recorder: AllocationRecorder, tensor: Tensor, as_type: NumberType
         assumptions.state_a_decision(FIRST_CHOSEN)
         assumptions.took(0)
         return 0 if as_type is None else as_type(0)
-    if is_condition and tensor.dtype is torch.bool:
-        answer = assumptions.leads_on(next(frames(), None), bool(default))
+    # Of a mask that is not computed all elements count, so that their number is not 0.
+    is_count = is_whole and tensor.dtype is not torch.bool and default is None
+    if is_condition and (tensor.dtype is torch.bool or is_count):
+        answer = assumptions.leads_on(next(frames(), None), is_count or bool(default))
         assumptions.state_a_decision(f"a condition that is not computed is assumed to be {answer}")
         return assumptions.took(answer)
     if default is None and is_whole and as_type in (int, operator.index):
@@ -154,6 +156,10 @@ class TensorAnswers:
     def _to_numpy(self, word: str) -> Answer:
         def convert(args: Any, kwargs: Any) -> Any:
             tensor = args[0]
+            if tensor.is_meta and (kwargs.get("force") or True in args[1:]):
+                on_host = tensor.detach().cpu()
+                convert((on_host,), {})
+                return on_host.numpy(force=True)
             if tensor.is_meta:
                 raise TypeError(
                     f"can't convert {self.device_of(tensor)} device type tensor to numpy. "

@@ -151,6 +151,9 @@ NATURAL: dict[str, tuple[Callable[[], Any], Any, str]] = {
     "hits": (lambda: max(0.5, 100 * (there(3) > 0).cpu().sum().item() / 3), 1.0, DECIDES),
     "an element": (lambda: torch.arange(5)[there(3).argmax().cpu()].item(), 0, FIRST),
     "numpy": (lambda: there(3).cpu().numpy().tolist(), [0, 0, 0], "placeholders"),
+    "numpy of the card": (lambda: there(3).numpy(force=True).shape, (3,), "placeholders"),
+    "whether any counts": (lambda: bool(there(3, dtype=WHOLE).sum()), True, TRUE),
+    "a number before": (lambda: bool(torch.add(1.0, torch.div(1.0, there(3))).isfinite().all()), True, "finite"),
 }
 
 
