@@ -297,7 +297,13 @@ class TensorAnswers:
                 like = args[0]
                 dtype = kwargs.get("dtype", next((arg for arg in args if isinstance(arg, torch.dtype)), like.dtype))
                 return torch.empty_strided(like.shape, like.stride(), dtype=dtype, device=META)
-            return func(*args, **kwargs)
+            out = func(*args, **kwargs)
+        # torch.tensor calls no operator on `meta`, and what has no bytes is not allocated.
+        made = [tensor for tensor in tensors_of(out) if tensor.is_meta and tensor.layout is torch.strided]
+        for tensor in made:
+            if self._recorder.ledger.allocation_of(tensor.untyped_storage()) is None:
+                self._host.on_meta.add(tensor)
+        return out
 
     def with_known_bounds(self, index: Any) -> Any:
         """Return an index whose slices end at numbers; the same one if they do already.

@@ -80,6 +80,10 @@ def test_weights_that_lie_on_meta_are_themselves_when_they_are_put_there_again()
         assert weight.to("meta") is weight and device.allocated_bytes == before
         halves = torch.rand(4, 4, device="cuda").to("meta", torch.bfloat16)
         assert halves.dtype is torch.bfloat16 and halves.is_meta
+        with torch.device("meta"):
+            # transformers asks so whether it builds on `meta`, and then sets the buffers after loading.
+            made = torch.tensor([]), torch.tensor([1.0]), torch.as_tensor(2.0), torch.empty(0)
+            assert {tensor.device.type for tensor in made} == {torch.get_default_device().type} == {"meta"}
 
 
 def test_a_large_model_of_the_host_takes_no_memory_however_often_it_is_filled() -> None:
