@@ -602,7 +602,8 @@ class UnknownValue:
     __neg__ = __pos__ = __abs__ = __copy__ = __deepcopy__ = _itself
 
     def __reduce__(self) -> Any:
-        return unknown_number, (self.asked, self.whole, None, self.default)
+        # Plain values, which torch.load accepts; the question is not asked again.
+        return unknown_number, ((self.asked.words,), self.whole, None, self.default)
 
     @property
     def _value(self) -> float:
@@ -670,11 +671,11 @@ class UnknownInteger(UnknownValue, int):
 
 
 def unknown_number(
-    asked: ReadingLine, whole: bool, assumptions: Assumptions | None, default: int | None = None
+    asked: tuple[Any, ...], whole: bool, assumptions: Assumptions | None, default: int | None = None
 ) -> UnknownValue:
     kind: Any = UnknownInteger if whole and default is not None else UnknownNumber
     number = kind(DEFAULT_NUMBER if default is None else default)
-    number.asked, number.whole, number.assumptions, number.default = asked, whole, assumptions, default
+    number.asked, number.whole, number.assumptions, number.default = ReadingLine(*asked), whole, assumptions, default
     result: UnknownValue = number
     return result
 

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from memviz.predictor.assumptions import unknown_number
 from memviz.predictor.compat import Patches, without_functions, without_modes
 from memviz.predictor.cuda.machine import NamedDevices
 from memviz.predictor.known_values import ByStorage
@@ -351,7 +352,7 @@ class SavedFiles:
                 return storage
 
             read = vars(torch.serialization)["_load"]
-            with Patches() as patches:
+            with Patches() as patches, torch.serialization.safe_globals([unknown_number]):
                 load = lambda file, *more, **named: read(_WithoutBytes(file, self._blank), *more, **named)  # noqa: E731
                 patches.replace(torch.serialization, "_load", load)
                 done = self.load(f, to_host, *args, **kwargs)

@@ -77,7 +77,7 @@ def number_for(recorder: AllocationRecorder, tensor: Tensor, as_type: NumberType
     is_whole = not tensor.is_floating_point()
     stated = assumptions.stated_answer(CONDITION if is_condition else WHOLE_NUMBER if is_whole else NUMBER)
     if stated is not NOT_STATED:
-        return bool(stated) if is_condition else stated
+        return bool(stated) if is_condition else stated if is_whole or as_type is not None else float(stated)
     if tensor in recorder.choices and not is_condition:
         assumptions.state_a_decision(FIRST_CHOSEN)
         assumptions.took(0)

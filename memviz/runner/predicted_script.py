@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
-from multiprocessing.process import BaseProcess
+from multiprocessing.process import BaseProcess, active_children
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, Self
@@ -200,7 +200,7 @@ class ExitFunctions(list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, An
 @contextmanager
 def exit_functions() -> Iterator[ExitFunctions]:
     """Collect the `atexit` functions that a program registers in this context."""
-    functions = ExitFunctions()
+    functions = ExitFunctions([(_join_processes, (os.getpid(), set(active_children())), {})])
     register, unregister = atexit.register, atexit.unregister
 
     def registered(func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Callable[..., Any]:
@@ -220,6 +220,14 @@ def exit_functions() -> Iterator[ExitFunctions]:
         patches.replace(atexit, "register", registered)
         patches.replace(atexit, "unregister", unregistered)
         yield functions
+
+
+def _join_processes(parent: int, others: set[BaseProcess]) -> None:
+    """Wait for processes of multiprocessing as Python does at its end; `others` were there before."""
+    if os.getpid() == parent:
+        for process in active_children():
+            if process not in others and not process.daemon:
+                process.join()
 
 
 def parse_optimizations(texts: Sequence[str], knobs: Sequence[tuple[str, str]]) -> tuple[Optimization, ...]:
@@ -605,7 +613,10 @@ class ScriptPrediction:
         if not self.estimate.peak_reserved and self.estimate.commands:
             return _STARTED_OTHERS
         if failed:
-            return f"the program ended with exit status {int(self.exit_status)}, and only memory until then is counted"
+            place = self.assume[-1].rpartition("=")[0] if self.assume else ""
+            hint = f". If an assumed value caused the error, state it: --assume {place}=VALUE" if place else ""
+            ended = f"the program ended with exit status {int(self.exit_status)}"
+            return f"{ended}, and only memory until then is counted{hint}"
         return ""
 
     @property

@@ -371,7 +371,7 @@ CELLS = [
     "%%time\nweights = torch.zeros(1 << 20, dtype=torch.uint8, device='cuda')\nweights.shape",
     'text = """\n% no command\n"""\nfiles = !ls\nfor _ in (1, 2):\n    more = torch.zeros_like(weights)\n    %timeit 1',
     "%%bash\necho no",
-    "del more\ntorch.cuda.memory_allocated() >> 20",
+    "  del more\n  torch.cuda.memory_allocated() >> 20",
     "weights[:10];",
 ]
 COUNTS = "list(range(torch.randn(3, device='cuda').long().sum()))"
@@ -426,6 +426,11 @@ FOLLOWED = {
     ),
     "in its own place": (f"import os, sys\nos.execlp(sys.executable, sys.executable, '-c', {CHILD!r})\n", [2]),
     "ranks": (SPAWNED, [2, 20]),
+    "that Python waits for at its end": (
+        f"import multiprocessing as mp\ndef work():\n    {CHILD}\n"
+        "if __name__ == '__main__':\n    mp.get_context('spawn').Process(target=work).start()\n",
+        [2],
+    ),
     "none that needs a card": ("import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'print(1)'])\n", []),
 }
 

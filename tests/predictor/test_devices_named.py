@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import StrEnum
 from typing import Any
 
 import pytest
@@ -17,6 +18,12 @@ from memviz.predictor.device import PredictedDevice
 from tests.predictor.rows import A100
 
 SECOND = torch.device("cuda", 1)
+
+
+class _Names(StrEnum):
+    CARD = "cuda:0"
+
+
 WRONG: dict[str, Callable[[], Any]] = {
     "tensor.to": lambda: torch.ones(2).to("cuda:1"),
     "tensor.to a number": lambda: torch.ones(2).to(1),
@@ -59,7 +66,7 @@ def test_what_a_second_card_is_like_is_torchs_own_error(how: str) -> None:
 def test_the_one_card_goes_by_all_its_names() -> None:
     with PredictedDevice(A100) as device:
         with torch.cuda.device(0):
-            made = [torch.ones(128).to(name) for name in ("cuda", "cuda:0", 0, torch.device("cuda"))]
+            made = [torch.ones(128).to(name) for name in ("cuda", _Names.CARD, 0, torch.device("cuda"))]
         made += [torch.ones(128).cuda(0), torch.ones(128, device=0), torch.ones(128, device=torch.device("cuda", 0))]
         made.append(nn.Linear(128, 1, bias=False).to(0).weight)
         assert {each.device for each in made} == {torch.device("cuda", 0)}

@@ -80,7 +80,7 @@ def test_a_number_may_be_shown_and_added_up_and_that_is_stated(where: str) -> No
     assert len(said) == 1
     assert missing(said[0], "prints as unknown", "counts as 1", "cannot be a size") == []
     assert isinstance(total, float) and type(total) is UnknownNumber
-    assert copy.deepcopy([total])[0] is total and pickle.loads(pickle.dumps(total)).asked == total.asked
+    assert copy.deepcopy([total])[0] is total and pickle.loads(pickle.dumps(total)).asked.words == total.asked.words
 
 
 DECIDES = "a number that is not computed counts as 1.0 in a condition"
@@ -289,6 +289,20 @@ def test_the_greatest_of_chosen_labels_is_the_greatest_of_all() -> None:
         chosen = labels[there(5).topk(3).indices]
         drawn = torch.randint(0, 40, (2, 300), device="cuda")
         assert [int(chosen.max()) + 1, int(torch.cat([drawn[0], chosen]).amax())] == [8, 39]
+
+
+def test_stated_numbers_are_plain_ones() -> None:
+    """Loggers look at `type(value)`."""
+
+    def ask() -> Any:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record(), end.record(), torch.cuda.synchronize()
+        took, loss = begin.elapsed_time(end), there().item()
+        return took, loss
+
+    file = Path(__file__).name
+    with PredictedDevice(A100, assume={f"{file}:took": 2, f"{file}:loss": 0}) as device:
+        assert [repr(number) for number in ask()] == ["2.0", "0.0"] and not device.recorder.assumptions.unused
 
 
 def test_an_element_of_a_list_is_the_first_unless_another_is_stated() -> None:

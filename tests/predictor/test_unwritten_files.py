@@ -79,6 +79,10 @@ def test_what_is_saved_in_memory_is_loaded_from_there() -> None:
         assert not torch.load(memory, map_location=lambda storage, location: storage).is_cuda
         memory.seek(0)
         assert torch.load(memory, map_location=lambda storage, location: None).is_cuda
+        memory = io.BytesIO()
+        torch.save({"best": torch.rand(1 << 20, device="cuda").mean().item()}, memory)
+        memory.seek(0)
+        assert f"{torch.load(memory)['best']:.2f}" == "unknown"
 
 
 def test_safetensors_are_found_on_the_host_and_the_card(tmp_path: Path) -> None:

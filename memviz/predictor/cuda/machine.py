@@ -79,7 +79,7 @@ class NamedDevices:
 
     def is_own(self, value: Any, *, numbers: bool = False) -> bool:
         """Return whether a value names the card: 'cuda', 'cuda:0' or its number; another card is an error."""
-        if type(value) is str:
+        if isinstance(value, str):
             if not value.startswith("cuda"):
                 return False
             number = value[5:]
@@ -91,7 +91,7 @@ class NamedDevices:
     @staticmethod
     def is_meta_device(value: Any) -> bool:
         """Return whether a value is `meta`, on which programs build what gets its memory later."""
-        return type(value) is torch.device and value == META or type(value) is str and value == "meta"
+        return type(value) is torch.device and value == META or isinstance(value, str) and value == "meta"
 
     def check(self, value: Any) -> None:
         """Check the device argument of a function; None is the current device."""

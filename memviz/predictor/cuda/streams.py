@@ -19,12 +19,13 @@ from typing import Any, ClassVar, Self
 import torch
 
 from memviz.allocator.blocks import PendingFrees, PoolId, PoolPair
-from memviz.predictor.assumptions import Assumptions, ReadingLine, UnknownValue, unknown_number
+from memviz.predictor.assumptions import NOT_STATED, Assumptions, ReadingLine, UnknownValue, unknown_number
 from memviz.predictor.compat import Patches, StandIn, without_functions, without_modes
 from memviz.predictor.cuda.machine import CUDA_0, NamedDevices
-from memviz.predictor.known_values import KnownValues
+from memviz.predictor.known_values import DEFAULT_NUMBER, KnownValues
 from memviz.predictor.ledger import CardRecord, Ledger, Place
 from memviz.predictor.position import NO_TASK, ProgramPosition, quoted_line_of_caller
+from memviz.predictor.questions import NUMBER
 
 _STREAMS_OF_A_PRIORITY = 32
 """torch makes so many, and then hands out the first again."""
@@ -372,11 +373,15 @@ class FakeEvent(_RealEvent):  # type: ignore[misc]
     def synchronize(self) -> None:
         self.order.host_waits(self._moment or {})
 
-    def elapsed_time(self, end_event: FakeEvent) -> UnknownValue:
+    def elapsed_time(self, end_event: FakeEvent) -> UnknownValue | float:
         if not (self.enable_timing and end_event.enable_timing):
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
         if self._moment is None or end_event._moment is None:
             raise ValueError("Both events must be recorded before calculating elapsed time.")
+        stated = self.assumptions.stated_answer(NUMBER)
+        if stated is not NOT_STATED:
+            return float(stated)
+        self.assumptions.took(DEFAULT_NUMBER)
         self.assumptions.state("the time between two events is unknown, and prints as unknown")
         return unknown_number(ReadingLine(quoted_line_of_caller()), False, self.assumptions)
 

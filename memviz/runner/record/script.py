@@ -177,6 +177,9 @@ def _cell(text: str, name: str, number: int) -> Cell:
     lines, skipped = text.splitlines(), list[str]()
     if text.startswith("%%") and not text.startswith(_RUNS_ITS_CELL):
         skipped, lines = lines[:1], []
+    first = next(filter(str.strip, lines), "")
+    # IPython removes the indent of the first line, as of a method that a notebook explains.
+    lines = [line.removeprefix(first[: len(first) - len(first.lstrip())]) for line in lines]
     # A line like a command may stand in a text or in parentheses: only where Python cannot read it, it is one.
     while isinstance(tree := _parsed(lines, name), int):
         at, line = tree, lines[tree]
