@@ -77,6 +77,7 @@ class Compiler:
         self.bound = ""
         """How the compiled code ran, in the words of `Estimate.bound`."""
         self._modules: WeakKeyDictionary[nn.Module, Callable[..., Any]] = WeakKeyDictionary()
+        self._backends: dict[str, Callable[..., Any]] = {}
         self._inside: nn.Module | None = None
         self.is_tracing = False
         _read_tables()
@@ -106,7 +107,7 @@ class Compiler:
         dynamic: bool | None = None,
         backend: str | Callable[..., Any] = "inductor",
         options: dict[str, Any] | None = None,
-        **_: Any,
+        **others: Any,
     ) -> Any:
         """Return what a program uses in the place of a function; a module stays, and is compiled where it is called."""
         if self.is_tracing or isinstance(target, type) or not callable(target):
@@ -115,7 +116,9 @@ class Compiler:
             return partial(self._step, target)
         settings = {name.replace("-", "_"): value for name, value in (options or {}).items()}
         is_planned = backend == "inductor" or (self._is_ideal and isinstance(backend, str) and backend != "eager")
-        compile_graph = partial(self._compile, settings) if is_planned else partial(self._as_graph_says, backend)
+        new = partial(self._compile, settings) if is_planned else partial(self._as_graph_says, backend)
+        # Dynamo shares compiled code between calls of `torch.compile` whose backends are equal.
+        compile_graph = self._backends.setdefault(repr((backend, settings, dynamic, others)), new)
         optimize = torch._dynamo.optimize(compile_graph, nopython=fullgraph, dynamic=dynamic)
         if not isinstance(target, nn.Module):
             return optimize(target)
