@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -310,9 +310,8 @@ _READ = (
             ),
             **_operators("argmax", "argmin", temporaries=taken.argmax_buffers),
             **_operators("var", "std", "var_mean", "std_mean", temporaries=taken.variance_buffers),
-            **_operators(
-                *("mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy"), temporaries=taken.loss_buffers
-            ),
+            **_operators("mse_loss", "smooth_l1_loss", "huber_loss", temporaries=taken.loss_buffers),
+            "binary_cross_entropy": partial(taken.loss_buffers, sums_result=True),
         },
         family=REDUCTIONS,
     ),

@@ -442,6 +442,15 @@ def _sequences_backward(func: Any, args: Any, kwargs: Any) -> Any:
     return _new(like.shape, like.dtype) if like.is_meta else NotImplemented
 
 
+def _reduced_loss(func: Any, args: Any, kwargs: Any) -> Any:
+    """Return a reduced loss in the block of the losses themselves, which CUDA resizes to one number (`Loss.cpp`)."""
+    out = func(*args, **kwargs)
+    if not args[0].is_meta or out.dim():
+        return out
+    size = torch.broadcast_shapes(args[0].shape, args[1].shape)  # type: ignore[no-untyped-call]
+    return out.new_empty(size).resize_(())
+
+
 def _new_list(func: Any, args: Any, kwargs: Any) -> Any:
     if not all(map(_is_plain, args[0])):
         return NotImplemented
@@ -564,6 +573,7 @@ SHAPE_RULES: dict[Any, ShapeRule] = {
     },
     aten.native_layer_norm.default: _layer_norm,
     aten.native_layer_norm_backward.default: _layer_norm_backward,
+    **{getattr(aten, name).default: _reduced_loss for name in ("mse_loss", "smooth_l1_loss", "binary_cross_entropy")},
     aten._foreach_sqrt.default: _new_list,
     aten._ctc_loss_backward.default: _sequences_backward,
     aten._ctc_loss_backward.Tensor: _sequences_backward,

@@ -101,7 +101,7 @@ def varlen_flash_backward(call: OperatorCall) -> Sizes:
     return sums, sums * _flash_width(width)
 
 
-_WIDTH_IN_REGISTERS = 128
+_WIDTH_IN_REGISTERS, _TILE_HEADER, _CUDNN_HEADER = 128, 16, 256
 
 
 def efficient_forward(call: OperatorCall) -> Sizes:
@@ -113,21 +113,35 @@ def efficient_forward(call: OperatorCall) -> Sizes:
 
 
 def efficient_backward(call: OperatorCall) -> Sizes:
-    """Row sums, and the queries' gradient in fp32 by tiles, each with a header (measured)."""
-    gradient, query = call.args[:2]
+    """Row sums, and gradients in fp32 by tiles, as the kernel divides them that fits the card (read, some recorded)."""
+    gradient, query, key, value = call.args[:4]
     batch, heads, rows, width = query.shape
     half = query.dtype in _HALVES
     sums = batch * heads * rows * _SINGLE
+    yield from (sums,) if half else (gradient.nbytes, sums)
     if not half:
-        # The sums are taken of a product, and copied.
-        yield (gradient.nbytes, sums, sums)
-    yield sums
-    high, wide = (128 if half and 64 < width <= 128 else 64), (64 if width <= 64 else 128)
-    tiles = batch * heads * ceil(rows / high) * ceil(width / wide)
-    yield tiles * (high * wide * _SINGLE + _TILE_HEADER)
+        # The sums of a product, which are copied unless there is one row or one head.
+        yield from (sums, FREE_LAST_BUT_ONE) if rows > 1 and heads > 1 else ()
+        yield FREE_LAST_BUT_ONE
+    drops = any(isinstance(arg, float) and arg for arg in call.args)
+    high, wide, in_registers = _tile_of(call.card, max(width, value.size(-1)), half, drops)
+    size = ceil(rows / high) * ceil(width / wide) * (high * wide * _SINGLE + _TILE_HEADER)
+    if half and not in_registers:
+        # Keys' and values' gradients, for each part of the keys.
+        splits = max(1, min(ceil(key.size(2) / wide), 200 // (batch * heads)))
+        size += splits * wide * (round_up(width, high) + round_up(value.size(-1), high)) * _SINGLE
+    yield from (batch * heads * size, FREE_LAST_BUT_ONE)
 
 
-_TILE_HEADER = 16
+def _tile_of(card: KnownCard, width: int, half: bool, drops: bool) -> tuple[int, int, bool]:
+    """Return rows and columns of a tile, and True if keys' and values' gradients stay in registers."""
+    if half and 64 < width <= 96 and not drops and card.capability in ((8, 6), (8, 9)):
+        return 128, 64, True
+    # Shared memory of 163 KiB and more; the others have at most 99.
+    is_roomy = card.capability in ((8, 0), (8, 7)) or card.capability[0] in (9, 10)
+    if width <= 64 or not (is_roomy or half and (width > 128 or card.capability < (8, 0))):
+        return 64, 64, half and width <= 64
+    return 128, 128 if half and width <= 128 and is_roomy else 64, half and width <= 128
 
 
 def cudnn_forward(call: OperatorCall) -> Sizes:
@@ -143,9 +157,6 @@ def cudnn_backward(call: OperatorCall) -> Sizes:
     if key.size(1) != heads:
         size += batch * heads * key.size(2) * (width + value.size(-1)) * query.element_size()
     return (size,)
-
-
-_CUDNN_HEADER = 256
 
 
 def softmax_backward(call: OperatorCall) -> Sizes:
@@ -877,11 +888,11 @@ def max_buffers(call: OperatorCall) -> Sizes:
     return (argmax_buffers if isinstance(call.out, tuple | list) else extreme_buffers)(call)
 
 
-def loss_buffers(call: OperatorCall) -> Sizes:
-    """Buffers of a loss reduced to one number: the unreduced losses live until they are summed (read)."""
+def loss_buffers(call: OperatorCall, *, sums_result: bool = False) -> Sizes:
+    """Buffers of a loss reduced to one number: the losses, or their sum if the result itself held the losses (read)."""
     one, other = call.args[:2]
     if call.out.dim() or not isinstance(other, Tensor) or (one.dim() == 0 and other.dim() == 0):
         return
     losses = torch.empty(_broadcast_shapes(one.shape, other.shape), dtype=call.out.dtype, device=one.device)
-    yield losses.nbytes
+    yield call.out.element_size() if sums_result else losses.nbytes
     yield from reduction_buffers(losses, (), _accumulate_wide_sum(losses, call.out, call.release), call.card)

@@ -182,6 +182,10 @@ TAKEN: dict[str, tuple[Callable[[], object], str, list[int]]] = {
     "wide heads in fp32": (
         attend(256, 512, torch.float32), "_scaled_dot_product_efficient_attention", [2 * 256 * 512 * 4]
     ),
+    # Losses reduced to one number keep the block of all losses, except Huber's.
+    "squares": (lambda: functional.mse_loss(*zeros(2, 64)), "mse_loss", [64 * 4] * 2),
+    "cross entropies": (lambda: functional.binary_cross_entropy(*zeros(2, 64)), "binary_cross_entropy", [64 * 4, 4]),
+    "Huber's losses": (lambda: functional.huber_loss(*zeros(2, 64)), "huber_loss", [4, 64 * 4]),
     "transform of two dimensions": (
         lambda: torch.fft.ifft2(zeros(64, 32, dtype=torch.complex64)), "_fft_c2c", [64 * 32 * 8, 64 * 32 * 8]
     ),
@@ -253,6 +257,29 @@ def test_attention_keeps_the_state_of_random_numbers_where_the_release_keeps_it(
     assert sizes_of(attend_with_dropout(torch.bfloat16), flash, release=(2, 7)) == [131_072, 4096, 16, 8]
     for release in ((2, 6), NEWEST):
         assert sizes_of(attend_with_dropout(torch.float32), efficient, release=release) == [262_144, 4096]
+
+
+@pytest.mark.parametrize(
+    ("card", "dtype", "width", "workspace"),
+    [
+        # The first was recorded.
+        ("RTX 3090", torch.float32, 256, 4 * (64 * 64 * 4 + 16)),
+        ("A100 40GB", torch.float32, 128, 2 * (128 * 64 * 4 + 16)),
+        ("A100 40GB", torch.float16, 128, 128 * 128 * 4 + 16),
+        ("RTX 3090", torch.float16, 80, 2 * (128 * 64 * 4 + 16)),
+        # Keys' and values' gradients too.
+        ("RTX 3090", torch.float16, 128, 2 * (64 * 64 * 4 + 16) + 64 * 2 * 128 * 4),
+    ],
+)
+def test_gradients_of_attention_are_summed_in_tiles_that_fit_the_card(
+    card: str, dtype: torch.dtype, width: int, workspace: int
+) -> None:
+    def run() -> None:
+        x = zeros(3, 1, 64, width, dtype=dtype, requires_grad=True)
+        functional.scaled_dot_product_attention(x, x, x, zeros(3, 1, 64, 64, dtype=dtype)).sum().backward()
+
+    operator = "_scaled_dot_product_efficient_attention_backward"
+    assert sizes_of(run, operator, card=card_named(card))[-1] == 3 * workspace
 
 
 def test_a_few_rows_of_attention_are_split_over_the_card() -> None:
