@@ -96,8 +96,9 @@ def lies_on_device(value: Any) -> bool:
 
 
 def any_on_device(value: Any) -> bool:
-    """Return whether a tensor in lists, tuples and dicts is on the device."""
-    return any(tensor.is_meta for tensor in tensors_of(value))
+    """Return whether a tensor in lists, tuples and dicts is on the device; most often it is the first argument."""
+    at_once = type(value) is tuple and bool(value) and is_on_device(value[0])
+    return at_once or any(tensor.is_meta for tensor in tensors_of(value))
 
 
 def is_on_device(value: Any) -> bool:
