@@ -12,7 +12,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, reduce, wraps
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
@@ -289,6 +289,8 @@ class Assumption:
     most: float | None = None
     """Range of the numbers returned."""
     times: int = 1
+    is_size: bool = False
+    """True if the size of a result depends on it."""
 
     @property
     def what(self) -> str:
@@ -299,7 +301,7 @@ class Assumption:
         """Merge with another assumption of the same kind."""
         numbers = [number for number in (self.least, self.most, other.least, other.most) if number is not None]
         least, most = min(numbers, default=None), max(numbers, default=None)
-        return Assumption(self.where, self.kind, least, most, self.times + other.times)
+        return replace(self, least=least, most=most, times=self.times + other.times)
 
     def as_json(self) -> dict[str, Any]:
         return {"where": self.where, "what": self.what, "times": self.times}
@@ -446,9 +448,9 @@ class Assumptions:
         for sentence in self._of_modules.get(module, ()) if len(self._of_modules) else ():
             self.say(sentence)
 
-    def state(self, kind: str, number: float | None = None) -> None:
+    def state(self, kind: str, number: float | None = None, *, is_size: bool = False) -> None:
         """Note an assumption at the program's line."""
-        now = Assumption(file_and_line_of_caller(), kind, number, number)
+        now = Assumption(file_and_line_of_caller(), kind, number, number, is_size=is_size)
         before = self._stated.get((now.where, kind))
         self._stated[now.where, kind] = now if before is None else before.and_again(now)
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 
 _SEVERAL = "several cards in one process"
+_SIZES = "sizes that depend on assumed values"
 
 
 class Needs(NamedTuple):
@@ -165,8 +166,8 @@ class Estimate:
         """Expected error, from recordings of the same class."""
         error = expected_error(self.operators, trains=trains(self.trace), card=self.card, unproven=self.unproven)
         error = replace(error, **self.elsewhere)
-        if len(self.trace.devices) > 1:
-            error = replace(error, not_covered=(*error.not_covered, _SEVERAL))
+        parts = {_SEVERAL: len(self.trace.devices) > 1, _SIZES: any(one.is_size for one in self.assumed)}
+        error = replace(error, not_covered=(*error.not_covered, *(name for name, is_part in parts.items() if is_part)))
         if self.commands or self.children_used_the_card:
             return replace(error, not_counted=(*error.not_counted, "child processes"), estimates_all=False)
         if not self.peak_reserved:

@@ -87,6 +87,7 @@ from memviz.predictor.tensor_answers import (
     stop_at_unknown_numbers,
     with_dtype_of_numbers,
 )
+from memviz.trace.model import Category
 
 # torch's messages for an operator without a meta kernel.
 _NO_SHAPES = re.compile("no fake impl|no meta function|Meta kernel")
@@ -601,7 +602,8 @@ def _follow_moves(patches: Patches, recorder: AllocationRecorder, devices: Named
 
     def applied(self: nn.Module, fn: Any, recurse: bool = True) -> Any:
         if not isinstance(fn, ModelMove):
-            return apply(self, fn, recurse)
+            with recorder.placing(Category.PARAMETER):
+                return apply(self, fn, recurse)
         if recurse:
             for child in self.children():
                 child._apply(fn)  # type: ignore[no-untyped-call]

@@ -151,6 +151,15 @@ class AllocationRecorder:
         self.making_on_meta = False
         """True while the program makes tensors on `meta`."""
 
+    @contextmanager
+    def placing(self, category: Category) -> Iterator[None]:
+        """Record what is allocated here with this category."""
+        before, self.placed = self.placed, category
+        try:
+            yield
+        finally:
+            self.placed = before
+
     def before_op(self, treatment: Treatment, args: Any) -> None:
         """Note where an operator is called and which parameters it uses."""
         position = self.position
@@ -491,25 +500,21 @@ class ModelMove:
         """Move the module's own parameters and buffers."""
         recorder = self._recorder
         path = self._names.get(id(module), "")
-        before, recorder.placed = recorder.placed, Category.PARAMETER
-        try:
-            with recorder.position.inside(module), torch.no_grad():
-                for name, parameter in module._parameters.items():
-                    if parameter is not None:
-                        placed = module._parameters[name] = self._placed(parameter)
-                        if isinstance(placed, UninitializedParameter):
-                            # It has no memory, and takes no hooks, before the module is first called.
-                            continue
-                        recorder.position.own(placed, path)
-                        recorder.watch(placed)
-                for name, buffer in module._buffers.items():
-                    if isinstance(buffer, UninitializedBuffer):
-                        module._buffers[name] = self._convert(buffer)
-                    elif buffer is not None and not _is_allocated(recorder, buffer, self._wanted):
-                        with without_functions():
-                            module._buffers[name] = _copied_parameter(buffer, self._wanted)
-        finally:
-            recorder.placed = before
+        with recorder.placing(Category.PARAMETER), recorder.position.inside(module), torch.no_grad():
+            for name, parameter in module._parameters.items():
+                if parameter is not None:
+                    placed = module._parameters[name] = self._placed(parameter)
+                    if isinstance(placed, UninitializedParameter):
+                        # It has no memory, and takes no hooks, before the module is first called.
+                        continue
+                    recorder.position.own(placed, path)
+                    recorder.watch(placed)
+            for name, buffer in module._buffers.items():
+                if isinstance(buffer, UninitializedBuffer):
+                    module._buffers[name] = self._convert(buffer)
+                elif buffer is not None and not _is_allocated(recorder, buffer, self._wanted):
+                    with without_functions():
+                        module._buffers[name] = _copied_parameter(buffer, self._wanted)
 
     def _placed(self, parameter: Parameter) -> Parameter:
         if _converts_itself(parameter) and id(parameter) not in self._on_host:

@@ -130,7 +130,7 @@ class Sparse:
         assumptions = self._recorder.assumptions
         answer = assumptions.stated_answer(count_question(count, least=1))
         if answer is NOT_STATED:
-            assumptions.state(ALL_DIFFERENT)
+            assumptions.state(ALL_DIFFERENT, is_size=True)
             answer = assumptions.took(min(count, most))
         return int(answer)
 

@@ -323,7 +323,7 @@ class TensorAnswers:
         if isinstance(bound, Tensor) and self._host.is_unknown(bound):
             bound = number_for(self._recorder, bound, None, "a slice")
         if isinstance(bound, UnknownValue) and bound.default is None:
-            self._assumptions.state("a slice up to a number that is not computed keeps its full length")
+            self._assumptions.state("a slice up to a number that is not computed keeps its full length", is_size=True)
             return None
         return bound
 
@@ -500,10 +500,12 @@ def result_of_unknown_length(func: Any, args: Any, kwargs: Any, assumptions: Ass
     length = assumptions.stated_answer(count_question(most))
     if length is NOT_STATED:
         if most is not None:
-            assumptions.state("values that are not computed are assumed to be all different")
+            assumptions.state("values that are not computed are assumed to be all different", is_size=True)
             length = assumptions.took(most)
         elif most := choices or arguments.get("minlength", 0):
-            assumptions.state("counted values that are not computed are assumed to be below {number}", most)
+            assumptions.state(
+                "counted values that are not computed are assumed to be below {number}", most, is_size=True
+            )
             length = assumptions.took(most)
         else:
             return NotImplemented
@@ -526,7 +528,8 @@ def answer_lengths(func: Any, args: Any, assumptions: Assumptions) -> Iterator[N
         if not limits:
             raise data_needed(func.name(), asked=assumptions.questions.last)
         most = builtins.max(min, builtins.min(limits))
-        assumptions.state(f"the length of the result of {func.name()} is not computed: it is assumed to be {most}")
+        sentence = f"the length of the result of {func.name()} is not computed: it is assumed to be {most}"
+        assumptions.state(sentence, is_size=True)
         return int(assumptions.took(most))
 
     context = SimpleNamespace(new_dynamic_size=length, create_unbacked_symint=length)
@@ -710,11 +713,11 @@ class ValueReads:
             stated = assumptions.stated_answer(mask_question(tensor.numel()))
         share = self._host.shares.places_in(tensor) if stated is NOT_STATED else None
         if share is not None:
-            assumptions.state(CHOSEN_EVENLY)
+            assumptions.state(CHOSEN_EVENLY, is_size=True)
             return int(assumptions.took(share))
         if stated is NOT_STATED:
             stated = assumptions.took(tensor not in self._host.stand_ins.borders)
-            assumptions.state(_TAKEN_AS_TRUE if stated else _WITHOUT_BORDERS)
+            assumptions.state(_TAKEN_AS_TRUE if stated else _WITHOUT_BORDERS, is_size=True)
         if isinstance(stated, bool):
             return tensor.numel() if stated else 0
         return int(stated)

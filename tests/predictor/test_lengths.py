@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+import memviz
 from memviz.errors import UsageError
 from memviz.predictor.device import PredictedDevice
 from tests.facts import missing
@@ -66,6 +67,12 @@ def test_what_is_counted_into_bins_falls_evenly_into_them() -> None:
         assert [part.size(0) for part in torch.zeros(50, device="cuda").split(uneven.tolist())] == [7, 7, *[6] * 6]
     said = [stated.what for stated in device.recorder.assumptions.stated]
     assert any("counts as 6 in conditions" in what for what in said)
+
+
+def test_a_recording_proves_no_size_that_is_assumed() -> None:
+    assumed = memviz.predict(lambda: there(9)[there(9) > 0.5]).expected_error
+    known = memviz.predict(lambda: there(9)[torch.arange(9, device="cuda") > 5]).expected_error
+    assert known.not_covered == () and len(assumed.not_covered) == 1
 
 
 def test_a_length_that_is_none_is_refused() -> None:

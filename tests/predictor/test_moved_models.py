@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+import memviz
 from memviz.predictor.device import PredictedDevice
 from tests.predictor.rows import A100
 
@@ -57,6 +58,10 @@ def test_whole_numbers_and_vectors_keep_what_they_are() -> None:
         assert convolution.weight.is_contiguous(memory_format=LAST) and not convolution.weight.is_contiguous()
         assert (convolution.weight.dtype, norm.running_mean.dtype) == (torch.half, torch.half)
         assert norm.num_batches_tracked.dtype == torch.long
+
+
+def test_buffers_that_change_their_type_on_the_card_are_still_the_models() -> None:
+    assert set(memviz.predict(lambda: nn.BatchNorm2d(1 << 20).to("cuda").half()).by_category()) == {"parameter"}
 
 
 def test_a_tensor_is_laid_out_on_its_way() -> None:
