@@ -291,6 +291,13 @@ _TORCH = str(Path(torch.__file__).parent)
 _INTERPRETS = "its code runs in TorchScript's interpreter, which does not support the simulated device"
 
 
+def _alias_of(module: nn.Module) -> nn.Module:
+    """Return another object with the same attributes: what torch.compile returns has such an original module."""
+    alias: nn.Module = object.__new__(type(module))
+    vars(alias).update(vars(module))
+    return alias
+
+
 def follow_compile(patches: Patches, recorder: AllocationRecorder, compiler: Compiler | None = None) -> None:
     """Run what `compiler` makes where torch.compile would compile; without it uncompiled code, and note that."""
     assumptions = recorder.assumptions
@@ -298,6 +305,8 @@ def follow_compile(patches: Patches, recorder: AllocationRecorder, compiler: Com
     def compile(model: Any = None, **kwargs: Any) -> Any:
         if model is None:
             return lambda function: compile(function, **kwargs)
+        if isinstance(model, nn.Module) and "_orig_mod" not in vars(model):
+            vars(model)["_orig_mod"] = _alias_of(model)
         path = f"{getattr(model, '__module__', '')}.{getattr(model, '__qualname__', '')}"
         if path.startswith("torch.nn.attention.flex_attention.flex_attention"):
             # Predicted as its compiled kernels take memory; uncompiled it compiles a function of its own.

@@ -689,7 +689,7 @@ def memory_of(size: int) -> torch.UntypedStorage:
     return torch.UntypedStorage(size, device="meta")  # type: ignore[no-untyped-call]
 
 
-_NO_EFFECT = frozenset({"layer_idx", "_modules", "_parameters", "_buffers"})
+_NO_EFFECT = frozenset({"layer_idx", "_modules", "_parameters", "_buffers", "_orig_mod"})
 """The place in a cache of keys and values, since a call with a cache is not repeated; and what is compared apart."""
 _DEPTH = 3
 """How deep attributes, and what hooks hold, are compared."""

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 import memviz
 from memviz.predictor.compiled import Compiles
 from memviz.predictor.device import PredictedDevice
+from tests.predictor.rows import A100
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 MIB = 1 << 20
@@ -82,6 +83,17 @@ def test_a_layer_with_a_fused_kernel_for_inference_is_one_graph(trains: bool) ->
 
     _, notes = peak_of(program)
     assert "graphs and buffers planned by the compiler" in notes and "uncompiled" not in notes
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+def test_a_compiled_module_has_its_original_and_dies_with_it(compiles: bool) -> None:
+    with PredictedDevice(A100, compiles=compiles) as device:
+        layer = torch.compile(nn.Linear(256, 256)).cuda()
+        original = layer._orig_mod
+        assert original.weight is layer.weight and not hasattr(original, "_orig_mod")
+        assert original.state_dict().keys() == layer.state_dict().keys() == {"weight", "bias"}
+        del layer, original
+        assert device.allocated_bytes == 0
 
 
 def test_settings_that_need_a_card_to_compile_are_not_followed() -> None:
