@@ -192,6 +192,8 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _takes_apart(self, func: Any, args: Any) -> bool:
         """Return False where a kernel of the predictor meets the host's data, which torch's own kernel computes."""
+        if func is torch.ops.aten.where.self:
+            return args[0].dtype is torch.uint8
         is_ours = func.name().removeprefix("aten::") in self._kernels
         return not is_ours or any_on_device(args)
 

@@ -740,6 +740,9 @@ def _name(func: Operator) -> str:
 
 def _parts_in(func: Operator) -> Callable[..., Any] | None:
     """In inference mode even operators that are only names for others arrive whole."""
+    if func is aten.where.self:
+        # A mask of bytes is converted first, as on a card; torch's rule for shapes refuses it.
+        return lambda condition, *values: func(condition.bool(), *values)
     if func in _MADE_OF_OTHERS:
         return _spelled_out(func, "CompositeExplicitAutograd")
     name, key = func.name(), "CompositeImplicitAutograd"

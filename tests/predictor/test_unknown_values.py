@@ -629,6 +629,18 @@ def test_a_mask_is_filled_with_a_number_of_the_host() -> None:
             x.masked_fill(mask, torch.ones(8))
 
 
+def test_where_takes_a_mask_of_bytes_and_converts_it_first() -> None:
+    """CRF layers keep such masks."""
+    with PredictedDevice(A100) as device:
+        mask = torch.ones(512, 512, dtype=torch.uint8, device="cuda")
+        scores = torch.zeros(512, 512, device="cuda", requires_grad=True)
+        before = device.allocated_bytes
+        chosen = torch.where(mask, scores, scores)
+        assert torch.cuda.max_memory_allocated() == before + 512 * 512 * (1 + 4)
+        chosen.sum().backward()
+        assert scores.grad is not None and scores.grad.shape == mask.shape
+
+
 MADE: dict[str, tuple[Callable[[], Tensor], torch.dtype, str]] = {
     "floats": (lambda: torch.tensor([there().sum(), 2.0]), torch.float32, "cpu"),
     "wholes": (lambda: torch.tensor((there(4).argmax(), 3)), torch.long, "cpu"),
