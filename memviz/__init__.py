@@ -43,7 +43,7 @@ def __getattr__(name: str) -> "Any":
     if name == "figures":
         return import_module("memviz.figures")
     if name == "__version__":
-        return import_module("memviz.commands.help_text").VERSION
+        return import_module("memviz.commands").VERSION
     if name not in _LIVES_IN:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

@@ -1,20 +1,10 @@
 """`python -m memviz`, and the command `memviz` where it is installed."""
 
+import signal
 import sys
 
 
 def run() -> None:
-    if sys.argv[1:] in (["-h"], ["--help"]):
-        from memviz.commands.help_text import print_help
-
-        if print_help():
-            sys.exit(0)
-    _run_command()
-
-
-def _run_command() -> None:
-    import signal
-
     # Until there is something to interrupt, Ctrl-C ends this process without a word, as it ends any other program.
     interrupted = signal.getsignal(signal.SIGINT)
     if interrupted is signal.default_int_handler:

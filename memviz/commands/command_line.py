@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from memviz.commands.help_text import COMMANDS, DESCRIPTION, EPILOG, PROGRAM, VERSION, columns_of_terminal
+from memviz.commands import COMMANDS, DESCRIPTION, EPILOG, PROGRAM, VERSION
 from memviz.commands.terminal import (
     FAILED,
     INTERRUPTED,
@@ -28,6 +29,17 @@ if TYPE_CHECKING:
 
 _MODULES = {**dict.fromkeys(("summary", "peak", "at", "findings"), "explore"), "report": "export"}
 """Modules of commands that share one; each other command has a module of its name."""
+
+
+def columns_of_terminal() -> int:
+    """Like `shutil.get_terminal_size`, which would import three compressors."""
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns):
+        return int(columns)
+    try:
+        return os.get_terminal_size(sys.__stdout__.fileno()).columns or 80 if sys.__stdout__ else 80
+    except (OSError, ValueError):
+        return 80
 
 
 class _Help(argparse.HelpFormatter):

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import memviz
-from memviz.commands import COMMANDS, parser
-from memviz.commands.help_text import columns_of_terminal, help_text
+from memviz.commands import COMMANDS
+from memviz.commands.command_line import columns_of_terminal
 
 ROOT = Path(__file__).parents[2]
 SAMPLE = ROOT / "sample_traces" / "training.pickle.gz"
@@ -37,12 +37,6 @@ def ours(modules: set[str], *parts: str) -> set[str]:
     return {name for name in modules if name.startswith(tuple(f"memviz.{part}" for part in parts))}
 
 
-def test_help_loads_little_more_than_python() -> None:
-    loaded = loaded_by("--help")
-    assert not loaded & {"argparse", "re", "typing", "enum", "signal", "shutil", "numpy"}
-    assert ours(loaded, "") == {"memviz.__main__", "memviz.commands", "memviz.commands.help_text"}
-
-
 def test_a_summary_loads_what_it_needs() -> None:
     loaded = loaded_by("summary", SAMPLE)
     assert "numpy" in loaded
@@ -56,21 +50,15 @@ def test_a_summary_loads_what_it_needs() -> None:
     assert unneeded == {"memviz.allocator", "memviz.allocator.context"}
 
 
-@pytest.mark.parametrize("columns", [54, 55, 60, 61, 72, 80, 81, 100, 200])
-def test_help_says_word_for_word_what_argparse_would(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", str(columns))
-    assert help_text(columns) == parser([]).format_help()
+def test_version_and_help_fit_the_terminal() -> None:
+    def printed(option: str) -> str:
+        asked = [sys.executable, "-m", "memviz", option]
+        environment = {**os.environ, "COLUMNS": "40"}
+        return subprocess.run(asked, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
 
-
-def test_the_version_is_one_line_and_where_there_is_no_room_argparse_helps() -> None:
-    done = subprocess.run([sys.executable, "-m", "memviz", "--version"], cwd=ROOT, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, f"memviz {memviz.__version__}\n")
-    for columns in (20, 53):
-        assert help_text(columns) == ""
-    asked = [sys.executable, "-m", "memviz", "--help"]
-    done = subprocess.run(asked, cwd=ROOT, env={**os.environ, "COLUMNS": "40"}, capture_output=True, text=True)
-    assert all(name in done.stdout for name in COMMANDS) and done.returncode == 0
-    assert max(map(len, done.stdout.splitlines())) <= 38
+    assert printed("--version") == f"memviz {memviz.__version__}\n"
+    text = printed("--help")
+    assert all(name in text for name in COMMANDS) and max(map(len, text.splitlines())) <= 38
 
 
 @pytest.mark.parametrize("columns", ["", "0", "-3", "many", "44", "132"])
