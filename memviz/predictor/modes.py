@@ -180,7 +180,12 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return treatment.parts_in(*args, **kwargs)
         shapes = None if treatment.is_view or treatment.resizes else shape_key(args, kwargs)
         out = self._result(func, treatment, args, kwargs, shapes)
-        self.recorder.after_op(treatment, args, kwargs, out, shapes)
+        if self.recorder.after_op(treatment, args, kwargs, out, shapes) or len(self.recorder.host.unknown):
+            self._follow(func, treatment, args, kwargs, out)
+        return out
+
+    def _follow(self, func: Any, treatment: Treatment, args: Any, kwargs: Any, out: Any) -> None:
+        """Follow what is known of values through an operator that ran."""
         if self._peers is not None:
             self._peers.copied(treatment, args, kwargs, out)
         if not treatment.is_view:
@@ -188,7 +193,6 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.recorder.host.follow(func, args, kwargs, out, writes=writes, may_say=may_say)
             if treatment.may_choose:
                 self.recorder.choices.follow(func, args, out)
-        return out
 
     def _takes_apart(self, func: Any, args: Any) -> bool:
         """Return False where a kernel of the predictor meets the host's data, which torch's own kernel computes."""

@@ -172,10 +172,14 @@ class AllocationRecorder:
             position.assign_nodes(self._stack)
         self.label_used(argument for argument in args if type(argument) is Parameter)
 
-    def after_op(self, treatment: Treatment, args: Any, kwargs: Any, out: Any, shapes: ShapeKey | None = None) -> None:
-        """Record the memory and the work of an operator; `shapes` of its arguments allow to reuse the count of work."""
-        if any_on_device((out, args, kwargs)):
-            self.operators.add(treatment.name)
+    def after_op(self, treatment: Treatment, args: Any, kwargs: Any, out: Any, shapes: ShapeKey | None = None) -> bool:
+        """Record the memory and the work of an operator; return False if it is one of the host alone.
+
+        `shapes` of its arguments allow to reuse the count of work.
+        """
+        if not any_on_device((out, args, kwargs)):
+            return False
+        self.operators.add(treatment.name)
         if treatment.launches and any_on_device(out):
             self.launched()
         self._allocate_results(treatment, args, kwargs, out)
@@ -194,6 +198,7 @@ class AllocationRecorder:
         if takes_more and self._is_on_card(args[0] if out is None else out):
             self._allocate_by_rule(treatment, args, kwargs, out)
         self._rule = NO_RULE
+        return True
 
     def _allocate_results(self, treatment: Treatment, args: Any, kwargs: Any, out: Any) -> None:
         if treatment.gives_new:

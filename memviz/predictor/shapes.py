@@ -483,11 +483,6 @@ def _masked_fill(func: Any, args: Any, kwargs: Any) -> Any:
     return func(*args[:2], _new((), value.dtype))
 
 
-def _where(func: Any, args: Any, kwargs: Any) -> Any:
-    """torch accepts a condition of bytes; its rule for shapes does not."""
-    return func(args[0].bool(), *args[1:]) if args[0].dtype is torch.uint8 else NotImplemented
-
-
 _ONE_TO_ONE = (
     *(aten.gelu.default, aten.gelu_backward.default, aten.relu.default, aten.threshold_backward.default),
     *(aten.neg.default, aten.rsqrt.default, aten.sqrt.default, aten.exp.default, aten.tanh.default),
@@ -583,5 +578,4 @@ SHAPE_RULES: dict[Any, ShapeRule] = {
     **{getattr(packet, overload): _fused_optimizer for packet in _FUSED for overload in packet.overloads()},
     aten.convolution.default: convolution_shape,
     **dict.fromkeys((aten.masked_fill.Tensor, aten.masked_fill_.Tensor), _masked_fill),
-    aten.where.self: _where,
 }

@@ -63,12 +63,6 @@ def test_sums_and_products_of_two(both: tuple[torch.Tensor, torch.Tensor]) -> No
     same(aten.div.Tensor, *both)
 
 
-def test_a_condition_may_have_bytes() -> None:
-    condition, one = torch.empty(3, 1, dtype=torch.uint8, device="meta"), torch.empty(4, device="meta")
-    chosen = SHAPE_RULES[aten.where.self](aten.where.self, (condition, one, one), {})
-    assert chosen.shape == (3, 4) and chosen.dtype == one.dtype
-
-
 @given(tensors())
 def test_one_to_one(tensor: torch.Tensor) -> None:
     for func in (aten.gelu.default, aten.neg.default, aten.relu.default, aten.sqrt.default):
