@@ -7,17 +7,15 @@ records one on a GPU, and `with memviz.predicting(card="RTX 4090") as predicted:
 
 import os
 from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-TYPE_CHECKING = False
-"""`typing.TYPE_CHECKING` without importing `typing`, which takes longer than everything that `--help` needs."""
 if TYPE_CHECKING:
-    from typing import Any
-
     from memviz import figures
     from memviz.results.open_trace import open
     from memviz.runner.predicted_script import predict, predicting
     from memviz.runner.record.recording import mark, recording
 
+__version__ = "0.1.0"
 __all__ = ["figures", "mark", "open", "predict", "predicting", "recording"]
 _LIVES_IN = {
     "mark": "memviz.runner.record.recording",
@@ -33,17 +31,15 @@ if not os.path.isdir(os.path.join(__path__[0], "optimizations")) and os.path.isd
     __path__.append(_TOP)
 
 
-def load_ipython_extension(shell: "Any") -> None:
+def load_ipython_extension(shell: Any) -> None:
     """`%load_ext memviz` in a notebook: cells can begin with `%%predict --card L4`."""
     import_module("memviz.commands.predict_cell").load(shell)
 
 
-def __getattr__(name: str) -> "Any":
+def __getattr__(name: str) -> Any:
     """Only when asked for: the command line starts before torch could be imported."""
     if name == "figures":
         return import_module("memviz.figures")
-    if name == "__version__":
-        return import_module("memviz.commands").VERSION
     if name not in _LIVES_IN:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from memviz.commands import COMMANDS, DESCRIPTION, EPILOG, PROGRAM, VERSION
+from memviz import __version__
 from memviz.commands.terminal import (
     FAILED,
     INTERRUPTED,
@@ -27,6 +27,28 @@ from memviz.text import escape_control_chars
 if TYPE_CHECKING:
     from memviz.commands.command import Command
 
+PROGRAM = "python -m memviz"
+DESCRIPTION = "Explore PyTorch memory snapshots."
+COMMANDS = {
+    "summary": "Summarize a snapshot: devices, peaks and notes.",
+    "peak": "List what is live at the peak.",
+    "findings": "List findings about a snapshot, ranked by bytes.",
+    "at": "List what is live after an event or at a time.",
+    "diff": "Compare peaks: what holds more, what less.",
+    "ranks": "Compare many ranks: the highest peak, outliers and their causes.",
+    "history": "Show the peak from commit to commit, from files kept by CI.",
+    "replay": "Replay with other allocator settings or on another card.",
+    "report": "Write a self-contained HTML page.",
+    "export": "Convert a trace: normalized, stripped, as JSON or as CSV.",
+    "open": "Start the page with these files open.",
+    "run": "Run a model with optimizations: predicted for a card, or measured on a GPU.",
+    "fit": "Find the cheapest configuration that makes a model fit on a card, predicted.",
+    "reproduce": "Compare four published tables with predictions.",
+    "predict": "Predict the GPU memory of your script, without a GPU.",
+    "record": "Run your script and record its GPU memory as a snapshot.",
+}
+"""A command is imported when it is used, so no command pays for another's imports."""
+EPILOG = "Every command reads a snapshot of any PyTorch release: a pickle or JSON, plain, gzipped or in a zip."
 _MODULES = {**dict.fromkeys(("summary", "peak", "at", "findings"), "explore"), "report": "export"}
 """Modules of commands that share one; each other command has a module of its name."""
 
@@ -50,7 +72,7 @@ class _Help(argparse.HelpFormatter):
 def parser(arguments: Sequence[str] | None = None) -> argparse.ArgumentParser:
     """Return the parser with the arguments of the given command, or of all commands."""
     top = argparse.ArgumentParser(prog=PROGRAM, description=DESCRIPTION, epilog=EPILOG, formatter_class=_Help)
-    top.add_argument("--version", action="version", version=f"memviz {VERSION}")
+    top.add_argument("--version", action="version", version=f"memviz {__version__}")
     choices = top.add_subparsers(prog=PROGRAM, dest="command", required=True, metavar="COMMAND")
     for name, summary in COMMANDS.items():
         child = choices.add_parser(name, help=summary, description=summary, formatter_class=_Help)
