@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
 
 import torch
 from torch import nn
@@ -136,6 +136,12 @@ def _rank_facts(rank: GroupRank) -> dict[str, str]:
     return {RANK_FACT: str(rank.number), **world, LOCAL_WORLD_FACT: str(rank.cards)}
 
 
+class HighestBytes(NamedTuple):
+    requested: int = 0
+    allocated: int = 0
+    reserved: int = 0
+
+
 class _Counter:
     """A figure of the allocator's statistics, in bytes; where there are several cards, of the first."""
 
@@ -218,7 +224,7 @@ class PredictedDevice:
         self.limited = limited
         self._patches = Patches()
         self._collected_at = -_EVENTS_BETWEEN_COLLECTIONS - 1
-        self._highest = [(0, 0, 0)] * gpus
+        self._highest = [HighestBytes()] * gpus
         """Requested, allocated and reserved peaks of each card, before peaks were reset."""
         self._peaks_from = [0] * gpus
         self._report = OutOfMemoryReport(memory)
@@ -386,11 +392,11 @@ class PredictedDevice:
         record.allocator.statistics.reset_peak()
         self._peaks_from[card] = len(record.history)
 
-    def highest_bytes(self, card: int = 0) -> tuple[int, int, int]:
-        """Requested, allocated and reserved peaks of the whole run, whenever peaks were reset."""
+    def highest_bytes(self, card: int = 0) -> HighestBytes:
+        """Peaks of the whole run, whenever peaks were reset."""
         now = self.recorder.ledger.cards[card].allocator.statistics
-        requested, allocated, reserved = self._highest[card]
-        return max(requested, now.peak_requested), max(allocated, now.peak_allocated), max(reserved, now.peak_reserved)
+        peaks = (now.peak_requested, now.peak_allocated, now.peak_reserved)
+        return HighestBytes(*map(max, self._highest[card], peaks))
 
     def allocator_calls(self, card: int = 0) -> AllocatorCalls:
         return AllocatorCalls(tuple(self.recorder.ledger.cards[card].emptied), self._peaks_from[card])
@@ -414,18 +420,6 @@ class PredictedDevice:
     peak_reserved_bytes = _Counter("peak_reserved")
     peak_requested_bytes = _Counter("peak_requested")
     """Peak of the bytes that tensors requested, before any rounding."""
-
-    @property
-    def highest_reserved_bytes(self) -> int:
-        return self.highest_bytes()[2]
-
-    @property
-    def highest_allocated_bytes(self) -> int:
-        return self.highest_bytes()[1]
-
-    @property
-    def highest_requested_bytes(self) -> int:
-        return self.highest_bytes()[0]
 
     @property
     def windows(self) -> tuple[HistoryWindow, ...]:

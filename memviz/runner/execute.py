@@ -122,7 +122,7 @@ def _predict(
     error = expected_error(operators, trains=trains(trace), card=plan.card, unproven=unproven)
     said, peak = device.allocator_calls(), results["peak_reserved_bytes"]
     error = replace(error, **reserved_elsewhere(trace, said, platform, peak))
-    fit = fit_on(trace, plan.card, device.highest_reserved_bytes, error, platform=platform, ran=ran)
+    fit = fit_on(trace, plan.card, device.highest_bytes().reserved, error, platform=platform, ran=ran)
     took = time.perf_counter() - begun
     results |= {
         **(model_sizes or sizes_of(model)),

@@ -144,7 +144,7 @@ class GpuMemory:
     def _requested(self, which: str) -> int:
         """Bytes of tensors now, or at most since the test began."""
         if isinstance(self._running, Predicting):
-            return self._running.device.highest_requested_bytes if which == "peak" else 0
+            return self._running.device.highest_bytes().requested if which == "peak" else 0
         if self._running is None:
             return 0
         gpu, number = self._running.history.accelerator.api.memory, self._running.device

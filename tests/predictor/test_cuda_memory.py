@@ -43,7 +43,7 @@ def test_peaks_and_sums_are_reset_apart() -> None:
             assert torch.cuda.memory_cached() == 20 * MiB
         torch.accelerator.empty_cache()
         assert torch.cuda.memory_reserved() == 0
-        assert device.highest_reserved_bytes == 20 * MiB
+        assert device.highest_bytes().reserved == 20 * MiB
 
 
 def test_the_summary_is_torchs_own() -> None:

@@ -21,7 +21,7 @@ def test_what_a_card_keeps_for_itself_is_set_aside_by_kind() -> None:
         with PredictedDevice(card) as device:
             # A GiB less than the whole card: it fits with a context of 512 MiB, and not with that of an A100.
             held = torch.empty(card.memory_bytes - GiB, dtype=torch.uint8, device="cuda")
-            found[name] = fit_on(device.finish(), card, device.highest_reserved_bytes)
+            found[name] = fit_on(device.finish(), card, device.highest_bytes().reserved)
             del held
     assert [each.fits for each in found.values()] == [False, True]
     assert [each.overhead_bytes for each in found.values()] == [1792 << 20, 512 << 20]
@@ -35,7 +35,7 @@ def test_what_is_reserved_on_a_card_is_after_the_cache_was_released() -> None:
         for gibibytes in (12, 13):
             torch.empty(gibibytes * GiB, dtype=torch.uint8, device="cuda")
         # Both are cached without a limit; on the card the first is given back for the second.
-        fit = fit_on(device.finish(), card, device.highest_reserved_bytes)
+        fit = fit_on(device.finish(), card, device.highest_bytes().reserved)
     assert (fit.fits, fit.peak_reserved_bytes) == (True, 13 * GiB)
     assert fit.too_much_bytes == 25 * GiB - fit.usable_bytes
 

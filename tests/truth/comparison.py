@@ -66,7 +66,7 @@ def compare(name: str) -> Comparison:
             taken = sizes(load_trace(window.file))
         else:
             taken = sizes(device.finish())
-            peaks = Peaks(device.highest_requested_bytes, device.highest_allocated_bytes, device.highest_reserved_bytes)
+            peaks = Peaks(*device.highest_bytes())
         numbers = set(device.recorder.columns.rule) - {NO_RULE}
         rules = frozenset(RULES[number].name for number in numbers)
         trains = bool({Phase.BACKWARD, Phase.STEP} & set(device.recorder.columns.phase))
