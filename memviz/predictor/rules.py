@@ -225,6 +225,16 @@ _PROVED = (
     PredictorRule(
         "powers with a tensor as exponent", Standing.PROVED, "train-weights-first", {"pow": taken.scalar_power}
     ),
+    PredictorRule(
+        "foreach operators of optimizers",
+        Standing.PROVED,
+        "library-train-128, transformer",
+        _operators("_foreach_sqrt", "_foreach_div", "_foreach_mul", "_foreach_add", "_foreach_neg"),
+        Counted.ALL,
+    ),
+    PredictorRule(
+        "masks of dropout", Standing.PROVED, "transformer", _operators("native_dropout"), Counted.REST, family=DROPOUT
+    ),
 )
 _READ = (
     PredictorRule(
@@ -247,6 +257,13 @@ _READ = (
         family=ATTENTION,
     ),
     PredictorRule(
+        "memory-efficient attention, backward",
+        Standing.READ,
+        "kernel_backward.h; in fp32 it is as recorded in transformer",
+        {"_scaled_dot_product_efficient_attention_backward": taken.efficient_backward},
+        family=ATTENTION,
+    ),
+    PredictorRule(
         CUDNN_ATTENTION,
         Standing.READ,
         "measured on an H200 with torch 2.11 and cuDNN 9.19",
@@ -256,9 +273,6 @@ _READ = (
         },
         Counted.REST,
         family=CUDNN_ATTENTION,
-    ),
-    PredictorRule(
-        "masks of dropout", Standing.READ, "Dropout.cu", _operators("native_dropout"), Counted.REST, family=DROPOUT
     ),
     PredictorRule(
         "statistics of other norms, and gradients of norms",
@@ -282,16 +296,6 @@ _READ = (
         family="softmax",
     ),
     PredictorRule(
-        "foreach operators of optimizers and norms",
-        Standing.READ,
-        "torch/optim, ForeachReduceOp.cu",
-        {
-            "_foreach_norm": taken.foreach_norm,
-            **_operators("_foreach_sqrt", "_foreach_div", "_foreach_mul", "_foreach_add", "_foreach_neg"),
-        },
-        Counted.ALL,
-    ),
-    PredictorRule(
         "fused optimizers without temporaries",
         Standing.READ,
         "fused_adam_impl.cu",
@@ -301,9 +305,10 @@ _READ = (
     PredictorRule(
         "buffers of other reductions",
         Standing.READ,
-        "Reduce.cuh",
+        "Reduce.cuh, ForeachReduceOp.cu",
         {
             "nansum": taken.sum_buffers,
+            "_foreach_norm": taken.foreach_norm,
             **_operators("prod", "linalg_vector_norm", temporaries=taken.mean_buffers),
             **_operators(
                 "amax", "amin", "any", "all", "_is_any_true", "_is_all_true", temporaries=taken.extreme_buffers
@@ -382,13 +387,6 @@ _READ = (
     ),
 )
 _ESTIMATED = (
-    PredictorRule(
-        "memory-efficient attention, backward",
-        Standing.ESTIMATED,
-        "its gradients are summed in fp32",
-        {"_scaled_dot_product_efficient_attention_backward": taken.efficient_backward},
-        family=ATTENTION,
-    ),
     PredictorRule(
         "attention over sequences of different lengths",
         Standing.ESTIMATED,

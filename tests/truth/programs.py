@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from warnings import catch_warnings
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from tests.truth import default_device_model as default_device
@@ -333,7 +334,7 @@ def _compare_without_gradients() -> None:
     del moments, labels
 
 
-def _set_aside(model: torch.nn.Module) -> None:
+def _set_aside(model: nn.Module) -> None:
     """Repeat the allocations of a deep copy on a GPU: the storage, then an empty tensor that takes it over."""
     for value in model.state_dict().values():
         copied = value.clone()
@@ -352,6 +353,76 @@ def _search_with_checks() -> None:
         _record()
         search(judge, original, before, steps=10)
         _dump()
+
+
+def _squared_errors() -> None:
+    """Train attention alone, by torch's mean squared error, and record the sixth to the 105th step."""
+    query, key, value = (torch.randn(8, 256, 16, device="cuda", requires_grad=True) for _ in range(3))
+    labels = torch.randn(8, 256, 16, device="cuda")
+
+    def attend() -> Tensor:
+        scores = query @ key.mT / 16**0.5
+        scores -= scores.max(dim=-1, keepdim=True).values
+        powers = scores.exp()
+        return powers / powers.sum(dim=-1, keepdim=True) @ value
+
+    def step() -> None:
+        output = attend()
+        loss = functional.mse_loss(output, labels)
+        loss.backward()
+
+    for number in range(105):
+        if number == 5:
+            _record()
+        step()
+    _dump()
+
+
+def _transformer() -> None:
+    """Train torch's own transformer, with dropout and Adam, recorded from its creation."""
+    _record()
+    # It warns that it has no use for nested tensors.
+    with catch_warnings(action="ignore"):
+        model = nn.Transformer(512, nhead=2, num_encoder_layers=2, num_decoder_layers=2).to("cuda")
+    source, target = torch.randn(1, 1024, 512, device="cuda"), torch.rand(1, 1024, 512, device="cuda")
+    labels = torch.rand_like(model(source, target))
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(5):
+        scores = model(source, target)
+        loss = functional.cross_entropy(scores, labels)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    _dump()
+
+
+class _Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(768, 12, batch_first=True)
+        self.first_norm = nn.LayerNorm(768)
+        self.feed_forward = nn.Sequential(nn.Linear(768, 3072), nn.GELU(), nn.Linear(3072, 768))
+        self.second_norm = nn.LayerNorm(768)
+
+    def forward(self, x: Tensor) -> Tensor:
+        attended, _ = self.attention(x, x, x)
+        x = self.first_norm(x + attended)
+        changed = self.feed_forward(x)
+        return self.second_norm(x + changed)  # type: ignore[no-any-return]
+
+
+def _library_layers() -> None:
+    """Run blocks of torch's own layers and its loss without gradients, recorded from the model's creation."""
+    words, targets = _words(32, 128), _words(32, 128)
+    _record()
+    blocks = (_Block() for _ in range(12))
+    model = nn.Sequential(nn.Embedding(50_000, 768), *blocks, nn.LayerNorm(768), nn.Linear(768, 50_000)).to("cuda")
+    for _ in range(25):
+        with torch.no_grad():
+            scores = model(words)
+            loss = functional.cross_entropy(scores.flatten(0, 1), targets.flatten())
+    _dump()
+    del scores, loss
 
 
 CUT_SHORT = {"forward-many-segments", "train-weights-first"}
@@ -402,4 +473,7 @@ PROGRAMS: dict[str, Program] = {
         for context in (128, 256, 512)
     },
     "default-device-forward-512-bf16": _default_device_step(512, halves=True, trains=False),
+    "squared-errors": _squared_errors,
+    "transformer": _transformer,
+    "library-layers-128": _library_layers,
 }
