@@ -74,7 +74,7 @@ def measured_peaks() -> tuple[MeasuredPeak, ...]:
 
 
 def is_like_recorded(card: KnownCard) -> bool:
-    """Return whether any recorded card has the same threads and workspaces, the rules' only inputs besides its size."""
+    """Return whether any recorded card has the same threads and workspaces, on which rules depend besides its size."""
     recorded = [card_named(one.card) for one in measured_peaks() if not one.is_published]
     alike = {(one.threads_per_multiprocessor, one.cublas_workspace_bytes) for one in recorded}
     return (card.threads_per_multiprocessor, card.cublas_workspace_bytes) in alike
