@@ -611,13 +611,16 @@ class UnknownValue:
     def _value(self) -> float:
         return DEFAULT_NUMBER if self.default is None else self.default
 
-    def _decide(self) -> None:
+    def _decide(self, answer: bool = True, asking: FrameType | None = None) -> bool:
+        """Note a decision; return its answer, or the other one where that leads to an error or no end."""
         if self.assumptions is not None:
+            if asking is not None and self.assumptions.leads_on(asking, answer) != answer:
+                return not answer
             self.assumptions.decide(self.asked, self._value)
+        return answer
 
     def __bool__(self) -> bool:
-        self._decide()
-        return self.default != 0
+        return self._decide(self.default != 0, sys._getframe(1))
 
     def _as_integer(self) -> int:
         """Return a number with a fraction as 1; a whole one may be a length, unless it is printed."""
@@ -798,10 +801,7 @@ def _comparison(own: str) -> Callable[..., Any]:
                 self.assumptions.state_a_decision("a number that is not computed is assumed to differ from another")
             return own == "__ne__"
         answer = compare(self._value, other._value if isinstance(other, UnknownValue) else other)
-        if self.assumptions is not None and self.assumptions.leads_on(sys._getframe(1), answer) != answer:
-            return not answer
-        self._decide()
-        return answer
+        return self._decide(answer, sys._getframe(1))
 
     comparison.__name__ = own
     return comparison

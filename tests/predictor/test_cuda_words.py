@@ -109,6 +109,9 @@ def test_old_types_are_of_the_card() -> None:
         assert made.type("torch.FloatTensor").device.type == "cpu"
         assert torch.cuda.LongTensor([1, 2]).dtype == torch.int64
         assert made.new_zeros(3, requires_grad=True).is_cuda and made.new(4, 5).shape == (4, 5)
+        edges = torch.cuda.sparse.FloatTensor(torch.tensor([[0, 2]]).cuda(), torch.ones(2).cuda(), torch.Size([4]))
+        assert isinstance(edges, torch.cuda.sparse.FloatTensor) and not isinstance(edges, torch.cuda.FloatTensor)
+        assert edges.to_dense().shape == (4,)
         del made, halved
 
 

@@ -268,6 +268,9 @@ CHECKS = """
 assert (x > 2).all(), "too small"
 assert not (x > 2).any() and (x < 2).all().item()
 assert x.sum().item() > 50
+assert (x > 2).sum().item()
+if (x > 2).sum().item():
+    raise ValueError(f"{x}")
 if not (x > 2).all():
     raise ValueError(f"{x}")
 branch = bool((x > 2).all())

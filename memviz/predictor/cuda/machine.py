@@ -435,26 +435,37 @@ _TENSOR_TYPES = {
     "LongTensor": torch.int64,
     "BoolTensor": torch.bool,
 }
-_CUDA_MODULE = "torch.cuda"
 
 
 class _CardType(type):
     dtype: torch.dtype
+    layout: torch.layout
 
     def __instancecheck__(cls, value: Any) -> bool:
-        return isinstance(value, Tensor) and value.is_cuda and value.dtype == cls.dtype
+        return isinstance(value, Tensor) and value.is_cuda and (value.dtype, value.layout) == (cls.dtype, cls.layout)
 
     def __repr__(cls) -> str:
-        return f"<class '{_CUDA_MODULE}.{cls.__name__}'>"
+        return f"<class '{cls.__module__}.{cls.__name__}'>"
 
 
 class CardType(metaclass=_CardType):
     """A kind of tensors on the card; to call it makes one."""
 
     dtype: ClassVar[torch.dtype]
+    layout: ClassVar[torch.layout] = torch.strided
 
     def __new__(cls, *args: Any, device: Any = None) -> Any:
         return _tensor_on_card(cls.dtype, args)
+
+
+class SparseCardType(CardType):
+    """Made of indices, values and a size, or of a size alone."""
+
+    layout: ClassVar[torch.layout] = torch.sparse_coo
+
+    def __new__(cls, *args: Any, device: Any = None) -> Any:
+        parts = args if args and isinstance(args[0], Tensor) else (args,)
+        return torch.sparse_coo_tensor(*parts, dtype=cls.dtype, device="cuda", check_invariants=False)
 
 
 def _tensor_on_card(dtype: torch.dtype, args: Any) -> Tensor:
@@ -480,8 +491,10 @@ def cast_to_type(tensor: Tensor, kind: Any) -> Any:
 
 
 def follow_types(patches: Patches, named: NamedDevices) -> None:
-    for name, dtype in _TENSOR_TYPES.items():
-        patches.put(torch.cuda, name, _CardType(name, (CardType,), {"dtype": dtype, "__module__": _CUDA_MODULE}))
+    for module, base in ((torch.cuda, CardType), (torch.cuda.sparse, SparseCardType)):
+        for name, dtype in _TENSOR_TYPES.items():
+            kind = _CardType(name, (base,), {"dtype": dtype, "__module__": module.__name__})
+            patches.put(module, name, kind)
     set_type: Any = torch.set_default_tensor_type
     card_types: list[bool] = []
 
@@ -498,7 +511,7 @@ def follow_types(patches: Patches, named: NamedDevices) -> None:
 
     def set_default_tensor_type(kind: Any) -> None:
         name = kind.__name__ if isinstance(kind, _CardType) else str(kind)
-        if isinstance(kind, _CardType) or name.startswith(f"{_CUDA_MODULE}."):
+        if isinstance(kind, _CardType) or name.startswith("torch.cuda."):
             torch.set_default_dtype(_TENSOR_TYPES[name.rpartition(".")[2]])
             torch.set_default_device("cuda")
             card_types[:] = [True]
