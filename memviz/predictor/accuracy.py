@@ -85,23 +85,27 @@ def expected_error(
 ) -> ExpectedError:
     """Return the expected error for these operators, from recordings, else also from published tables.
 
-    Tables have allocated bytes only, so where they are needed, live and reserved bytes are not said to be closer.
-    `unproven` are the rules that the prediction rests on; rules that count nothing estimate what is missing.
+    Tables have allocated or reserved bytes; where they are needed, no other bytes are said to be closer than allocated.
+    `unproven` are the rules that the prediction rests on: recordings do not cover their families, and rules that count
+    nothing estimate what is missing.
     """
+    unproven = tuple(unproven)
+    doubted = {one.rule for one in unproven if one.standing != Standing.MISSING}
     needed = families_of(operators)
     kind: Kind = "training" if trains else "inference"
     peaks = [one for one in measured_peaks() if one.kind == kind]
     recordings = [one for one in peaks if not one.is_published and one.whole]
-    missing = needed - _covered(recordings)
-    published = [one for one in peaks if one.is_published and one.families & missing] if missing else []
+    missing = needed - (_covered(recordings) - {rule.family for rule in RULES if rule.name in doubted})
+    tables = [one for one in peaks if one.is_published]
+    published = tables if missing & _covered(tables) else []
     missing -= _covered(published)
     counted = needed & NOT_COUNTED.keys()
     # NCCL's buffers are in no peak of PyTorch's allocator.
     uncounted = [one for one in unproven if one.standing == Standing.MISSING and one.rule != NCCL]
     estimates = [one.bytes_at_most for one in uncounted] if counted else []
     sizes = [size for size in estimates if size is not None]
-    in_tables = width_of(published, "allocated")
-    widths = {one: _wider(width_of(recordings, one), in_tables) for one in MEASURES}
+    in_tables = width_of(published, "allocated") or width_of(published, "reserved")
+    widths = {one: _widest(width_of(recordings, one), in_tables, width_of(published, one)) for one in MEASURES}
     return ExpectedError(
         live=widths["live"],
         allocated=widths["allocated"],
@@ -131,8 +135,8 @@ LEAST_WIDTHS: dict[Measure, float] = {"live": 0.0, "allocated": 0.1, "reserved":
 reserved, which depends on every earlier allocation."""
 
 
-def _wider(one: float | None, other: float | None) -> float | None:
-    return max((width for width in (one, other) if width is not None), default=None)
+def _widest(*widths: float | None) -> float | None:
+    return max((width for width in widths if width is not None), default=None)
 
 
 def error_of(peak: MeasuredPeak, measure: Measure) -> float | None:

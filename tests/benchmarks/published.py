@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
-from memviz.predictor.accuracy import DATA
+from memviz.predictor.accuracy import DATA, MEASURES
 from tests.benchmarks.readme import README, write_table
 from tests.truth.held_against import write, write_readme
 
@@ -246,20 +246,20 @@ def each_model(outcomes: Sequence[Outcome]) -> str:
 
 
 def held(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
-    """Return the comparisons that the predictor ships, for points measured as allocated."""
+    """Return the comparisons that the predictor ships, for points measured as allocated or reserved."""
     return [
         {
             "name": f"{one.point.source} {' '.join(f'{name}={value}' for name, value in one.point.settings.items())}",
+            "source": "/".join(SOURCES[one.point.source].address.split("/")[1:3]),
             "card": SOURCES[one.point.source].card,
-            "torch": SOURCES[one.point.source].torch,
+            "torch": one.point.settings.get("torch", SOURCES[one.point.source].torch),
             "class": one.answer["class"],
             "families": one.answer["families"],
-            "live": None,
-            "allocated": [one.point.measured, one.predicted],
-            "reserved": None,
+            **dict.fromkeys(MEASURES),
+            SOURCES[one.point.source].figure: [one.point.measured, one.predicted],
         }
         for one in outcomes
-        if one.predicted is not None and one.point.measured and SOURCES[one.point.source].figure == "allocated"
+        if one.predicted is not None and one.point.measured and SOURCES[one.point.source].figure != "device"
     ]
 
 

@@ -190,3 +190,9 @@ def test_operators_of_a_run_fall_into_families() -> None:
         trace = device.finish()
     assert families_of(device.recorder.operators) == {"convolutions", "layer norm", "softmax", "reductions"}
     assert trains(trace)
+
+
+def test_a_family_is_not_covered_by_recordings_where_a_prediction_rests_on_a_rule_that_none_proves() -> None:
+    rule = Unproven("buffers of other reductions", Standing.READ, "", 4 << 20, 0, None)
+    proved, read = (expected_error(["mm", "sum"], trains=True, card=CARD, unproven=rules) for rules in ((), (rule,)))
+    assert (proved.not_covered, read.not_covered) == ((), ("reductions",))

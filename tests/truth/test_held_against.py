@@ -43,8 +43,10 @@ def test_published_peaks_are_those_of_the_table_and_language_models_are_met_with
     for one in (one for one in measured_peaks() if one.is_published):
         source, *settings = one.name.split()
         pairs = tuple((name, value) for name, value in (setting.split("=") for setting in settings))
-        assert one.allocated is not None and one.allocated[0] == measured[source, pairs]
-        errors.append(100 * abs(one.allocated[1] - one.allocated[0]) / one.allocated[0])
+        pair = one.allocated or one.reserved
+        assert pair is not None and pair[0] == measured[source, pairs]
+        if one.source == "huggingface/transformers":
+            errors.append(100 * abs(pair[1] - pair[0]) / pair[0])
     assert errors and median(errors) <= 0.1 and max(errors) <= 1.2
 
 
