@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from memviz.runner.predicted_script import predict, predicting
     from memviz.runner.record.recording import mark, recording
 
-__version__ = "0.1.0"
 __all__ = ["figures", "mark", "open", "predict", "predicting", "recording"]
 _LIVES_IN = {
     "mark": "memviz.runner.record.recording",
@@ -40,6 +39,8 @@ def __getattr__(name: str) -> Any:
     """Only when asked for: the command line starts before torch could be imported."""
     if name == "figures":
         return import_module("memviz.figures")
+    if name == "__version__":
+        return import_module("memviz.commands.command_line").VERSION
     if name not in _LIVES_IN:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

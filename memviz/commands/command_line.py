@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from memviz import __version__
 from memviz.commands.terminal import (
     FAILED,
     INTERRUPTED,
@@ -27,6 +26,7 @@ from memviz.text import escape_control_chars
 if TYPE_CHECKING:
     from memviz.commands.command import Command
 
+VERSION = "0.1.0"
 PROGRAM = "python -m memviz"
 DESCRIPTION = "Explore PyTorch memory snapshots."
 COMMANDS = {
@@ -72,7 +72,7 @@ class _Help(argparse.HelpFormatter):
 def parser(arguments: Sequence[str] | None = None) -> argparse.ArgumentParser:
     """Return the parser with the arguments of the given command, or of all commands."""
     top = argparse.ArgumentParser(prog=PROGRAM, description=DESCRIPTION, epilog=EPILOG, formatter_class=_Help)
-    top.add_argument("--version", action="version", version=f"memviz {__version__}")
+    top.add_argument("--version", action="version", version=f"memviz {VERSION}")
     choices = top.add_subparsers(prog=PROGRAM, dest="command", required=True, metavar="COMMAND")
     for name, summary in COMMANDS.items():
         child = choices.add_parser(name, help=summary, description=summary, formatter_class=_Help)
