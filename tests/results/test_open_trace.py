@@ -193,7 +193,7 @@ def test_three_traces_compare_side_by_side(training):
 
 def test_a_replay_says_whether_it_runs(training):
     small = training.replay(memory="2GiB", overhead=0)
-    assert not small.runs and missing(str(small), "event 2,538", "runs out of memory") == []
+    assert not small.runs and missing(str(small), "event 2,514", "runs out of memory") == []
     assert "set aside" not in str(small)
     large = training.replay(memory="24GiB")
     assert large.runs
