@@ -385,11 +385,12 @@ _LIBRARY_RULES = (
 
 _WORD = "unknown"
 _TAKEN = (
-    "read from a tensor is not computed: it prints as unknown, and counts as {number} in conditions, math and numpy"
+    "read from a tensor is not computed: it prints as unknown, and counts as {number} in conditions, % formats, math "
+    "and numpy"
 )
 _TAKEN_AND_NO_SIZE = (
-    "read from a tensor is not computed: it prints as unknown, counts as {number} in comparisons, math and numpy, and "
-    "cannot be a size"
+    "read from a tensor is not computed: it prints as unknown, counts as {number} in comparisons, % formats, math and "
+    "numpy, and cannot be a size"
 )
 _MOST_DECISIONS = 100_000
 """Limit per line: a loop that waits for a number to change would never end."""

@@ -126,7 +126,7 @@ _ABSORBING = {
     **dict.fromkeys((aten.bitwise_or.Tensor, aten.logical_or.default), True),
     **dict.fromkeys((aten.bitwise_and.Tensor, aten.logical_and.default, aten.mul.Tensor), False),
 }
-_EMPTY = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
+_EMPTY = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
 _SHAPE_COUNTS = ("empty_like", "zeros_like", "ones_like", "full_like", "new_empty", "new_zeros", "new_ones", "new_full")
 """Operators whose result depends on the argument's shape and not on its values."""
 _QUESTIONS = {

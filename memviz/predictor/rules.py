@@ -31,7 +31,7 @@ from memviz.predictor.recurrent import (
     recurrent_flops,
     recurrent_shape,
 )
-from memviz.predictor.shapes import SHAPE_RULES, ResultCache, ShapeKey, tensors_of
+from memviz.predictor.shapes import FUSED_OPTIMIZERS, SHAPE_RULES, ResultCache, ShapeKey, tensors_of
 from memviz.predictor.workspaces import OperatorCall, Temporaries
 
 
@@ -299,7 +299,7 @@ _READ = (
         "fused optimizers without temporaries",
         Standing.READ,
         "fused_adam_impl.cu",
-        _operators("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_"),
+        _operators(*FUSED_OPTIMIZERS),
         family="fused optimizers",
     ),
     PredictorRule(

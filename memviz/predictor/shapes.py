@@ -536,8 +536,8 @@ _GRADIENTS_OF_LEARNED = (
     aten._fake_quantize_learnable_per_tensor_affine_backward.default,
     aten._fake_quantize_learnable_per_channel_affine_backward.default,
 )
-_FUSED_OPTIMIZERS = ("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_")
-_FUSED = [getattr(aten, name) for name in _FUSED_OPTIMIZERS if hasattr(aten, name)]
+FUSED_OPTIMIZERS = ("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_")
+_FUSED = [getattr(aten, name) for name in FUSED_OPTIMIZERS if hasattr(aten, name)]
 # Operators without a rule of torch's own that torch.distributions calls; arguments have one shape.
 _SAMPLES = tuple(
     getattr(aten, name).default for name in ("_sample_dirichlet", "_dirichlet_grad", "_standard_gamma_grad", "binomial")

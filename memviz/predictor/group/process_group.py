@@ -43,7 +43,7 @@ from memviz.predictor.ledger import LiveAllocation
 from memviz.predictor.position import NO_TASK
 from memviz.predictor.recorder import AllocationRecorder
 from memviz.predictor.rules import Instead, Operator, OperatorTotals, rule_of
-from memviz.predictor.shapes import any_on_device, tensors_of
+from memviz.predictor.shapes import FUSED_OPTIMIZERS, any_on_device, tensors_of
 from memviz.trace.model import Category
 
 _META_METHOD = "_propagate_tensor_meta_non_cached"
@@ -521,10 +521,9 @@ _BY_ELEMENT = (
 )
 
 
-_FUSED = ("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_")
 _ELEMENTWISE_OPERATORS = frozenset(
     getattr(packet, overload)
-    for name in (*(f"_foreach_{name}{end}" for name in _BY_ELEMENT for end in ("", "_")), *_FUSED)
+    for name in (*(f"_foreach_{name}{end}" for name in _BY_ELEMENT for end in ("", "_")), *FUSED_OPTIMIZERS)
     if (packet := getattr(aten, name, None)) is not None
     for overload in packet.overloads()
 )
