@@ -23,7 +23,7 @@ def tab(page: Any, server: str) -> Any:
     page.locator("#samples [data-sample=out-of-memory]").click()
     # The previous test's text may still be shown, but its plot no longer counts.
     page.locator("#what-if-plot [data-drawn]").wait_for()
-    expect(verdict(page)).to_contain_text("In 2,400 MiB this run runs out of memory at event 6,482.")
+    expect(verdict(page)).to_contain_text("In 2,400 MiB this run runs out of memory at event 6,410.")
     return page
 
 
@@ -41,9 +41,9 @@ def field(page: Any, name: str) -> Any:
 
 def test_the_sample_is_answered_at_once_and_any_moment_can_be_looked_at(tab: Any) -> None:
     expect(verdict(tab)).to_contain_text("Expandable segments would fit, with 216 MiB to spare.")
-    expect(facts(tab)).to_contain_text("replay of the recording exact, 0 of 2,408 addresses differ")
+    expect(facts(tab)).to_contain_text("replay of the recording exact, 0 of 2,384 addresses differ")
     assert (field(tab, "memory").input_value(), field(tab, "expandable").is_checked()) == ("2,400 MiB", True)
-    expect(tab.locator("#what-if-plot .mvt-oomtext")).to_have_text("out of memory, event 6,482")
+    expect(tab.locator("#what-if-plot .mvt-oomtext")).to_have_text("out of memory, event 6,410")
     expect(tab.locator("#what-if-maps .mvs[data-drawn]")).to_have_count(2)
     sides = "[...document.querySelectorAll('#what-if-maps .mvp-side')]"
     assert len(set(tab.evaluate(f"{sides}.map((each) => each.memviz.layout.rowBytes)"))) == 1
@@ -85,7 +85,7 @@ def test_whoever_goes_to_another_tab_meanwhile_stays_there(page: Any, server: st
     expect(page.locator("#traces .mv-chosen")).to_contain_text("out-of-memory")
     expect(page.get_by_role("tab", name="Run")).to_have_attribute("aria-selected", "true")
     page.get_by_role("tab", name="What if").click()
-    expect(verdict(page)).to_contain_text("In 2,400 MiB this run runs out of memory at event 6,482.")
+    expect(verdict(page)).to_contain_text("In 2,400 MiB this run runs out of memory at event 6,410.")
 
 
 def test_a_row_of_the_ranking_fills_the_form_and_stays_while_one_looks_elsewhere(tab: Any) -> None:
@@ -127,7 +127,7 @@ def test_the_replay_is_a_trace_to_save_to_explore_and_to_compare(tab: Any, tmp_p
     expect(verdict(tab)).to_have_count(0)
     expect(tab.locator("#verdict h1")).to_contain_text("It ran out of memory")
     tab.get_by_role("tab", name="What if").click()
-    expect(verdict(tab)).to_contain_text("In 2,400 MiB this run runs out of memory at event 6,482.")
+    expect(verdict(tab)).to_contain_text("In 2,400 MiB this run runs out of memory at event 6,410.")
     assert field(tab, "max_split").input_value() == "64"
     tab.get_by_role("button", name="Compare with the recording").click()
     expect(tab.locator("#compare-top")).to_contain_text("32.0 MiB higher than out-of-memory")
