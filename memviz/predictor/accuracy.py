@@ -74,10 +74,10 @@ def measured_peaks() -> tuple[MeasuredPeak, ...]:
 
 
 def is_like_recorded(card: KnownCard) -> bool:
-    """Return whether any recorded card has the same threads and workspaces, on which rules depend besides its size."""
+    """Return whether a recorded card of its generation has the same threads and workspaces: rules depend on these."""
     recorded = [card_named(one.card) for one in measured_peaks() if not one.is_published]
-    alike = {(one.threads_per_multiprocessor, one.cublas_workspace_bytes) for one in recorded}
-    return (card.threads_per_multiprocessor, card.cublas_workspace_bytes) in alike
+    alike = {(one.capability[0], one.threads_per_multiprocessor, one.cublas_workspace_bytes) for one in recorded}
+    return (card.capability[0], card.threads_per_multiprocessor, card.cublas_workspace_bytes) in alike
 
 
 def expected_error(
