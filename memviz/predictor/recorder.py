@@ -184,7 +184,7 @@ class AllocationRecorder:
             self.launched()
         self._allocate_results(treatment, args, kwargs, out)
         self._rule = treatment.rule
-        if treatment.rule != NO_RULE and RULES[treatment.rule].standing is Standing.MISSING and has_device_tensor(out):
+        if treatment.rule != NO_RULE and RULES[treatment.rule].standing is Standing.MISSING and any_on_device(out):
             figures = RULES[treatment.rule].missing_bytes(self._call(args, kwargs, out))
             if None not in figures:
                 previous = self.missing.get(treatment.rule, (0, 0))
@@ -353,7 +353,7 @@ class AllocationRecorder:
 
     def _is_on_card(self, out: Any) -> bool:
         nowhere = self.host.on_meta
-        return has_device_tensor(out) and not (len(nowhere) and any(tensor in nowhere for tensor in tensors_of(out)))
+        return any_on_device(out) and not (len(nowhere) and any(tensor in nowhere for tensor in tensors_of(out)))
 
     @property
     def _handle(self) -> BlasHandle:
@@ -419,10 +419,6 @@ class AllocationRecorder:
         if self._stack is None or node:
             self._stack = self.stacks.here(operator, node)
         return self._stack
-
-
-def has_device_tensor(out: Any) -> bool:
-    return any_on_device(out)
 
 
 def cache_tensors(output: Any) -> Iterator[torch.Tensor]:
