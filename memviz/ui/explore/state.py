@@ -15,7 +15,7 @@ from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.timeline import timeline
 from memviz.text import tag
 from memviz.trace.model import DeviceTrace
-from memviz.ui.shell.session import Session
+from memviz.ui.shell.session import Session, timeline_key
 
 TABS = {"live": "Live set", "segments": "Segments", "events": "Events", "never": "Never freed"}
 GROUPINGS = {
@@ -136,6 +136,13 @@ class LatestInput:
         self.state = ExploreState()
         self.chosen: Mapping[str, Any] = {}
         """On the timeline."""
+
+    def hear(self, session: Session) -> None:
+        """Take over a session that shows the same trace, perhaps renamed.
+
+        An event may carry the session from before its trace was closed; a change of trace is heard by itself."""
+        if timeline_key(session.current) == timeline_key(self.session.current):
+            self.session = session
 
     def answer_latest(self, answer: Callable[[Session, ExploreState, Mapping[str, Any]], list[Any]]) -> list[Any]:
         """The answer about what was heard last, and its number as HTML."""

@@ -128,13 +128,15 @@ class ExploreTab:
         moved = any(before.get(key) != chosen.get(key) for key in ("key", "at", "range"))
         recoloured = before.get("colour", "category") != chosen.get("colour", "category")
         due = (answer.MOMENT if moved else answer.PIN) | (answer.TABLE if recoloured else frozenset())
-        heard.session, heard.chosen = current, chosen
+        heard.hear(current)
+        heard.chosen = chosen
         return [chosen, *heard.answer_latest(partial(panels, self.context, parts=due))]
 
     def _act(self, current: Session, heard: LatestInput, event: gr.EventData) -> list[Any]:
         before = heard.state.tab
-        turned = heard.state.clicked(clicked(event), timeline_key(current.current) if current.current else "")
-        heard.session, heard.state = current, turned
+        turned = heard.state.clicked(clicked(event), timeline_key(current.current))
+        heard.hear(current)
+        heard.state = turned
 
         def details(session: Session, state: ExploreState, selection: Mapping[str, Any]) -> list[Any]:
             shown = panels(self.context, session, state, selection, answer.TABLE)
@@ -147,7 +149,8 @@ class ExploreTab:
         return heard.answer_latest(details)
 
     def _search(self, current: Session, heard: LatestInput, event: gr.EventData) -> list[Any]:
-        heard.session, heard.state = current, heard.state.finding(typed(event))
+        heard.hear(current)
+        heard.state = heard.state.finding(typed(event))
         return heard.answer_latest(partial(panels, self.context, parts=answer.FOUND))
 
     def _show_other(self, current: Session, chosen: Mapping[str, Any], heard: LatestInput) -> list[Any]:
@@ -174,7 +177,7 @@ class ExploreTab:
         def is_shown() -> bool:
             # `_show_other` may not have heard of it yet.
             now = heard.session
-            return now is before or now.current is not None and timeline_key(now.current) == key
+            return now is before or timeline_key(now.current) == key
 
         if not await wait_until_idle(self.context.reading.is_used, is_shown):
             return gr.skip()
@@ -190,7 +193,7 @@ def initial_selection(session: Session, before: Mapping[str, Any], heard: Mappin
     """Return the selection with which another trace opens: from a link, or made on it already, else none.
 
     The selection on the previous trace is dropped. Gradio may report one change twice."""
-    key = timeline_key(session.current) if session.current else ""
+    key = timeline_key(session.current)
     candidates: list[Mapping[str, Any]] = [heard, before.get("linked") or before]
     return next((each for each in candidates if each.get("key") == key), {})
 
@@ -230,7 +233,7 @@ def panels(
 def maps(context: Context, session: Session, state: ExploreState, chosen: Mapping[str, Any]) -> list[Any]:
     """The values of `ExploreTab.maps`. Once they are shown they follow the timeline in the browser, by themselves."""
     pair = context.current(session)
-    key = timeline_key(session.current) if session.current else ""
+    key = timeline_key(session.current)
     boxes = [gr.update(visible=True if state.tab == tab else "hidden") for tab in ("segments", "events")]
     if state.tab == "segments":
         if pair is None:

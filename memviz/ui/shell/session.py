@@ -173,8 +173,8 @@ def open_trace(
     return Opened.of(store.add(trace, pinned=pinned, source_folders=source_folders), trace)
 
 
-def timeline_key(opened: Opened) -> str:
-    return f"{opened.key}/{opened.device}"
+def timeline_key(opened: Opened | None) -> str:
+    return f"{opened.key}/{opened.device}" if opened is not None else ""
 
 
 def open_once(

@@ -95,7 +95,7 @@ def show(session: Session, tab: str | None) -> list[Any]:
 
     `tab` is the one that the page selects itself, for which Gradio sends no event.
     """
-    key = timeline_key(session.current) if session.current is not None else ""
+    key = timeline_key(session.current)
     return [tab == ID if tab else gr.skip(), FollowedTrace(key, tab == ID)]
 
 
@@ -146,8 +146,10 @@ class _WhatIfEvents:
         if is_active or trace.is_turned_to:
             yield [True, *_updates()]
             yield from ([gr.skip(), *values] for values in self._opened(trace.key, state, request))
+        elif trace.key == state.key:
+            yield [gr.skip(), *_updates()]
         else:
-            yield [gr.skip(), *(_updates() if trace.key == state.key else self._emptied(state))]
+            yield from ([gr.skip(), *values] for values in self._emptied(state, request))
 
     @ends_without_change
     def _turn(
@@ -162,14 +164,15 @@ class _WhatIfEvents:
     def _opened(self, key: str, state: WhatIfState, request: gr.Request) -> Iterator[list[Any]]:
         """A trace begins with the question that most people have, and stays as it was left."""
         if not key:
-            yield self._emptied(state, offer=self.answers.offer_html())
+            yield from self._emptied(state, request, offer=self.answers.offer_html())
         elif state.key != key:
             next_state, is_first = state.turned_to(key)
             yield from self._answer(next_state, request, is_first=is_first, is_other_trace=True)
 
-    @staticmethod
-    def _emptied(state: WhatIfState, offer: str = "") -> list[Any]:
-        return _updates(state=state.turned_to("")[0], form=None, **{**EMPTY, "offer": offer})
+    def _emptied(self, state: WhatIfState, request: gr.Request, offer: str = "") -> Iterator[list[Any]]:
+        # An answer about the trace before, still on its way, must not come after this.
+        with self.jobs.answering(_visitor(request)):
+            yield _updates(state=state.turned_to("")[0], form=None, **{**EMPTY, "offer": offer})
 
     @ends_without_change
     def _changed(self, state: WhatIfState, event: gr.EventData, request: gr.Request) -> Iterator[list[Any]]:

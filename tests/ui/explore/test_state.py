@@ -66,7 +66,7 @@ def test_a_path_belongs_to_its_trace_and_a_query_is_bounded():
 
 
 ONE = Session(opened=(Opened("one", "one", "cuda:0", ("cuda:0",)),), chosen="one")
-KEY_OF_ONE = timeline_key(ONE.current) if ONE.current else ""
+KEY_OF_ONE = timeline_key(ONE.current)
 
 
 def test_what_is_chosen_while_an_answer_is_computed_is_answered() -> None:
@@ -82,6 +82,16 @@ def test_what_is_chosen_while_an_answer_is_computed_is_answered() -> None:
         return [session.chosen, state.tab, chosen.get("at")]
 
     assert heard.answer_latest(answer)[:-1] == ["one", "events", 3]
+
+
+def test_an_event_from_before_its_trace_was_closed_does_not_bring_it_back() -> None:
+    heard = LatestInput()
+    heard.hear(ONE)
+    assert heard.session.current is None
+    heard.session = ONE
+    renamed = ONE.renaming("one", "mine", "one.pickle")
+    heard.hear(renamed)
+    assert heard.session is renamed
 
 
 def test_numbers_of_answers_rise_and_one_that_was_overtaken_gets_the_higher_one() -> None:

@@ -79,3 +79,28 @@ def test_an_answer_does_not_take_away_the_words_of_a_refusal_that_came_meanwhile
     }
     assert [values[WAITING] for values in said if isinstance(values[WAITING], str)][-1] == ""
     assert not any("<h1" in str(values[VERDICT - 1]) for values in said)
+
+
+def test_an_answer_about_a_trace_that_is_closed_meanwhile_is_not_shown(
+    context: Context, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = WhatIfAnswers(context, Replays(context))
+    tab: Any = SimpleNamespace(answers=answers)
+    request: Any = SimpleNamespace(session_hash="somebody", request=None)
+    events = _WhatIfEvents(context, tab)
+    state = WhatIfState(key, Question(max_split="128"))
+    emptied: list[list[Any]] = []
+    closing = threading.Thread(target=lambda: emptied.extend(events._follow(FollowedTrace(), state, False, request)))
+    plain_find = answers.find
+
+    def find(*given: Any) -> Any:
+        closing.start()
+        # As far as it comes by itself.
+        closing.join(1)
+        return plain_find(*given)
+
+    monkeypatch.setattr(answers, "find", find)
+    said = list(events._answer(state, request))
+    closing.join(60)
+    assert not any("<h1" in str(values[VERDICT - 1]) for values in said)
+    assert emptied[0][VERDICT] == ""
