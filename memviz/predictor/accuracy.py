@@ -140,7 +140,6 @@ def _widest(*widths: float | None) -> float | None:
 
 
 def error_of(peak: MeasuredPeak, measure: Measure) -> float | None:
-    """Return the error in percent of the measured bytes."""
     pair: tuple[int, int] | None = getattr(peak, measure)
     return None if pair is None else 100 * abs(pair[1] - pair[0]) / pair[0]
 

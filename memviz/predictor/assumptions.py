@@ -103,10 +103,10 @@ class WrongAnswer(Stopped):
 class DataNeeded(Stopped):
     """The program branches on data, or a shape depends on it."""
 
-    def __init__(self, asking: str, rest: str, place: str = "") -> None:
+    def __init__(self, asking: str, rest: str, asked: AskedQuestion | None = None) -> None:
         self._refusal = f"{_line()}{asking}"
         _refused.append(self._refusal)
-        self.assume = f"--assume {place}=VALUE" if place else ""
+        self.assume = "" if asked is None else f"--assume {asked.name}=VALUE"
         """The option that states the value; empty where none would be taken."""
         super().__init__(f"{asking} {rest}")
 
@@ -139,14 +139,10 @@ class NoSuchKernel(UsageError, RuntimeError):
     """Error like torch's own where no enabled kernel fits: programs try one and take another."""
 
 
-def no_such_kernel(why: str) -> NoSuchKernel:
-    return NoSuchKernel(f"No available kernel. Aborting execution. {why}")
-
-
 def data_needed(what: str, remedy: str = REMEDY, asked: AskedQuestion | None = None) -> DataNeeded:
     """Return the error for reading values by `what`, such as '.tolist()'; `asked` if --assume can answer."""
     asks = "needs the values of a tensor, which a prediction does not compute."
-    return DataNeeded(what, f"{asks} {_state_hint(asked, remedy)}", "" if asked is None else asked.name)
+    return DataNeeded(what, f"{asks} {_state_hint(asked, remedy)}", asked)
 
 
 class ReadingLine(NamedTuple):
@@ -155,10 +151,6 @@ class ReadingLine(NamedTuple):
     words: str = ""
     asked: AskedQuestion | None = None
     """The question that `--assume` answers; None where no answer would be taken."""
-
-    @property
-    def place(self) -> str:
-        return "" if self.asked is None else self.asked.name
 
 
 def decision_needed(line: ReadingLine, what: str = "a decision", *, without_end: bool = False) -> DataNeeded:
@@ -169,7 +161,7 @@ def decision_needed(line: ReadingLine, what: str = "a decision", *, without_end:
         if without_end
         else "which a prediction does not compute: it can be printed and added up, but not decide this."
     )
-    return DataNeeded(what, f"needs {number}, {why} {_state_hint(line.asked, REMEDY)}", line.place)
+    return DataNeeded(what, f"needs {number}, {why} {_state_hint(line.asked, REMEDY)}", line.asked)
 
 
 def size_needed(error: TypeError) -> DataNeeded:
@@ -290,7 +282,6 @@ class Assumption:
     """Range of the numbers returned."""
     times: int = 1
     is_size: bool = False
-    """True if the size of a result depends on it."""
 
     @property
     def what(self) -> str:
@@ -312,20 +303,18 @@ def sentences_of(stated: Iterable[Assumption]) -> list[str]:
     by_kind: dict[str, list[Assumption]] = {}
     for one in stated:
         by_kind.setdefault(one.kind, []).append(one)
-    return list(map(_assumption_sentence, by_kind.values()))
-
-
-def _assumption_sentence(same_kind: list[Assumption]) -> str:
-    total = reduce(Assumption.and_again, same_kind)
-    places = [one.where for one in same_kind if one.where]
-    often = f" ({count_text(total.times)} times)" if total.times > len(same_kind) else ""
-    return f"{_places_text(places)}{often}: {total.what}." if places else f"{total.what}."
-
-
-def _places_text(places: list[str]) -> str:
-    if len(places) <= _MOST_PLACES + 1:
-        return " and ".join(filter(None, (", ".join(places[:-1]), places[-1])))
-    return f"{', '.join(places[:_MOST_PLACES])} and {count_text(len(places) - _MOST_PLACES)} more lines"
+    sentences = []
+    for same_kind in by_kind.values():
+        total = reduce(Assumption.and_again, same_kind)
+        places = [one.where for one in same_kind if one.where]
+        if len(places) > _MOST_PLACES + 1:
+            more = count_text(len(places) - _MOST_PLACES)
+            where = f"{', '.join(places[:_MOST_PLACES])} and {more} more lines"
+        else:
+            where = " and ".join(filter(None, (", ".join(places[:-1]), *places[-1:])))
+        often = f" ({count_text(total.times)} times)" if total.times > len(same_kind) else ""
+        sentences.append(f"{where}{often}: {total.what}." if places else f"{total.what}.")
+    return sentences
 
 
 class _LibraryRule(NamedTuple):
@@ -450,7 +439,6 @@ class Assumptions:
             self.say(sentence)
 
     def state(self, kind: str, number: float | None = None, *, is_size: bool = False) -> None:
-        """Note an assumption at the program's line."""
         now = Assumption(file_and_line_of_caller(), kind, number, number, is_size=is_size)
         before = self._stated.get((now.where, kind))
         self._stated[now.where, kind] = now if before is None else before.and_again(now)
@@ -460,24 +448,19 @@ class Assumptions:
         answer = self.questions.ask(question)
         if answer is None:
             return NOT_STATED
-        value = answer.next()
-        self._check(answer, value)
-        self.state(f"{value!r} is used, as stated")
-        return value
-
-    def _check(self, answer: GivenAnswer, value: Any) -> None:
+        value, asked = answer.next(), self.questions.last
         if answer.ambiguity:
             raise WrongAnswer(answer.ambiguity)
-        asked = self.questions.last
-        if asked is None or asked.question.accepts(value):
-            return
-        # Not used, then, if the program catches this and goes on.
-        answer.taken -= 1
-        place = asked.name
-        own = "" if place == answer.place else f" State it separately with --assume {place}=VALUE."
-        raise WrongAnswer(
-            f"--assume {answer.place}={value!r} is not valid at {place}, which needs {asked.question.text}.{own}"
-        )
+        if asked is not None and not asked.question.accepts(value):
+            # Not used, then, if the program catches this and goes on.
+            answer.taken -= 1
+            place = asked.name
+            own = "" if place == answer.place else f" State it separately with --assume {place}=VALUE."
+            raise WrongAnswer(
+                f"--assume {answer.place}={value!r} is not valid at {place}, which needs {asked.question.text}.{own}"
+            )
+        self.state(f"{value!r} is used, as stated")
+        return value
 
     def took(self, answer: Any) -> Any:
         """Note and return the natural answer to the last question."""
@@ -559,7 +542,6 @@ class Assumptions:
         return answer
 
     def decide(self, line: ReadingLine, number: float) -> None:
-        """Note a comparison with a number that is not computed."""
         self._count_decision(line)
         self.state("a number that is not computed counts as {number} in a condition", number)
 
@@ -580,7 +562,6 @@ class UnknownValue:
 
     __slots__ = ()
     asked: ReadingLine
-    """The line that took it from a tensor."""
     whole: bool
     assumptions: Assumptions | None
     default: int | None
@@ -706,15 +687,17 @@ def is_index_in(frame: FrameType, *, of_tensor: bool = False) -> bool:
         # Before Python 3.12 a slice is made in the instruction before.
         before = frame.f_code.co_code[frame.f_lasti - 2]
         return before != dis.opmap["BUILD_SLICE"] and (of_tensor or before != dis.opmap["BUILD_TUPLE"])
-    is_operator = instruction[0] == dis.opmap["BINARY_OP"] and instruction[1] < len(_OPERATORS)
-    return is_operator and _OPERATORS[instruction[1]][0] == "NB_SUBSCR"
+    return _is_operator(frame, "NB_SUBSCR")
 
 
 def is_printed_by(frame: FrameType) -> bool:
     """Return whether the instruction of a frame is `"%d" % number`: no other "%" of tensors or numbers calls it."""
-    instruction = frame.f_code.co_code[frame.f_lasti : frame.f_lasti + 2]
-    is_operator = instruction[0] == dis.opmap["BINARY_OP"] and instruction[1] < len(_OPERATORS)
-    return is_operator and _OPERATORS[instruction[1]][0] == "NB_REMAINDER"
+    return _is_operator(frame, "NB_REMAINDER")
+
+
+def _is_operator(frame: FrameType, name: str) -> bool:
+    code, operand = frame.f_code.co_code[frame.f_lasti : frame.f_lasti + 2]
+    return code == dis.opmap["BINARY_OP"] and operand < len(_OPERATORS) and _OPERATORS[operand][0] == name
 
 
 class _Branches(NamedTuple):

@@ -68,7 +68,6 @@ class Autocast:
         self._libraries: dict[str, Any] = {}
         """Registrations, by namespace of their operators."""
         self._library_types: dict[str, torch.dtype] = {}
-        """Types that operators of libraries run in."""
         self._running = 0
         """Number of cast operators that are running; their parts are not cast again."""
         self._cast: dict[int, tuple[Tensor, Tensor]] = {}
@@ -239,7 +238,6 @@ def with_device_renamed(function: Kernel) -> Kernel:
 
 
 def follow_autocast(patches: Patches, autocast: Autocast) -> None:
-    """Follow autocast regions of "cuda" and "meta"."""
     patches.callback(autocast.close)
     for owner in (torch, torch.amp, torch.amp.autocast_mode):
         for name in ("is_autocast_enabled", "get_autocast_dtype", "is_autocast_available", "set_autocast_dtype"):

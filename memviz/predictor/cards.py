@@ -199,7 +199,6 @@ _COMMON = ("RTX 4060", "RTX 3060", "T4", "RTX 4080", "RTX 4090", "RTX 5090", "A1
 
 
 def common_cards() -> tuple[KnownCard, ...]:
-    """Return one card per common memory size, smallest first."""
     return tuple(map(card_named, _COMMON))
 
 

@@ -221,8 +221,6 @@ class Compiler:
 
 @dataclass(frozen=True)
 class _FrameNotes:
-    """Notes on frames that torch does not compile whole."""
-
     broken: Callable[[str, str], None]
     """Called with the place of a break of the graph, and its reason."""
     stopped: Callable[[str, str], None]
@@ -322,8 +320,6 @@ def _frame_of(module: nn.Module, call: Callable[..., Any]) -> Callable[..., Any]
 
 
 class _Breaks(list[Any]):
-    """torch's list of breaks, which notes each."""
-
     def __init__(self, note: Callable[[str, str], None]) -> None:
         super().__init__()
         self._note = note
@@ -347,7 +343,6 @@ def _is_called_by_us(caller: FrameType | None) -> bool:
 
 
 def _as_on_card(variable: Any, answer: Callable[[Any, Any], Any], tx: Any) -> Any:
-    """Answer for a pretended tensor as for one on the card."""
     before = variable.device
     if before is not None and before.type == "meta":
         variable.device = _CARD

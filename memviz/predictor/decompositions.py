@@ -27,11 +27,11 @@ from torch.nested._internal import sdpa
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from memviz.predictor.assumptions import no_such_kernel, strided_nested_tensor
+from memviz.predictor.assumptions import NoSuchKernel, strided_nested_tensor
 from memviz.predictor.cards import KnownCard
 from memviz.predictor.compat import CUDNN_ATTENTION_SINCE, EINSUM_REORDERS_SINCE, FUSED_RMS_NORM_SINCE, Patches
 from memviz.predictor.recurrent import OPERATORS, run_recurrent
-from memviz.predictor.shapes import lies_on_device
+from memviz.predictor.shapes import is_dense, lies_on_device
 
 aten = torch.ops.aten
 _HALVES = (torch.float16, torch.bfloat16)
@@ -59,20 +59,6 @@ def einsum(equation: str, operands: Sequence[Tensor], *, path: Any = None) -> An
     return _matrix_product(left, right, len(wanted))
 
 
-def _dimension_names(term: str, dims: int) -> list[str]:
-    before, dots, after = term.partition("...")
-    rest = dims - len(before) - len(after) if dots else 0
-    return [*before, *(f"{_ELLIPSIS}{number}" for number in reversed(range(rest))), *after]
-
-
-def _aligned(tensor: Tensor, names: list[str], order: list[str]) -> Tensor:
-    """Return the tensor with a dimension for each name, of size 1 if missing."""
-    for name in order:
-        if name not in names:
-            tensor, names = tensor.unsqueeze(-1), [*names, name]
-    return tensor.permute([names.index(name) for name in order])
-
-
 def _matrix_product(left: Tensor, right: Tensor, output_dims: int) -> Any:
     dims = range(left.dim())
     both = [at for at in dims[:output_dims] if left.size(at) != 1 and right.size(at) != 1]
@@ -91,6 +77,20 @@ def _matrix_product(left: Tensor, right: Tensor, output_dims: int) -> Any:
     lies = both + of_left + summed + of_right
     product = product.permute([lies.index(at) for at in dims])
     return product.view(product.shape[:output_dims])
+
+
+def _dimension_names(term: str, dims: int) -> list[str]:
+    before, dots, after = term.partition("...")
+    rest = dims - len(before) - len(after) if dots else 0
+    return [*before, *(f"{_ELLIPSIS}{number}" for number in reversed(range(rest))), *after]
+
+
+def _aligned(tensor: Tensor, names: list[str], order: list[str]) -> Tensor:
+    """Return the tensor with a dimension for each name, of size 1 if missing."""
+    for name in order:
+        if name not in names:
+            tensor, names = tensor.unsqueeze(-1), [*names, name]
+    return tensor.permute([names.index(name) for name in order])
 
 
 _SLICE_END = 2**63 - 1
@@ -158,7 +158,7 @@ def add_in_place(func: Any, args: Any, kwargs: Any) -> Any:
     if torch._C._current_graph_task_id() == -1 or torch.is_grad_enabled():
         return NotImplemented
     same_kind = first.shape == second.shape and first.dtype == second.dtype
-    if not same_kind or not _is_dense(first) or _reference_counts(first) != reference_counts_of_first_term():
+    if not same_kind or not is_dense(first) or _reference_counts(first) != reference_counts_of_first_term():
         return NotImplemented
     return first
 
@@ -190,18 +190,6 @@ _WRITERS = {
 }
 """Operators out of place, and the nodes that on a card write in place instead."""
 WRITES_INTO_ZEROS = frozenset(_WRITERS)
-
-
-def _is_dense(tensor: Tensor) -> bool:
-    """Return whether the elements fill their memory without gaps or overlaps, in any order of dimensions."""
-    if tensor.is_contiguous():
-        return True
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size != 1 and stride != expected:
-            return False
-        expected *= size
-    return True
 
 
 def _reference_counts(tensor: Any) -> tuple[int, int] | None:
@@ -286,9 +274,13 @@ def backend_for(call: AttentionCall, card: KnownCard, release: tuple[int, int]) 
         if is_on(backend) and (backend is Backend.MATH or (_any_fused(call) and takes(backend, call, card))):
             return backend
     names = ", ".join(backend.name.lower() for backend in Backend if is_on(backend)) or "none"
-    raise no_such_kernel(
-        f"No enabled attention kernel ({names}) supports this on {card.name}: "
-        f"{_described(call)}. Enable the math kernel, or another that supports it."
+    sizes = " ".join(str(tuple(tensor.shape)) for tensor in (call.query, call.key, call.value))
+    mask = ", with a mask" if call.mask is not None else ""
+    dropout = f", dropout {call.dropout:g}" if call.dropout else ""
+    # The first sentences are torch's.
+    raise NoSuchKernel(
+        f"No available kernel. Aborting execution. No enabled attention kernel ({names}) supports this on {card.name}: "
+        f"{call.query.dtype} of {sizes}{mask}{dropout}. Enable the math kernel, or another that supports it."
     )
 
 
@@ -447,12 +439,6 @@ _SEEDS = {
     aten._flash_attention_forward.default: ((2, 3), (2, 6)),
 }
 """Indices of the seed results, and the last release that returns them on the host."""
-
-
-def _described(call: AttentionCall) -> str:
-    sizes = " ".join(str(tuple(tensor.shape)) for tensor in (call.query, call.key, call.value))
-    mask = ", with a mask" if call.mask is not None else ""
-    return f"{call.query.dtype} of {sizes}{mask}{f', dropout {call.dropout:g}' if call.dropout else ''}"
 
 
 # Flex attention takes memory as its compiled kernels do: the output and one number for each query, also in backward.

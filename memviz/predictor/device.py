@@ -74,7 +74,6 @@ RESERVED_IS_UNPROVEN = (
 )
 _MOST_CARDS = 16
 _DTYPES = {torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8"}
-"""Dtypes that some cards have no hardware for."""
 _EVENTS_BETWEEN_COLLECTIONS = 1000
 """Events between collections of cycles, where a program empties the cache; they are slow once libraries are loaded."""
 
@@ -92,7 +91,6 @@ class RunDevice(Protocol):
     def name(self) -> str: ...
 
     is_predicted: bool
-    """True for a predicted device."""
 
     @property
     def torch_device(self) -> torch.device:
@@ -128,12 +126,6 @@ class RunDevice(Protocol):
 
     def finish(self) -> Trace:
         """Return the trace until now, with stacks, phases, modules and categories."""
-
-
-def _rank_facts(rank: GroupRank) -> dict[str, str]:
-    # "world size" is the name in files of before; programs may read it.
-    world = dict.fromkeys((WORLD_FACT, "world size"), str(rank.world_size))
-    return {RANK_FACT: str(rank.number), **world, LOCAL_WORLD_FACT: str(rank.cards)}
 
 
 class HighestBytes(NamedTuple):
@@ -352,7 +344,6 @@ class PredictedDevice:
         return None if allocation is None else allocation.block.address
 
     def mark(self, name: str) -> None:
-        """Name this moment, and note holders if requested."""
         self._mark(name, Stage.START)
         self._mark(name, Stage.END)
         if self._notes_holders:
@@ -480,13 +471,18 @@ class PredictedDevice:
         return unproven_of(self.recorder, card)
 
     def _facts(self) -> dict[str, str]:
+        of_rank = {}
+        if (rank := self.rank) is not None:
+            # "world size" is the name in files of before; programs may read it.
+            world = dict.fromkeys((WORLD_FACT, "world size"), str(rank.world_size))
+            of_rank = {RANK_FACT: str(rank.number), **world, LOCAL_WORLD_FACT: str(rank.cards)}
         return {
             "python": platform.python_version(),
             "torch": str(torch.__version__),
             "kernels of torch": ".".join(map(str, self.release)),
             "card_bytes": str(self.card.memory_bytes),
             "times": "No clock runs on a predicted device: times count events and phases, one microsecond each.",
-            **({} if (rank := self.rank) is None else _rank_facts(rank)),
+            **of_rank,
             **({NCCL_FACT: communicators_text(used)} if (used := self.layout.communicators.values()) else {}),
             **libraries_fact(sys.modules),
             **self.recorder.host_memory.workers.peak.facts,

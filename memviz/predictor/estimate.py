@@ -49,7 +49,6 @@ class Estimate:
     """The release whose kernels and rules are followed, as '2.6'."""
     trace: Trace
     peak_requested: int
-    """Peak of the bytes that tensors requested."""
     peak_allocated: int
     """The blocks that held it."""
     peak_reserved: int
@@ -79,7 +78,6 @@ class Estimate:
     unproven: tuple[Unproven, ...] = ()
     """Rules that it rests on and that no recording proves, with their bytes."""
     layout: Layout = field(default_factory=Layout)
-    """Process groups of the program, as seen from this rank."""
     commands: Mapping[str, int] = field(default_factory=dict)
     """Other processes of Python that the program started, with how often: what they take is not predicted."""
     platform: Platform = "linux"
@@ -113,9 +111,9 @@ class Estimate:
             raise UsageError('No card given. Name one, as in fits("A100 80GB"), or predict with card=.')
         chosen = self.card if card is None else card_named(card) if isinstance(card, str) else card
         if chosen.name not in self._fit:
-            self._fit[chosen.name] = fit_on(
-                self._own_trace, chosen, self.peak_reserved, self.expected_error, platform=self.platform
-            )
+            own = replace(self.trace, devices=(self.trace.devices[self.gpu],))
+            error, platform = self.expected_error, self.platform
+            self._fit[chosen.name] = fit_on(own, chosen, self.peak_reserved, error, platform=platform)
         return self._fit[chosen.name]
 
     def fit_word(self, card: str | KnownCard | None = None) -> FitWord:
@@ -134,10 +132,6 @@ class Estimate:
         """The verdict on common cards, smallest first; the kernels stay those that were predicted."""
         cards = self.gpus or (self,)
         return {card.name: _worst_fit(one._fit_word(card) for one in cards) for card in common_cards()}
-
-    @property
-    def _own_trace(self) -> Trace:
-        return replace(self.trace, devices=(self.trace.devices[self.gpu],))
 
     def _fit_word(self, card: KnownCard) -> FitWord:
         doubt = doubt_on(card, self.expected_error, self.trace)
@@ -163,7 +157,6 @@ class Estimate:
 
     @property
     def expected_error(self) -> ExpectedError:
-        """Expected error, from recordings of the same class."""
         error = expected_error(self.operators, trains=trains(self.trace), card=self.card, unproven=self.unproven)
         error = replace(error, **self.elsewhere)
         parts = {_SEVERAL: len(self.trace.devices) > 1, _SIZES: any(one.is_size for one in self.assumed)}

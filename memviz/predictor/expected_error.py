@@ -20,7 +20,6 @@ class ExpectedError:
     allocated: float | None
     reserved: float | None
     recordings: int
-    """Number of recordings."""
     published: int
     """Number of peaks in public tables, of which only allocated bytes are known."""
     kind: str
@@ -36,7 +35,6 @@ class ExpectedError:
     uncounted_bytes: int | None = None
     """An estimate of the bytes that are not counted, of all kinds at once; None where no kind has an estimate."""
     estimates_all: bool = True
-    """True if every uncounted kind has an estimate."""
     elsewhere_bytes: int = 0
     """Reserved more, or less, where the driver orders segments' addresses the other way."""
     elsewhere: str = ""

@@ -57,8 +57,6 @@ class Holder:
 
 
 class _Step(NamedTuple):
-    """A reference from one object to another."""
-
     kind: HolderKind
     text: str
     is_late: bool = False
@@ -94,7 +92,6 @@ class _Wanted:
         self._found: set[int] = set()
 
     def take(self, key: int | None) -> bool:
-        """Return whether a storage was wanted, which it is once."""
         if key is None or key in self._found or self.keys is not None and key not in self.keys:
             return False
         self._found.add(key)
@@ -198,7 +195,7 @@ class _Walk:
                     break
                 self._add(*self._late.popleft())
                 continue
-            if not index % _VISITS_BETWEEN_LOOKS and self._is_over(index):
+            if not index % _VISITS_BETWEEN_LOOKS and (time.monotonic() > self._deadline or index > _MOST_VISITS):
                 return
             value = visits[index][0]
             kind = type(value)
@@ -224,9 +221,6 @@ class _Walk:
                 self._late.append((child, index, step))
             else:
                 self._add(child, index, step)
-
-    def _is_over(self, index: int) -> bool:
-        return time.monotonic() > self._deadline or index > _MOST_VISITS
 
     def _add_all(self, items: list[Any], index: int) -> None:
         seen, visits, is_tracked = self.seen, self.visits, gc.is_tracked
@@ -257,7 +251,6 @@ class _Walk:
         return True
 
     def holder(self, index: int) -> Holder:
-        """Describe the path to a visited object."""
         root, way = self._way(index)
         steps = [step for _, step in way[1:]]
         kinds = [root.kind, *(step.kind for step in steps)]
@@ -302,7 +295,6 @@ class _Walk:
         return _attribute_step(str(name)) if is_attribute else _Step(HolderKind.CONTAINER, f"[{_key_text(name)}]")
 
     def path_below(self, index: int) -> tuple[Any, str]:
-        """Return the root's value, and the path from there."""
         root, way = self._way(index)
         return root.value, _joined_steps(root.name, [step for _, step in way[1:]])
 
@@ -406,7 +398,16 @@ def _references(value: Any) -> Iterator[tuple[_Step, Any]]:
     if references is not None:
         yield from references(value)
         return
-    yield from _of_container(value)
+    if _is_instance(value, dict):
+        for key, item in islice(list(value.items()), _MOST_ITEMS):
+            yield _Step(HolderKind.CONTAINER, f"[{_key_text(key)}]"), item
+            yield _key_step(key), key
+    elif _is_instance(value, list | tuple | deque):
+        for number, item in enumerate(islice(list(value), _MOST_ITEMS)):
+            yield _Step(HolderKind.CONTAINER, f"[{number}]"), item
+    elif _is_instance(value, set | frozenset):
+        for item in islice(list(value), _MOST_ITEMS):
+            yield _Step(HolderKind.CONTAINER, " → element"), item
     yield from _of_object(value)
 
 
@@ -428,23 +429,6 @@ def _of_frame(frame: types.FrameType) -> Iterator[tuple[_Step, Any]]:
 def _of_generator(generator: types.GeneratorType[Any, Any, Any]) -> Iterator[tuple[_Step, Any]]:
     if generator.gi_frame is not None:
         yield _Step(HolderKind.VARIABLE, ""), generator.gi_frame
-
-
-def _of_partial(value: functools.partial[Any]) -> Iterator[tuple[_Step, Any]]:
-    yield from _attributes({"func": value.func, "args": value.args, "keywords": value.keywords})
-
-
-def _of_container(value: Any) -> Iterator[tuple[_Step, Any]]:
-    if _is_instance(value, dict):
-        for key, item in islice(list(value.items()), _MOST_ITEMS):
-            yield _Step(HolderKind.CONTAINER, f"[{_key_text(key)}]"), item
-            yield _key_step(key), key
-    elif _is_instance(value, list | tuple | deque):
-        for number, item in enumerate(islice(list(value), _MOST_ITEMS)):
-            yield _Step(HolderKind.CONTAINER, f"[{number}]"), item
-    elif _is_instance(value, set | frozenset):
-        for item in islice(list(value), _MOST_ITEMS):
-            yield _Step(HolderKind.CONTAINER, " → element"), item
 
 
 def _key_text(key: Any) -> str:
@@ -578,7 +562,7 @@ _REFERENCES: list[tuple[Any, Callable[[Any], Iterator[tuple[_Step, Any]]]]] = [
     (types.CellType, _of_cell),
     (types.FrameType, _of_frame),
     (types.GeneratorType, _of_generator),
-    (functools.partial, _of_partial),
+    (functools.partial, lambda one: _attributes({"func": one.func, "args": one.args, "keywords": one.keywords})),
     (type(functools.cache(print)), _of_cached_function),
     (threading.local, _of_thread_local),
     (BaseException, _of_exception),
@@ -606,24 +590,16 @@ def _roots() -> Iterator[_Root]:
     for frame in spaces.values():
         scope = _scope(frame.f_globals.get("__name__"))
         yield from _variables(list(frame.f_globals.items()), scope, frame.f_code.co_filename)
-    yield from _locals_of(own)
+    for frame in own:
+        code = frame.f_code
+        if code.co_flags & inspect.CO_OPTIMIZED:
+            where = code.co_filename, code.co_name, frame.f_lineno
+            yield from _variables(list(_locals(frame).items()), f"local of {code.co_name}", *where)
     for name in ("last_exc", "last_value"):
         if (error := getattr(sys, name, None)) is not None:
             yield _Root("the last exception", f"sys.{name}", HolderKind.EXCEPTION, error)
     for variable, value in contextvars.copy_context().items():
         yield _Root(variable.name, "context variable", HolderKind.VARIABLE, value)
-    yield from _globals_of_modules()
-
-
-def _locals_of(frames: Iterable[types.FrameType]) -> Iterator[_Root]:
-    for frame in frames:
-        code = frame.f_code
-        if code.co_flags & inspect.CO_OPTIMIZED:
-            where = code.co_filename, code.co_name, frame.f_lineno
-            yield from _variables(list(_locals(frame).items()), f"local of {code.co_name}", *where)
-
-
-def _globals_of_modules() -> Iterator[_Root]:
     for name, module in list(sys.modules.items()):
         is_own = name.partition(".")[0] in ("memviz", "builtins")
         if type(module) is types.ModuleType and not is_own and not is_library_module(name):
@@ -668,11 +644,13 @@ def _place(root: _Root, way: list[tuple[Any, _Step]]) -> str:
 
 def _source_of(value: Any) -> tuple[str, str]:
     """Return the file of the program that stores attributes or variables of an object, and the function if known."""
-    if _is_instance(value, types.FrameType | types.FunctionType):
-        code = value.f_code if _is_instance(value, types.FrameType) else value.__code__
-        file, function = code.co_filename, code.co_name if _is_instance(value, types.FrameType) else ""
+    function = ""
+    if _is_instance(value, types.FrameType):
+        file, function = value.f_code.co_filename, value.f_code.co_name
+    elif _is_instance(value, types.FunctionType):
+        file = value.__code__.co_filename
     else:
-        file, function = _file_of(type(value)), ""
+        file = _file_of(type(value))
     return ("", "") if is_installed(file) else (file, function)
 
 

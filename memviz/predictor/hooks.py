@@ -291,13 +291,6 @@ _TORCH = str(Path(torch.__file__).parent)
 _INTERPRETS = "its code runs in TorchScript's interpreter, which does not support the simulated device"
 
 
-def _alias_of(module: nn.Module) -> nn.Module:
-    """Return another object with the same attributes: what torch.compile returns has such an original module."""
-    alias: nn.Module = object.__new__(type(module))
-    vars(alias).update(vars(module))
-    return alias
-
-
 def follow_compile(patches: Patches, recorder: AllocationRecorder, compiler: Compiler | None = None) -> None:
     """Run what `compiler` makes where torch.compile would compile; without it uncompiled code, and note that."""
     assumptions = recorder.assumptions
@@ -306,7 +299,9 @@ def follow_compile(patches: Patches, recorder: AllocationRecorder, compiler: Com
         if model is None:
             return lambda function: compile(function, **kwargs)
         if isinstance(model, nn.Module) and "_orig_mod" not in vars(model):
-            vars(model)["_orig_mod"] = _alias_of(model)
+            alias: nn.Module = object.__new__(type(model))
+            vars(alias).update(vars(model))
+            vars(model)["_orig_mod"] = alias
         path = f"{getattr(model, '__module__', '')}.{getattr(model, '__qualname__', '')}"
         if path.startswith("torch.nn.attention.flex_attention.flex_attention"):
             # Predicted as its compiled kernels take memory; uncompiled it compiles a function of its own.
@@ -627,7 +622,6 @@ _LOOKS_AT_FILES = {"file", "ldd", "ls", "stat", "which"}
 """Programs that may be given the path of Python and do not run it."""
 _LONGEST_COMMAND = 100
 _NEVER_ON_A_CARD = ("torch.utils.data", "multiprocessing.managers")
-"""Modules whose processes load or hold data."""
 
 
 FOLLOWED_CHILDREN = "MEMVIZ_PREDICTED_CHILDREN"

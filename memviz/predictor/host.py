@@ -15,8 +15,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
-from itertools import accumulate
-from operator import mul
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -44,6 +42,7 @@ from memviz.predictor.shapes import (
     SPARSE,
     any_on_device,
     fills_its_storage,
+    is_dense,
     is_on_device,
     lies_on_device,
     map_tensors,
@@ -73,7 +72,6 @@ class PinnedHost(MarkedStorages):
 
     @property
     def used(self) -> dict[int, int]:
-        """Return the number of blocks in use by size."""
         return {size: count for size, count in self._used.items() if count}
 
     def _block_size(self, size: int) -> int:
@@ -234,7 +232,6 @@ class HostMemory:
         self._peak = HostPeak()
         self.workers = LoaderWorkers()
         self.loaded = MarkedStorages()
-        """Tensors of files of weights."""
         self._rows: list[tuple[int, ...]] = []
         """Time, bytes of all tensors, of pinned blocks, of the tensors in these, and of loaded ones."""
         self._grain = 1
@@ -311,7 +308,6 @@ class HostMemory:
         rows.append(row)
 
     def columns(self, times: Ints8) -> HostBytes | None:
-        """Return the history over the events at these times."""
         self._settle()
         if not self._rows:
             return None
@@ -402,7 +398,6 @@ class Host:
             self._assume(out, assumed)
 
     def even_shares(self, tensor: Tensor) -> Tensor | None:
-        """Return the assumed even counts in a tensor, or None."""
         if tensor.is_meta:
             return self.known.of(tensor) if self.known.reason(tensor) == CHOSEN_EVENLY else None
         return tensor if tensor in self._even and tensor in self.unknown else None
@@ -448,9 +443,7 @@ class Host:
             if tensor.is_meta or tensor.layout is not torch.strided:
                 return NotImplemented
             is_large = is_large or _is_large(tensor)
-        if not is_large or _goes_to_device(kwargs):
-            return NotImplemented
-        if _returns_argument(func):
+        if not is_large or _goes_to_device(kwargs) or any(one.alias_info is not None for one in func._schema.returns):
             return NotImplemented
         # Large results of large known tensors, such as those of a file, have no values either; where values decide how
         # large they are, torch computes them.
@@ -709,11 +702,6 @@ def _is_mutable(func: Any) -> bool:
 
 
 @cache
-def _returns_argument(func: Any) -> bool:
-    return any(returned.alias_info is not None for returned in func._schema.returns)
-
-
-@cache
 def _is_view(func: Any) -> bool:
     aliases = [returned.alias_info for returned in func._schema.returns]
     return bool(aliases) and all(alias is not None and not alias.is_write for alias in aliases)
@@ -769,16 +757,10 @@ def _staged_copy(to: Tensor, source: Tensor, *, waits: bool) -> Iterator[int]:
 def _copies_directly(to: Tensor, source: Tensor) -> bool:
     if to.dtype != source.dtype:
         return False
-    if to.numel() == 1 or to.shape == source.shape and to.is_contiguous() and source.is_contiguous():
+    if to.numel() == 1:
         return True
-    return to.shape == source.shape and _steps(to) == _steps(source) and _has_no_gaps(to)
-
-
-def _steps(tensor: Tensor) -> list[tuple[int, int]]:
-    """Stride and size of each dimension with several elements."""
-    return [(step, size) for step, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
-
-
-def _has_no_gaps(tensor: Tensor) -> bool:
-    steps = sorted(_steps(tensor))
-    return [step for step, _ in steps] == list(accumulate((size for _, size in steps[:-1]), mul, initial=1))
+    # Strides of dimensions of one element do not matter.
+    steps, source_steps = (
+        [step for step, size in zip(one.stride(), one.shape, strict=True) if size > 1] for one in (to, source)
+    )
+    return to.shape == source.shape and steps == source_steps and is_dense(to)

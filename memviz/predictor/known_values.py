@@ -373,7 +373,6 @@ class KnownValues:
         return twin.reshape(()) if twin is not None and twin.numel() == 1 else None
 
     def _assume(self, func: Any, args: Any, out: Any) -> None:
-        """Assume that unknown numbers are finite."""
         if not self._is_absorbed(func, args, out) and isinstance(out, Tensor) and out.is_meta:
             number = _if_finite(func, args)
             if number is not None:
@@ -453,7 +452,6 @@ _SUMS = {*(aten.sum.default, aten.sum.dim_IntList, aten.count_nonzero.default, a
 
 
 def may_return_indices(func: Any) -> bool:
-    """Return whether the result of an operator may hold indices."""
     return func in _INDEX_OPERATORS or func in _INDEX_KEEPING_OPERATORS
 
 

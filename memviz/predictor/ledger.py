@@ -73,7 +73,6 @@ class CardRecord:
         self.history = ModelHistory()
         self.allocator = CachingAllocator(settings, device, self.history.add)
         self.stacks = array("i")
-        """Stack of each event of the history."""
         self.times = array("q")
         self.emptied: list[int] = []
         """Numbers of the events before which the program emptied the cache."""

@@ -124,7 +124,10 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if isinstance(func, HigherOrderOperator):
             if func.__name__ == "triton_kernel_wrapper_mutation":
                 # A kernel of the program, in a graph that runs uncompiled.
-                return self._launch_triton(kwargs["kwargs"])
+                self.recorder.assumptions.say(TRITON_NOT_RUN)
+                for tensor in tensors_among(kwargs["kwargs"]):
+                    self.recorder.host.forget_values(tensor)
+                return None
             if func.__name__ == "graphsafe_run_with_rng_state":
                 # Random numbers that a compiled checkpoint draws again.
                 with self:
@@ -144,11 +147,6 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         except OutOfMemoryError as error:
             args = kwargs = None
             raise without_own_frames(error) from None
-
-    def _launch_triton(self, arguments: Any) -> None:
-        self.recorder.assumptions.say(TRITON_NOT_RUN)
-        for tensor in tensors_among(arguments):
-            self.recorder.host.forget_values(tensor)
 
     def _run_operator(self, func: Any, args: Any, kwargs: Any) -> Any:
         if self._peers is not None:
@@ -337,24 +335,23 @@ class FakeCudaMode(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         try:
-            if not kwargs and _PLAIN_TYPES.issuperset(map(type, args)) and self._is_plain(func):
+            is_plain = not kwargs and not self._waiting and _PLAIN_TYPES.issuperset(map(type, args))
+            if is_plain and func not in self._answers and func is not Tensor.to:
                 return func(*args)
-            return self._wait_and_answer(func, args, kwargs or {})
+            kwargs = kwargs or {}
+            return (self._wait_and_answer if self._waiting else self._answer)(func, args, kwargs)
         except OutOfMemoryError as error:
             args = kwargs = None
             raise without_own_frames(error) from None
 
-    def _is_plain(self, func: Any) -> bool:
-        return func not in self._answers and func is not Tensor.to and not self._waiting
-
     def _wait_and_answer(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if not self._waiting:
-            return self._answer(func, args, kwargs)
         if func in _HOST_WAITS and args and lies_on_device(args[0]):
             self._host_waits()
         out = self._answer(func, args, kwargs)
-        if func in _COPIES and not (kwargs.get("non_blocking") or True in args[2:]) and _crosses(args, out):
-            self._host_waits()
+        if func in _COPIES and not (kwargs.get("non_blocking") or True in args[2:]):
+            source = args[1] if len(args) > 1 and isinstance(out, Tensor) and out is args[0] else args[0]
+            if lies_on_device(source) != lies_on_device(out):
+                self._host_waits()
         return out
 
     def _answer(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -458,11 +455,6 @@ class FakeCudaMode(TorchFunctionMode):
     def _host_waits(self) -> None:
         """Complete the frees that wait for the current stream."""
         self._order.host_waits_for(self._order.current)
-
-
-def _crosses(args: Any, out: Any) -> bool:
-    source = args[1] if len(args) > 1 and isinstance(out, Tensor) and out is args[0] else args[0]
-    return lies_on_device(source) != lies_on_device(out)
 
 
 def follow_cuda(

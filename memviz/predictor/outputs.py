@@ -337,7 +337,6 @@ class OutputFolder(AbstractContextManager["OutputFolder"]):
         return True
 
     def _call_unless_done(self, done: Callable[..., bool], function: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call a function unless `done` does its work in the folder."""
         if kwargs.get("dir_fd") is not None or not self._with_real_functions(done, path):
             return function(path, *args, **kwargs)
         return None

@@ -51,7 +51,6 @@ _SKIPPED, _LAST = -2, -3
 
 
 def frames() -> Iterator[FrameType]:
-    """Yield the frames that called into torch, innermost first."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if not frame.f_code.co_filename.startswith(_UNSEEN):
@@ -145,7 +144,6 @@ def is_installed(filename: str) -> bool:
 
 
 def is_of_python(filename: str) -> bool:
-    """Return whether a file is in Python's standard library."""
     in_packages = any(folder in filename for folder in _INSTALLED)
     return filename.startswith((_PYTHON, "<frozen ")) and not in_packages
 
@@ -167,7 +165,6 @@ class StackTable:
         self._native: dict[str, int] = {}
 
     def here(self, operator: str = "", node: str = "") -> int:
-        """Return the current stack, innermost frame first."""
         numbers = []
         if operator:
             numbers.append(self._native_frame(f"at::_ops::{operator}::call"))
@@ -257,7 +254,6 @@ class ProgramPosition:
         self._next_number = required(torch.autograd, "_get_sequence_nr")
         self._text = interner.string
         self._texts: dict[int, str] = {}
-        """Paths of modules by their numbers."""
         self.here = _InThread(self._next_number)
         self.phases: list[str] = []
         self._call_numbers = count(1)
@@ -288,7 +284,6 @@ class ProgramPosition:
 
     @property
     def path(self) -> str:
-        """Path of the innermost module entered."""
         return self._texts.get(self.module, "")
 
     def path_mover(self, path: str, to: str | None = None) -> Callable[[int], int]:

@@ -25,7 +25,6 @@ from memviz.units import count_text
 
 _PLACE = re.compile(r"(?P<file>.+):(?:(?P<line>\d+)|(?P<name>[^\W\d][\w.]*))(?:#(?P<number>[1-9]\d*))?")
 _MOST_LISTED = 8
-"""Questions that one sentence names."""
 _MOST_KEPT = 1000
 """Answers to one question, in turn, that are kept for `--write-assume`."""
 
@@ -150,7 +149,6 @@ class Questions:
         self.given = [GivenAnswer(place, value) for place, value in (answers or {}).items()]
         self._by_place: dict[str, dict[Hashable, AskedQuestion]] = {}
         self.last: AskedQuestion | None = None
-        """The last question; None if it takes no answer."""
 
     def ask(self, question: QuestionKind) -> GivenAnswer | None:
         """Note a question where the program now is, and return the user's answer to it, if any."""

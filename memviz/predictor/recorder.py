@@ -52,8 +52,6 @@ BlasHandle = tuple[bool, int, int]
 
 
 class BlasWorkspaces:
-    """Workspaces of cuBLAS and cublasLt handles."""
-
     def __init__(self, recorder: AllocationRecorder) -> None:
         self._recorder = recorder
         self._kept: dict[tuple[BlasHandle, bool], LiveAllocation] = {}
@@ -132,14 +130,12 @@ class AllocationRecorder:
         self.totals = OperatorTotals()
         self.operators: set[str] = set()
         self.dtypes: set[torch.dtype] = set()
-        """Dtypes of the tensors on the device."""
         self._watched: Any = WeakIdKeyDictionary()
         """Hook of each parameter, called when its gradient is done."""
         self.placed: Category | None = None
         """Category of the tensors being moved to the device, during the move."""
         self.workspaces = BlasWorkspaces(self)
         self._stack: int | None = None
-        """Stack of the running operator."""
         self.missing: dict[int, tuple[int | None, int | None]] = {}
         """Bytes not predicted, by rule: likely bytes and an upper bound, the largest at any one time."""
         self._rule = NO_RULE
@@ -225,7 +221,6 @@ class AllocationRecorder:
             self.workspaces.need(self._handle, treatment, is_lt=True)
 
     def copied_to_host(self, treatment: Treatment, args: Any, kwargs: Any, out: Any) -> None:
-        """Record the temporaries of a copy to the host."""
         with self.by_rule(treatment.rule):
             self._allocate_by_rule(treatment, args, kwargs, out)
 
@@ -283,16 +278,12 @@ class AllocationRecorder:
         return None if allocation is None else allocation.number
 
     def label_used(self, parameters: Iterable[Parameter]) -> None:
-        """Label weights that an operator uses."""
         for parameter in parameters:
-            self._label_used(parameter)
-
-    def _label_used(self, parameter: Parameter) -> None:
-        if parameter not in self._watched:
-            self.watch(parameter)
-        number = self._number_of(parameter)
-        if number is not None:
-            self.categories.values[number] = Category.PARAMETER
+            if parameter not in self._watched:
+                self.watch(parameter)
+            number = self._number_of(parameter)
+            if number is not None:
+                self.categories.values[number] = Category.PARAMETER
 
     def watch(self, parameter: Parameter) -> None:
         """Label the gradient of a parameter when it is done."""
@@ -308,8 +299,7 @@ class AllocationRecorder:
 
     def label_parameters(self) -> None:
         # Weights may have got other memory, such as one of another type.
-        for parameter in list(self._watched):
-            self._label_used(parameter)
+        self.label_used(list(self._watched))
 
     def close(self) -> None:
         self.ledger.closed = True
@@ -334,22 +324,16 @@ class AllocationRecorder:
         if storage._cdata in storages:
             # A view under another name, of memory that is not on this device.
             return
-        if self._stays_on_meta(there, kwargs):
-            self.host.on_meta.add(tensor)
+        nowhere = self.host.on_meta
+        of_meta = len(nowhere) and there and kwargs.get("device") is None and all(arg in nowhere for arg in there)
+        if self.making_on_meta or of_meta:
+            # A `meta` tensor for the program too, by its device or by the operator's arguments.
+            nowhere.add(tensor)
             return
         # Outside of models inputs come from the host so; weights are labelled by `placed`.
         comes_in = treatment.name == "_to_copy" and not there and not self.position.modules
         self.dtypes.add(tensor.dtype)
         ledger.take(storage, self._label_next(treatment.name, Category.INPUT if comes_in else Category.UNKNOWN))
-
-    def _stays_on_meta(self, args: list[torch.Tensor], kwargs: Any) -> bool:
-        """Return whether a result is a `meta` tensor for the program too, by its device or by its arguments."""
-        if self.making_on_meta:
-            return True
-        nowhere = self.host.on_meta
-        if not len(nowhere) or not args or kwargs.get("device") is not None:
-            return False
-        return all(arg in nowhere for arg in args)
 
     def _is_on_card(self, out: Any) -> bool:
         nowhere = self.host.on_meta
@@ -381,7 +365,6 @@ class AllocationRecorder:
         return self.ledger.malloc(size, self._label_next(operator, category), place)
 
     def allocate_temporary(self, size: int, operator: str) -> None:
-        """Allocate and free temporary memory by the operator's rule."""
         with self.by_rule(rule_of(operator)):
             self.ledger.free(self.allocate(Category.TEMPORARY, size, operator))
 
@@ -399,7 +382,6 @@ class AllocationRecorder:
         self.missing[NCCL_NUMBER] = (None, None)
 
     def _label_next(self, operator: str, category: Category) -> int:
-        """Label the next allocation and return its stack."""
         position, columns = self.position, self.columns
         module, forward_stack, node = position.module_stack_and_node()
         phase = position.phase if self.placed is None else Phase.UNKNOWN
@@ -498,7 +480,6 @@ class ModelMove:
         return tensor if _is_allocated(self._recorder, tensor, self._wanted) else self._convert(tensor)
 
     def apply_to(self, module: nn.Module) -> None:
-        """Move the module's own parameters and buffers."""
         recorder = self._recorder
         path = self._names.get(id(module), "")
         with recorder.placing(Category.PARAMETER), recorder.position.inside(module), torch.no_grad():
@@ -528,7 +509,18 @@ class ModelMove:
             return parameter
         with without_functions():
             if id(parameter) not in self._on_host:
-                return _moved_parameter(self._recorder, parameter, self._wanted)
+                if _is_allocated(self._recorder, parameter, self._wanted):
+                    return parameter
+                data, gradient = _copied_parameter(parameter, self._wanted), parameter.grad
+                if gradient is not None and not _is_allocated(self._recorder, gradient, self._wanted):
+                    gradient = _copied_parameter(gradient, self._wanted)
+                if parameter.is_meta and not _is_wrapper(parameter):
+                    parameter.data = data
+                elif not swap_data(parameter, data):
+                    parameter = Parameter(data, parameter.requires_grad)
+                if gradient is not parameter.grad:
+                    parameter.grad = gradient
+                return parameter
             if parameter.is_meta:
                 # To the program, a model that was built on `meta` is in host memory.
                 with without_modes():
@@ -540,21 +532,6 @@ def _converts_itself(parameter: Parameter) -> bool:
     """Return whether the class overrides `to` or `cuda`, as 4-bit weights do that are packed when moved."""
     kind: Any = type(parameter)
     return (kind.to is not torch.Tensor.to or kind.cuda is not torch.Tensor.cuda) and not _is_wrapper(parameter)
-
-
-def _moved_parameter(recorder: AllocationRecorder, parameter: Parameter, wanted: MoveTo) -> Parameter:
-    if _is_allocated(recorder, parameter, wanted):
-        return parameter
-    data, gradient = _copied_parameter(parameter, wanted), parameter.grad
-    if gradient is not None and not _is_allocated(recorder, gradient, wanted):
-        gradient = _copied_parameter(gradient, wanted)
-    if parameter.is_meta and not _is_wrapper(parameter):
-        parameter.data = data
-    elif not swap_data(parameter, data):
-        parameter = Parameter(data, parameter.requires_grad)
-    if gradient is not parameter.grad:
-        parameter.grad = gradient
-    return parameter
 
 
 def swap_data(tensor: Any, data: Any) -> bool:
@@ -585,17 +562,14 @@ def swap_data(tensor: Any, data: Any) -> bool:
         tensor.__dict__, new.__dict__ = new.__dict__, tensor.__dict__
     for name, registered in hooks.items():
         setattr(tensor, name, registered)
-    if gradient is not None and _move_gradient(gradient, tensor):
+    if gradient is not None and gradient.is_meta != tensor.is_meta:
+        # torch requires a gradient on its weight's device.
+        with torch.no_grad():
+            moved = torch.ops.aten._to_copy.default(gradient.detach(), device=tensor.detach().device)
+            gradient = gradient if swap_data(gradient, moved) else None
+    if gradient is not None:
         tensor.grad = gradient
     return True
-
-
-def _move_gradient(gradient: Any, tensor: Any) -> bool:
-    """Move a gradient to its weight's device, as torch requires, and return whether it is there."""
-    if gradient.is_meta == tensor.is_meta:
-        return True
-    with torch.no_grad():
-        return swap_data(gradient, torch.ops.aten._to_copy.default(gradient.detach(), device=tensor.detach().device))
 
 
 def _copied_parameter(tensor: Any, wanted: MoveTo) -> Any:
@@ -613,7 +587,6 @@ def _is_wrapper(tensor: torch.Tensor) -> bool:
 
 
 def _is_allocated(recorder: AllocationRecorder, tensor: torch.Tensor, wanted: MoveTo) -> bool:
-    """Return whether a tensor has memory on the wanted card."""
     with without_functions():
         # To the program it is not on `meta`, but on the card.
         allocation = recorder.ledger.allocation_of(tensor.untyped_storage()) if tensor.is_meta else None

@@ -53,7 +53,6 @@ class Gradient:
     weight: int
     """Its place among the weights."""
     number: int
-    """Number of its allocation."""
     like: torch.Tensor
     """A tensor of its shape and strides."""
 
@@ -63,9 +62,7 @@ class RecordedStretch:
     """A stretch that ran: its part of the history, and what it counted."""
 
     events: range
-    """Entries of the history."""
     numbers: range
-    """Allocations made."""
     marks: tuple[PhaseMark, ...]
     work: tuple[int, ...]
     """Totals that it added."""
@@ -174,7 +171,12 @@ class Repeater:
         """Allocate and free as recorded; return the allocations that live on, by the recorded number."""
         recorder, ledger, history = self._recorder, self._ledger, self._ledger.history
         made: dict[int, LiveAllocation] = {}
-        between, at = self._between(recording, pin or recorder.host_memory.repeat_pinned), 0
+        pin = pin or recorder.host_memory.repeat_pinned
+        # Marks of phases and changes of pinned memory are between the events.
+        between = [(mark[2], partial(self._mark, mark)) for mark in recording.marks]
+        between += [(time, partial(pin, change)) for time, change in recording.pinned]
+        between.sort(key=operator.itemgetter(0))
+        at = 0
         part = slice(recording.events.start, recording.events.stop)
         columns = (history.action[part], history.cause[part], ledger.times[part], ledger.stacks[part])
         for event, action, number, time, stack in zip(recording.events, *columns, strict=True):
@@ -196,12 +198,6 @@ class Repeater:
         recorder.host.arrived_bytes += recording.arrived_bytes
         self.repeated += 1
         return made
-
-    def _between(self, recording: RecordedStretch, pin: Callable[[int], None]) -> list[tuple[int, Callable[[], None]]]:
-        """Return marks of phases and changes of pinned memory, which are between the events, by time."""
-        marks = [(mark[2], partial(self._mark, mark)) for mark in recording.marks]
-        pinned = [(time, partial(pin, change)) for time, change in recording.pinned]
-        return sorted([*marks, *pinned], key=operator.itemgetter(0))
 
     def _allocate(
         self, event: int, number: int, category: int, move: Callable[[int], int], call: int = 0
@@ -327,11 +323,8 @@ class OutputTensor:
 
 @dataclass(frozen=True)
 class RecordedBlock:
-    """A call of a layer that ran."""
-
     recording: RecordedStretch
     path: str
-    """Path of its module."""
     outputs: tuple[OutputTensor | None, ...]
     is_tuple: bool
     used: tuple[int, ...]
@@ -417,22 +410,17 @@ class BlockRepeater(Repeater):
         block = None
         if not is_held_elsewhere(out, arguments):
             with without_functions():
-                block = self._record(start, arguments, out, items)
+                block = self._record_call(self._recording(start, own=set(items.numbers)), arguments, out, items)
+            if block is not None:
+                made = (*block.outputs, *block.replaced.values())
+                new = {one.number for one in made if isinstance(one, OutputTensor) and one.argument < 0}
+                # A call that kept more than its outputs is not repeated.
+                block = block if self._kept_allocations(block.recording) == new else None
         # A first call may keep what later ones use.
         if block is not None or not is_first:
             arrived = block is not None and block.recording.arrived_bytes > 0
             self._recorded[keys[arrived or self._recorder.value_reads > reads]] = block
         return out
-
-    def _record(
-        self, start: Mapping[str, Any], arguments: list[torch.Tensor], out: Any, items: Replaceable
-    ) -> RecordedBlock | None:
-        """Return what ran since `start`; None where it kept more than its outputs."""
-        recording = self._recording(start, own=set(items.numbers))
-        block = self._record_call(recording, arguments, out, items)
-        made = () if block is None else (*block.outputs, *block.replaced.values())
-        new = {one.number for one in made if isinstance(one, OutputTensor) and one.argument < 0}
-        return block if block is not None and self._kept_allocations(block.recording) == new else None
 
     def _may_repeat_itself(self, module: nn.Module) -> bool:
         """Return True from the second call of a module with others inside, as of a decoder of frames; from the first of

@@ -8,10 +8,11 @@ instead. A recording proves the operator families that it runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache, partial
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -77,7 +78,6 @@ class PredictorRule:
     not_counted: str = ""
     """Memory that a prediction with these operators lacks, which makes it a lower bound."""
     note: str = ""
-    """Sentence about it for the notes of a run."""
     missing_bytes: MissingBytes = lambda call: (None, None)
 
     def standing_on(self, card: KnownCard) -> Standing:
@@ -112,22 +112,18 @@ def _more_of_convolutions(call: OperatorCall) -> tuple[int, int]:
     if counted and not backward:
         return 0, 2 * call.card.multiprocessors * _BYTES_OF_A_MULTIPROCESSOR
     weight = tensors[-1]
-    likely = 0 if counted or _lies_channels_last(tensors[0]) else sum(tensor.nbytes for tensor in large)
+    is_channels_last = tensors[0].stride(1) == 1 and not tensors[0].is_contiguous()
+    likely = 0 if counted or is_channels_last else sum(tensor.nbytes for tensor in large)
     images = tensors[:2] if backward else [tensors[0], *tensors_of(out)]
     if len(images) < 2:
         return likely, likely
     fine, coarse = sorted(images, key=_pixels, reverse=True)[:2]
-    both = _pixels(fine) == _pixels(coarse) or (backward and _wants_gradient_of_input(args) and _overlap(args, weight))
-    places = _pixels(coarse)
+    wants_gradient_of_input = backward and args[10][0]
+    both = _pixels(fine) == _pixels(coarse) or wants_gradient_of_input and _overlap(args[4], args[6], weight)
     channels = max(fine.size(1), coarse.size(1)) if both else fine.size(1)
     window = weight[0, 0].numel()
-    unfolded = places * channels * window * weight.element_size() if window > 1 else 0
+    unfolded = _pixels(coarse) * channels * window * weight.element_size() if window > 1 else 0
     return likely, likely + unfolded
-
-
-def _more_of_transforms(call: OperatorCall) -> tuple[int, int]:
-    """Return the likely bytes and the most that cuFFT's manual states: eight times the complex data."""
-    return 0, 8 * max(call.args[0].nbytes, call.out.nbytes)
 
 
 _BYTES_OF_A_MULTIPROCESSOR = 64 << 10
@@ -138,29 +134,11 @@ def _pixels(image: Tensor) -> int:
     return image.numel() // max(image.size(1), 1)
 
 
-def _wants_gradient_of_input(args: Any) -> bool:
-    """Return the first entry of the gradient mask, the last argument of a backward; True if unknown."""
-    mask = args[-1]
-    return not isinstance(mask, list | tuple) or not mask or bool(mask[0])
-
-
-def _overlap(args: Any, weight: Tensor) -> bool:
+def _overlap(strides: Sequence[int], dilations: Sequence[int], weight: Tensor) -> bool:
     """Return whether the windows of a backward overlap; adjacent patches need a single product in either direction."""
-    strides, dilations = args[4], args[6]
-    reach = [
-        (size - 1) * dilation
-        for size, dilation in zip(weight.shape[2:], _per_dimension(dilations, weight), strict=True)
-    ]
-    return any(far >= stride for far, stride in zip(reach, _per_dimension(strides, weight), strict=True))
-
-
-def _per_dimension(values: Any, weight: Tensor) -> list[int]:
-    """Repeat a single number for all dimensions."""
-    return list(values) * (weight.dim() - 2) if len(values) == 1 else list(values)
-
-
-def _lies_channels_last(tensor: Tensor) -> bool:
-    return tensor.stride(1) == 1 and not tensor.is_contiguous()
+    # A single number is that of all dimensions.
+    windows = zip(weight.shape[2:], cycle(strides), cycle(dilations), strict=False)
+    return any((size - 1) * dilation >= stride for size, stride, dilation in windows)
 
 
 CUBLAS, NCCL = "cuBLAS's workspaces", "NCCL's buffers"
@@ -470,7 +448,8 @@ _MISSING = (
         _operators("_fft_r2c", "_fft_c2c", "_fft_c2r", temporaries=taken.fourier_buffers),
         family="Fourier transforms",
         not_counted="cuFFT workspaces of one dimension",
-        missing_bytes=_more_of_transforms,
+        # cuFFT's manual: at most eight times the complex data.
+        missing_bytes=lambda call: (0, 8 * max(call.args[0].nbytes, call.out.nbytes)),
     ),
     PredictorRule(
         "products of sparse tensors",
@@ -602,7 +581,6 @@ class Treatment:
     name: str
     """Name as in C++ stacks: `add_Tensor`."""
     gives_new: bool
-    """True if a result may have memory of its own."""
     writes: bool
     """Into an argument."""
     resizes: bool
@@ -624,13 +602,10 @@ class Treatment:
     temporaries: Temporaries | None
     formula: Formula | None
     rule: int
-    """Index in `RULES` of the rule for its memory."""
     moves: bool
-    """True if it may copy between the host and the device."""
     may_say: bool
     """True if the result may have known values where the arguments have none."""
     may_choose: bool
-    """True if the result may hold indices."""
     results: ResultCache | None
     """Cached results, where the same shapes make the same result."""
     work: dict[ShapeKey, tuple[int, int]]
@@ -649,18 +624,20 @@ def treatment_of(func: Operator, kernels: Mapping[str, Callable[..., Any]], rele
     new = any(returned.alias_info is None for returned in schema.returns)
     operator = product if is_torchs else func.name()
     number = rule_of(operator)
+    resizes = name in _RESIZING or any(argument.is_out for argument in schema.arguments)
+    reads_values = torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
+    changes_shapes = torch.Tag.inplace_view in func.tags or resizes
+    is_decided_by_shapes = is_torchs and not changes_shapes and (not reads_values or func is aten.index.Tensor)
     return Treatment(
-        name=_name(func),
+        name=name if func._overloadname in ("", "default") else f"{name}_{func._overloadname}",
         gives_new=new,
         writes=schema.is_mutable,
-        resizes=_resizes(func),
+        resizes=resizes,
         uses_cublas=is_torchs and product in USES_CUBLAS,
         # What we spell out looks itself, where it has to.
-        looks=name if _reads_values(func) and kernel is None else None,
+        looks=name if reads_values and kernel is None else None,
         is_view=not new and not schema.is_mutable,
-        launches=(new or schema.is_mutable)
-        and func.overloadpacket.__name__ not in _WITHOUT_KERNEL
-        and torch.Tag.inplace_view not in func.tags,
+        launches=(new or schema.is_mutable) and name not in _WITHOUT_KERNEL and torch.Tag.inplace_view not in func.tags,
         instead=add_in_place if func is aten.add.Tensor else None,
         sparse=None,
         shape=write_into_zeros if func in WRITES_INTO_ZEROS else _SHAPES.get(func) or seeds_on_host(func, release),
@@ -672,23 +649,9 @@ def treatment_of(func: Operator, kernels: Mapping[str, Callable[..., Any]], rele
         moves=func in MOVES,
         may_say=may_say_of_unknown(func),
         may_choose=may_return_indices(func),
-        results=ResultCache() if (new or schema.is_mutable) and _is_decided_by_shapes(func) else None,
+        results=ResultCache() if (new or schema.is_mutable) and is_decided_by_shapes else None,
         work={},
     )
-
-
-def _resizes(func: Operator) -> bool:
-    return func.overloadpacket.__name__ in _RESIZING or any(argument.is_out for argument in func._schema.arguments)
-
-
-def _reads_values(func: Operator) -> bool:
-    return torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
-
-
-def _is_decided_by_shapes(func: Operator) -> bool:
-    """Return whether the shapes of its arguments, and plain numbers, alone decide the result."""
-    changes_shapes = torch.Tag.inplace_view in func.tags or _resizes(func)
-    return func.namespace == "aten" and not changes_shapes and (not _reads_values(func) or func is aten.index.Tensor)
 
 
 def _formula_of(packet: Any) -> Formula | None:
@@ -696,12 +659,10 @@ def _formula_of(packet: Any) -> Formula | None:
     from torch.utils.flop_counter import flop_registry
 
     formula: Formula | None = flop_registry.get(packet, _FORMULAS.get(packet))
-    return _with_equal_heads(formula) if formula is not None and packet.__name__.startswith("_scaled_dot") else formula
+    if formula is None or not packet.__name__.startswith("_scaled_dot"):
+        return formula
 
-
-def _with_equal_heads(formula: Formula) -> Formula:
-    """Give keys and values the heads of the queries: before torch 2.13, formulas of attention refuse fewer."""
-
+    # Keys and values get the heads of the queries: before torch 2.13, formulas of attention refuse fewer.
     def flops(*args: Any, **kwargs: Any) -> int:
         shapes = [arg.shape if isinstance(arg, torch.Tensor) and arg.dim() == 4 else arg for arg in args]
         heads = max((shape[1] for shape in shapes if isinstance(shape, torch.Size)), default=0)
@@ -728,12 +689,6 @@ _FORMULAS: dict[Any, Formula] = {
     aten._cudnn_rnn_backward: recurrent_backward_flops,
 }
 """FLOP formulas of operators that torch has none for."""
-
-
-def _name(func: Operator) -> str:
-    name = func.overloadpacket.__name__
-    overload = func._overloadname
-    return name if overload in ("", "default") else f"{name}_{overload}"
 
 
 def _parts_in(func: Operator) -> Callable[..., Any] | None:

@@ -299,7 +299,6 @@ class SavedFiles:
         return self.host.is_unknown(_bytes_of_storage(storage))
 
     def _on_host(self, tensor: Tensor) -> Tensor:
-        """Return a tensor as it is written to a file."""
         if not tensor.is_meta:
             return tensor
         copied = tensor.detach().to("cpu")
@@ -362,7 +361,6 @@ class SavedFiles:
             return self._moved(done, None, of_card) if len(of_card) else done
 
     def _blank(self, size: int) -> Tensor:
-        """Return bytes without values."""
         with without_modes():
             return self.host.blank_like(torch.empty(size, dtype=torch.uint8, device="meta"))
 

@@ -90,6 +90,18 @@ def fills_its_storage(tensor: Tensor) -> bool:
     return tensor.is_contiguous() and tensor.nbytes == tensor.untyped_storage().nbytes()
 
 
+def is_dense(tensor: Tensor) -> bool:
+    """Return whether the elements fill their memory without gaps or overlaps, in any order of dimensions."""
+    if tensor.is_contiguous():
+        return True
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
 def lies_on_device(value: Any) -> bool:
     """Return whether a value is a tensor on the device, of any class."""
     return isinstance(value, Tensor) and value.is_meta
@@ -227,24 +239,21 @@ def _maker(out: Any, args: Any, kwargs: Any) -> Make | None:
     if args and out is args[0]:
         return lambda args: args[0]
     storages = {tensor.untyped_storage()._cdata for tensor in tensors_of((args, kwargs))}
-    if type(out) is Tensor:
-        return _maker_of_one(out, storages)
     if type(out) not in (tuple, list):
-        return None
-    makers: list[Make | None] = []
+        return _maker_of_one(out, storages)
+    makers: list[Make] = []
     for item in out:
-        makers.append(_maker_of_one(item, storages) if type(item) is Tensor else _make_same(item))
-        if makers[-1] is None:
+        make = _maker_of_one(item, storages)
+        if make is None:
             return None
-    kind, usable = type(out), [make for make in makers if make is not None]
-    return lambda args: kind([make(args) for make in usable])
+        makers.append(make)
+    kind = type(out)
+    return lambda args: kind([make(args) for make in makers])
 
 
-def _make_same(item: Any) -> Make | None:
-    return (lambda args: item) if type(item) in (int, float, bool, type(None)) else None
-
-
-def _maker_of_one(tensor: Tensor, storages: set[int]) -> Make | None:
+def _maker_of_one(tensor: Any, storages: set[int]) -> Make | None:
+    if type(tensor) is not Tensor:
+        return (lambda args: tensor) if type(tensor) in (int, float, bool, type(None)) else None
     if not tensor.is_meta or tensor.layout is not torch.strided or tensor.is_complex() or tensor.is_neg():
         return None
     storage = tensor.untyped_storage()
@@ -263,7 +272,6 @@ aten = torch.ops.aten
 
 
 def convolution_shape(func: Any, args: Any, kwargs: Any) -> Any:
-    """The result of a convolution, where it is not contiguous."""
     tensor, weight = args[0], args[1]
     if not tensor.is_meta or tensor.is_contiguous() and weight.is_contiguous():
         return NotImplemented
@@ -437,12 +445,6 @@ def _grouped_product(func: Any, args: Any, kwargs: Any) -> Any:
     return torch.empty_strided([*groups, rows, columns], strides, dtype=left.dtype, device=_META)
 
 
-def _sequences_backward(func: Any, args: Any, kwargs: Any) -> Any:
-    """Return the gradient of the CTC loss, which torch has no rule for."""
-    like = args[1]
-    return _new(like.shape, like.dtype) if like.is_meta else NotImplemented
-
-
 def _reduced_loss(func: Any, args: Any, kwargs: Any) -> Any:
     """Return a reduced loss in the block of the losses themselves, which CUDA resizes to one number (`Loss.cpp`)."""
     out = func(*args, **kwargs)
@@ -470,11 +472,6 @@ def _all_on_device(tensors: list[Any]) -> bool:
     return all(isinstance(tensor, Tensor) and tensor.is_meta for tensor in tensors)
 
 
-def _fused_optimizer(func: Any, args: Any, kwargs: Any) -> Any:
-    """Optimizers in one kernel, of which torch has no rule: they write where weights and states are."""
-    return None if _all_on_device(args[0]) else NotImplemented
-
-
 def _masked_fill(func: Any, args: Any, kwargs: Any) -> Any:
     """A card takes the number of a scalar tensor of the host; torch's rule for shapes wants it on the device."""
     value = args[2]
@@ -499,11 +496,6 @@ def _unpadded(func: Any, args: Any, kwargs: Any) -> Any:
     """Return the rows of a jagged tensor, whose number backward knows; torch has no rule for it."""
     rows = args[2] if len(args) > 2 else kwargs.get("total_L")
     return NotImplemented if rows is None else args[0].new_empty((rows, *args[0].shape[2:]))
-
-
-def _quantized_with_mask(func: Any, args: Any, kwargs: Any) -> Any:
-    """Return the rounded tensor, and a mask of the elements in range that backward reads."""
-    return torch.empty_like(args[0]), torch.empty_like(args[0], dtype=torch.bool)
 
 
 def _geqrf(func: Any, args: Any, kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -537,7 +529,6 @@ _GRADIENTS_OF_LEARNED = (
     aten._fake_quantize_learnable_per_channel_affine_backward.default,
 )
 FUSED_OPTIMIZERS = ("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_")
-_FUSED = [getattr(aten, name) for name in FUSED_OPTIMIZERS if hasattr(aten, name)]
 # Operators without a rule of torch's own that torch.distributions calls; arguments have one shape.
 _SAMPLES = tuple(
     getattr(aten, name).default for name in ("_sample_dirichlet", "_dirichlet_grad", "_standard_gamma_grad", "binomial")
@@ -556,10 +547,13 @@ SHAPE_RULES: dict[Any, ShapeRule] = {
     aten.mean.dim: _reduced,
     aten.addmm.default: _addmm,
     aten.geqrf.default: _geqrf,
-    **dict.fromkeys(_QUANTIZED_WITH_MASK, _quantized_with_mask),
-    **dict.fromkeys(_QUANTIZED_BY_LEARNED, lambda func, args, kwargs: torch.empty_like(args[0])),
+    # The rounded tensor, and a mask of the elements in range that backward reads.
+    **dict.fromkeys(
+        _QUANTIZED_WITH_MASK,
+        lambda func, args, kwargs: (torch.empty_like(args[0]), torch.empty_like(args[0], dtype=torch.bool)),
+    ),
     **dict.fromkeys(_GRADIENTS_OF_LEARNED, lambda func, args, kwargs: tuple(map(torch.empty_like, args[1:4]))),
-    **dict.fromkeys(_SAMPLES, lambda func, args, kwargs: torch.empty_like(args[0])),
+    **dict.fromkeys((*_QUANTIZED_BY_LEARNED, *_SAMPLES), lambda func, args, kwargs: torch.empty_like(args[0])),
     **dict.fromkeys(_GRADIENTS, lambda func, args, kwargs: torch.empty_like(args[1])),
     **{
         getattr(packet, overload): _product_of_dtype
@@ -571,11 +565,18 @@ SHAPE_RULES: dict[Any, ShapeRule] = {
     aten.native_layer_norm_backward.default: _layer_norm_backward,
     **{getattr(aten, name).default: _reduced_loss for name in ("mse_loss", "smooth_l1_loss", "binary_cross_entropy")},
     aten._foreach_sqrt.default: _new_list,
-    aten._ctc_loss_backward.default: _sequences_backward,
-    aten._ctc_loss_backward.Tensor: _sequences_backward,
+    **dict.fromkeys(
+        (aten._ctc_loss_backward.default, aten._ctc_loss_backward.Tensor),
+        lambda func, args, kwargs: _new(args[1].shape, args[1].dtype) if args[1].is_meta else NotImplemented,
+    ),
     **{getattr(aten, name).default: rule for name, rule in _OF_SOME_RELEASES.items() if hasattr(aten, name)},
     **dict.fromkeys(_FOREACH_IN_PLACE, _in_place),
-    **{getattr(packet, overload): _fused_optimizer for packet in _FUSED for overload in packet.overloads()},
+    # Optimizers in one kernel, of which torch has no rule: they write where weights and states are.
+    **{
+        getattr(packet, overload): lambda func, args, kwargs: None if _all_on_device(args[0]) else NotImplemented
+        for packet in (getattr(aten, name) for name in FUSED_OPTIMIZERS if hasattr(aten, name))
+        for overload in packet.overloads()
+    },
     aten.convolution.default: convolution_shape,
     **dict.fromkeys((aten.masked_fill.Tensor, aten.masked_fill_.Tensor), _masked_fill),
 }

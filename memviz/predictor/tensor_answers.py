@@ -109,7 +109,7 @@ class TensorAnswers:
         self._assumptions = recorder.assumptions
         self._pinned = recorder.pinned
         self._named = devices
-        own = devices.own
+        own, is_unknown = devices.own, recorder.host.is_unknown
         device_of: Callable[[Tensor], torch.device] = self.device_of if devices.several else lambda tensor: own
         self.answers: dict[Any, Answer] = {
             torch.device: _device_itself,
@@ -128,11 +128,13 @@ class TensorAnswers:
             Tensor.__repr__: self._repr,
             Tensor.__format__: self._repr,
             Tensor.__deepcopy__: self._deep_copy,
-            torch.tensor_split: self._split,
+            torch.tensor_split: self._refusing("tensor_split", lambda args: any(map(is_unknown, args[1:]))),
             Tensor.numpy: self._to_numpy(".numpy()"),
             Tensor.__array__: self._to_numpy("numpy"),
-            Tensor.__dlpack__: self._stop_at_dlpack,
-            _getter("__cuda_array_interface__"): self._stop_at_array_interface,
+            Tensor.__dlpack__: self._refusing("DLPack", lambda args: args[0].is_meta or is_unknown(args[0])),
+            _getter("__cuda_array_interface__"): self._refusing(
+                "__cuda_array_interface__ (CuPy, Numba, RAPIDS)", lambda args: args[0].is_meta
+            ),
             Tensor.__dlpack_device__: self._on_device_alone(lambda tensor: (_CUDA_IN_DLPACK, device_of(tensor).index)),
             **{function: self._to_number(*conversion) for function, conversion in _CONVERSIONS.items()},
             **{function: self._from_numbers(function) for function in _MADE_OF_NUMBERS},
@@ -176,15 +178,14 @@ class TensorAnswers:
 
         return convert
 
-    def _stop_at_dlpack(self, args: Any, kwargs: Any) -> Any:
-        if args[0].is_meta or self._host.is_unknown(args[0]):
-            raise data_needed("DLPack")
-        return NotImplemented
+    @staticmethod
+    def _refusing(word: str, needs_values: Callable[[Any], bool]) -> Answer:
+        def refuse(args: Any, kwargs: Any) -> Any:
+            if needs_values(args):
+                raise data_needed(word)
+            return NotImplemented
 
-    def _stop_at_array_interface(self, args: Any, kwargs: Any) -> Any:
-        if args[0].is_meta:
-            raise data_needed("__cuda_array_interface__ (CuPy, Numba, RAPIDS)")
-        return NotImplemented
+        return refuse
 
     def _to_number(self, as_type: NumberType, name: str) -> Answer:
         def convert(args: Any, kwargs: Any) -> Any:
@@ -281,7 +282,6 @@ class TensorAnswers:
         return args[0].type().replace("torch.meta.", "torch.cuda.")
 
     def _pin_memory(self, args: Any, kwargs: Any) -> Any:
-        """Return a pinned copy in host memory."""
         tensor = args[0]
         if tensor.is_meta:
             raise RuntimeError("cannot pin 'torch.cuda' tensors: only dense CPU tensors can be pinned")
@@ -353,11 +353,6 @@ class TensorAnswers:
                 # The tensor that gets the copied storage has one of its own until then.
                 tensor.detach().new_empty(())
         return memo[id(tensor)]
-
-    def _split(self, args: Any, kwargs: Any) -> Any:
-        if any(map(self._host.is_unknown, args[1:])):
-            raise data_needed("tensor_split")
-        return NotImplemented
 
     def _from_numbers(self, func: Any) -> Answer:
         """Create tensors of lists on the host, then move them: torch would leave out the values on the device."""
@@ -597,7 +592,18 @@ class ValueReads:
     def answer(self, func: Any, treatment: Treatment, args: Any, kwargs: Any) -> Any:
         """Return the result, or NotImplemented to let torch run the operator."""
         if treatment.looks == "index":
-            return self._index(args)
+            tensor, indices = args[0], args[1]
+            masks = [index for index in indices if index is not None and index.dtype in _MASKS]
+            if not any(mask.is_meta or self._host.is_unknown(mask) for mask in masks):
+                return NotImplemented
+            places: list[Tensor | None] = []
+            with self._mode:
+                for index in indices:
+                    if index is None or index.dtype not in _MASKS:
+                        places.append(index)
+                    else:
+                        places += aten.nonzero.default(index).unbind(1)
+                return aten.index.Tensor(tensor, places)
         unknown = any(map(self._host.is_unknown, tensors_of(args)))
         if not unknown and not any_on_device((*args, *kwargs.values())):
             return NotImplemented
@@ -631,9 +637,11 @@ class ValueReads:
             with self._mode:
                 shape = torch.broadcast_shapes(tensor.shape, mask.shape)  # type: ignore[no-untyped-call]
                 return tensor.expand(shape)[mask.expand(shape)]
-        if func.overloadpacket is aten._ctc_loss and (longest := self._longest(args[3])) is not None:
+        if func.overloadpacket is aten._ctc_loss and not self._host.is_unknown(args[3]):
             # A loss per sequence, and for backward a row per step, as long as the longest target with blanks.
             steps, batch = args[0].shape[:2]
+            lengths: Any = self._host.values(args[3]) if isinstance(args[3], Tensor) else args[3]
+            longest = max(map(int, lengths), default=0)
             losses = args[0].new_empty(batch)
             out = losses, args[0].new_empty(batch, steps, 2 * longest + 1)
             self._recorder.after_op(treatment, args, kwargs, out)
@@ -663,28 +671,6 @@ class ValueReads:
             shapes = map_tensors(self._host.blank_like, shapes)
         self._host.counted(func, args, shapes)
         return shapes
-
-    def _longest(self, lengths: Any) -> int | None:
-        if isinstance(lengths, Tensor):
-            values = self._host.known.of(lengths) if lengths.is_meta else lengths
-            has_values = values is not None and not self._host.is_unknown(lengths)
-            return int(values.max()) if has_values and values is not None else None
-        return max(lengths, default=0)
-
-    def _index(self, args: Any) -> Any:
-        """Convert masks to indices, as on a card."""
-        tensor, indices = args[0], args[1]
-        masks = [index for index in indices if index is not None and index.dtype in _MASKS]
-        if not any(mask.is_meta or self._host.is_unknown(mask) for mask in masks):
-            return NotImplemented
-        places: list[Tensor | None] = []
-        with self._mode:
-            for index in indices:
-                if index is None or index.dtype not in _MASKS:
-                    places.append(index)
-                else:
-                    places += aten.nonzero.default(index).unbind(1)
-            return aten.index.Tensor(tensor, places)
 
     def _places(self, treatment: Treatment, tensor: Tensor) -> Tensor:
         count = self._count(tensor)

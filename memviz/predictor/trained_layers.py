@@ -38,6 +38,7 @@ from memviz.predictor.repetition import (
 from memviz.predictor.shapes import tensors_among
 from memviz.trace.model import Action, Category
 
+_autograd: Any = torch._C._autograd
 _Source = tuple[str, int] | None
 """Origin of an argument with a gradient: an output of the layer before, or the same argument as of the layer before."""
 _Origin = tuple[str, int]
@@ -192,7 +193,7 @@ class TrainedBlockRepeater(BlockRepeater):
             forward = None if key is None else self._forwards.get(key)
             if forward is not None and sources is not None and place.index < place.count - _LAST_THAT_RUN:
                 layer = _RepeatedLayer(self, key, place, self._recorder.position.path)
-                layer.frame = _top_hook() if is_checkpointed else None
+                layer.frame = _autograd._top_saved_tensors_default_hooks(False)[0] if is_checkpointed else None
                 return self._repeat_forward(layer, forward, module, arguments, sources)
             started, signs = self._state(), tuple(map(self._tensor_key, arguments))
             owners = list(map(owners_of, arguments))
@@ -426,8 +427,6 @@ class TrainedBlockRepeater(BlockRepeater):
 
 
 class _BackwardEvents:
-    """Mallocs and frees of a repeated layer's backward."""
-
     def __init__(
         self,
         repeater: TrainedBlockRepeater,
@@ -500,21 +499,14 @@ class _BackwardEvents:
         return [found.get(place) for place in self._layer.inputs]
 
 
-def _top_hook() -> Any:
-    """Return the function that packs saved tensors now."""
-    autograd: Any = torch._C._autograd
-    return autograd._top_saved_tensors_default_hooks(False)[0]
-
-
 def _saved_tensors_hooks() -> tuple[str, ...]:
     """Return the names of the functions that pack saved tensors now, innermost first."""
-    autograd: Any = torch._C._autograd
     hooks: list[Any] = []
-    while (top := autograd._top_saved_tensors_default_hooks(False)) is not None:
+    while (top := _autograd._top_saved_tensors_default_hooks(False)) is not None:
         hooks.append(top)
-        autograd._pop_saved_tensors_default_hooks()
+        _autograd._pop_saved_tensors_default_hooks()
     for pack, unpack in reversed(hooks):
-        autograd._push_saved_tensors_default_hooks(pack, unpack)
+        _autograd._push_saved_tensors_default_hooks(pack, unpack)
     return tuple(getattr(pack, "__qualname__", "") for pack, _ in hooks)
 
 

@@ -196,7 +196,6 @@ class WorkspaceSizes:
 
     @property
     def reported_lt(self) -> int:
-        """Size that torch reports for cublasLt."""
         if self.is_shared:
             return self.cublas if self.lt_told is None else min(self.lt_told, self.cublas)
         return _LT_WORKSPACE if self.lt_told is None else self.lt_told
@@ -225,13 +224,11 @@ def uses_lt(args: Any, kwargs: Any) -> bool:
 def product_copies(call: OperatorCall) -> Sizes:
     """Matrices with neither contiguous rows nor contiguous columns are copied first (read)."""
     matrices = (arg for arg in call.args if isinstance(arg, Tensor) and arg.dim() >= 2)
-    return [matrix.nbytes for matrix in matrices if not _suits_cublas(matrix)]
-
-
-def _suits_cublas(matrix: Tensor) -> bool:
-    rows, columns = matrix.shape[-2:]
-    down, across = matrix.stride()[-2:]
-    return (across == 1 and down >= max(1, columns)) or (down == 1 and across >= max(1, rows))
+    for matrix in matrices:
+        rows, columns = matrix.shape[-2:]
+        down, across = matrix.stride()[-2:]
+        if not (across == 1 and down >= max(1, columns) or down == 1 and across >= max(1, rows)):
+            yield matrix.nbytes
 
 
 # Kernels that walk memory from end to end, or channel by channel.
@@ -309,14 +306,12 @@ def _convolution_workspaces(call: OperatorCall) -> Iterator[int]:
         copied.append(weight)
     elif max(strides) == 1:
         return
-    size = sum(map(_bytes_for_tensor_cores, copied))
+    size = 0
+    for tensor in copied:
+        first, channels = tensor.shape[:2]
+        padded = round_up(channels, _CHANNELS_AT_ONCE[tensor.dtype])
+        size += first * padded * tensor[0, 0].numel() * tensor.element_size()
     yield from (size for wanted in (call.args[10][:2] if is_backward else [True]) if wanted)
-
-
-def _bytes_for_tensor_cores(tensor: Tensor) -> int:
-    unit = _CHANNELS_AT_ONCE[tensor.dtype]
-    first, channels = tensor.shape[:2]
-    return first * round_up(channels, unit) * tensor[0, 0].numel() * tensor.element_size()
 
 
 def enlarging_copies(call: OperatorCall) -> Sizes:
@@ -550,15 +545,17 @@ def index_put_buffers(call: OperatorCall) -> Sizes:
     tensor, indices, added = call.args[:3]
     if not (call.argument(3, "accumulate") or torch.are_deterministic_algorithms_enabled()):
         return index_copies(call)
-    present = [index for index in indices if index is not None]
-    if not present or not tensor.dim() or any(index.dtype in _MASKS for index in present):
+    places = [at for at, index in enumerate(indices) if index is not None]
+    if not places or not tensor.dim() or any(indices[at].dtype in _MASKS for at in places):
         # How many places a mask shows is in its values.
         return ()
-    return _sorted_and_added(tensor, indices, added, call.card)
+    return _sorted_and_added(tensor, places, [indices[at] for at in places], added, call.card)
 
 
-def _sorted_and_added(tensor: Tensor, indices: Any, added: Tensor, card: KnownCard) -> Sizes:
-    present = [index for index in indices if index is not None]
+def _sorted_and_added(
+    tensor: Tensor, places: Sequence[int], present: Sequence[Tensor], added: Tensor, card: KnownCard
+) -> Sizes:
+    """`present` index the dimensions `places`."""
     shape: Any = _broadcast_shapes(*(index.shape for index in present))
     count = shape.numel()
     if not tensor.is_contiguous():
@@ -572,27 +569,18 @@ def _sorted_and_added(tensor: Tensor, indices: Any, added: Tensor, card: KnownCa
             yield from sizes
             if index.is_meta:
                 yield FREE_LAST_BUT_ONE
-    if added.numel() and not (expanded := _expanded(added, tensor, indices, shape)).is_contiguous():
+    adjacent = places == list(range(places[0], places[0] + len(places)))
+    rest = [size for at, size in enumerate(tensor.shape) if at not in places]
+    first = places[0] if adjacent else 0
+    if added.numel() and not (expanded := added.expand(*rest[:first], *shape, *rest[first:])).is_contiguous():
         yield expanded.nbytes
     # Their order, sorted and as it was, and the numbers that are sorted along.
     yield from (count * _INDEX,) * 3
     if count:
-        yield sort_scratch_bytes(count, _highest_row(tensor, indices), card)
-
-
-def _expanded(added: Tensor, tensor: Tensor, indices: Any, shape: Any) -> Tensor:
-    places = [at for at, index in enumerate(indices) if index is not None]
-    adjacent = places == list(range(places[0], places[0] + len(places)))
-    rest = [size for at, size in enumerate(tensor.shape) if at not in places]
-    first = places[0] if adjacent else 0
-    return added.expand(*rest[:first], *shape, *rest[first:])
-
-
-def _highest_row(tensor: Tensor, indices: Any) -> int:
-    """Return the highest index of a row, which spans the dimensions after the last index."""
-    last = max(at for at, index in enumerate(indices) if index is not None)
-    row = prod(tensor.shape[last + 1 :])
-    return (tensor.numel() - 1) // row if row and tensor.numel() else 0
+        # A row spans the dimensions after the last index.
+        row = prod(tensor.shape[places[-1] + 1 :])
+        highest = (tensor.numel() - 1) // row if row and tensor.numel() else 0
+        yield sort_scratch_bytes(count, highest, card)
 
 
 def embedding_copies(call: OperatorCall) -> Sizes:

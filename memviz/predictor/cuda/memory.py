@@ -41,9 +41,7 @@ class PretendedOutOfMemory:
     """One allocation that failed, whether or not the program went on."""
 
     event: int
-    """Index of the event in the history."""
     where: str
-    """The program's line, if known."""
     requested_bytes: int
     asked_bytes: int
     """Requested bytes after rounding: torch's "tried to allocate"."""
@@ -101,8 +99,6 @@ def without_own_frames(error: BaseException) -> BaseException:
 
 
 class MemoryDevice(Protocol):
-    """A predicted device, as its memory functions see it."""
-
     card: KnownCard
     recorder: AllocationRecorder
     settings: Settings

@@ -45,8 +45,6 @@ _FREED_ON_WAIT = (
 
 @dataclass(eq=False)
 class Lane:
-    """One stream of a card."""
-
     handle: int
     stream_id: int
     card: int = 0
@@ -64,7 +62,6 @@ Moment = dict[Lane, int]
 class _InThread(threading.local):
     def __init__(self) -> None:
         self.lanes: dict[int, Lane] = {}
-        """Current streams, by card."""
 
 
 class StreamOrder:
@@ -158,7 +155,6 @@ class StreamOrder:
         return launches < max(self._done_launches, self.launches - _SEEN_DONE_AFTER)
 
     def moment(self, lane: Lane) -> Moment:
-        """Return the moment when the stream's work so far is done."""
         return {**lane.knows, lane: self._pending(lane).count_waits(lane.handle)}
 
     def wait(self, lane: Lane, moment: Moment) -> None:

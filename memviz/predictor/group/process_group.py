@@ -133,7 +133,6 @@ class PendingCollectives:
         *,
         is_async: bool,
     ) -> Any:
-        """Start a collective and return its work, boxed for C++."""
         moment = self._run(group) if any(tensor.is_meta for tensor in held) else {}
         going_on = self._going_on.setdefault(group, [])
         if self.keeps_tensors:
@@ -326,7 +325,6 @@ class Collectives:
         return None, args["tensors"]
 
     def _gather_lists(self, args: Any, group: Any) -> Any:
-        """Fill one list per rank, each with a part of every input."""
         for outputs in args["output_lists"]:
             for output, sent in zip(outputs, args["input_list"], strict=True):
                 self._copy(output, sent)

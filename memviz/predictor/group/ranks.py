@@ -80,7 +80,6 @@ Dimension = tuple[int, int]
 @dataclass
 class Layout:
     dimensions: set[Dimension] = field(default_factory=set)
-    """Dimensions of the groups that this rank is in."""
     chains: set[Dimension] = field(default_factory=set)
     """Whose ranks send to one another, as stages of a pipeline do: each may be different."""
     uneven: set[tuple[int, int]] = field(default_factory=set)
