@@ -1,15 +1,22 @@
 """Small tensors keep known values on the predicted device: they equal those computed on the host."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
+import memviz
+from memviz.errors import UsageError
+from memviz.predictor.assumptions import Assumption, Assumptions, sentences_of
 from memviz.predictor.device import PredictedDevice
 from tests import forked
+from tests.facts import missing
 from tests.predictor.rows import A100
+from tests.predictor.test_unknown_values import WHOLE, there
 
 
 def _written(x: Tensor) -> Tensor:
@@ -244,3 +251,208 @@ def test_a_gradient_has_its_own_values_or_none(way: str) -> None:
         assert values is None or torch.equal(values, gradient("cpu", torch.ones_like))
         unknown = gradient("cuda", lambda out: torch.rand(99, *out.shape, device="cuda").sum(0))
         assert unknown not in known
+
+
+# Results whose length depends on values: the program or a rule states it.
+
+
+LENGTHS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+    "bins": (lambda: torch.bincount(there(9, dtype=WHOLE)), lambda: torch.zeros(4, dtype=WHOLE)),
+    "bins of weights": (
+        lambda: torch.bincount(there(9, dtype=WHOLE), there(9).double()),
+        lambda: torch.zeros(4).double(),
+    ),
+    "bins of the host": (lambda: torch.bincount(there(9, dtype=WHOLE).cpu()), lambda: torch.zeros(4, dtype=WHOLE)),
+    "different": (lambda: there(3, 3).unique(), lambda: torch.zeros(4)),
+    "where each went": (
+        lambda: there(3, 3).unique(return_inverse=True)[1],
+        lambda: torch.zeros(3, 3, dtype=WHOLE),
+    ),
+    "how many of each": (
+        lambda: there(9).unique_consecutive(return_counts=True)[1],
+        lambda: torch.zeros(4, dtype=WHOLE),
+    ),
+    "rows": (lambda: there(5, 2).unique(dim=0), lambda: torch.zeros(4, 2)),
+    "repeated": (lambda: there(2).repeat_interleave(there(2, dtype=WHOLE)), lambda: torch.zeros(4)),
+}
+
+
+@pytest.mark.parametrize("name", LENGTHS)
+def test_a_length_that_nobody_computes_can_be_stated(name: str) -> None:
+    ask, like = LENGTHS[name]
+    line = ask.__code__.co_firstlineno
+    with PredictedDevice(A100, assume={f"{Path(__file__).name}:{line}": 4}):
+        found = ask()
+        assert found.is_cuda is not name.endswith("the host")
+        expected = like()
+        assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
+
+
+def test_bins_are_as_many_as_the_program_says_at_least() -> None:
+    """A confusion matrix, as evaluations write it."""
+    with PredictedDevice(A100) as device:
+        counted = torch.bincount(there(9, dtype=WHOLE).cpu() * 3, minlength=9).reshape(3, 3)
+        assert (counted.shape, counted.is_cuda) == ((3, 3), False)
+    (stated,) = device.recorder.assumptions.stated
+    assert missing(stated.what, "counted values", "below 9") == []
+    assert f"{Path(__file__).name}:" in stated.where
+
+
+def test_what_is_counted_into_bins_falls_evenly_into_them() -> None:
+    """Tokens per expert are assumed even, so that each part has a size; printed values stay unknown."""
+    with PredictedDevice(A100) as device:
+        tokens, counts = torch.zeros(48, 4, device="cuda"), torch.bincount(there(48, dtype=WHOLE), minlength=8)
+        assert [part.shape for part in tokens.split(counts.tolist())] == [(6, 4)] * 8
+        assert counts.cpu().numpy().cumsum().tolist() == list(range(6, 54, 6))
+        assert str(counts.tolist()) == str(["unknown"] * 8).replace("'", "")
+        uneven = torch.bincount(there(50, dtype=WHOLE), minlength=8)
+        assert [part.size(0) for part in torch.zeros(50, device="cuda").split(uneven.tolist())] == [7, 7, *[6] * 6]
+    said = [stated.what for stated in device.recorder.assumptions.stated]
+    assert any("counts as 6 in conditions" in what for what in said)
+
+
+def test_a_recording_proves_no_size_that_is_assumed() -> None:
+    assumed = memviz.predict(lambda: there(9)[there(9) > 0.5]).expected_error
+    known = memviz.predict(lambda: there(9)[torch.arange(9, device="cuda") > 5]).expected_error
+    assert known.not_covered == () and len(assumed.not_covered) == 1
+
+
+def test_a_length_that_is_none_is_refused() -> None:
+    with PredictedDevice(A100, assume={f"{Path(__file__).name}:{_LINE}": 0.5}), pytest.raises(UsageError, match="0.5"):
+        _count()
+
+
+def _count() -> Any:
+    return there(3).unique()
+
+
+_LINE = _count.__code__.co_firstlineno + 1
+
+
+# Rows routed to experts: counts and selections give an even share, and printed values are unknown.
+
+
+EXPERTS, TAKEN, ROWS = 8, 2, 48
+EACH = ROWS * TAKEN // EXPERTS
+
+
+def routed(rows: int = ROWS) -> Tensor:
+    return there(rows, EXPERTS).topk(TAKEN, -1).indices
+
+
+def zeros(*shape: int) -> Tensor:
+    return torch.zeros(shape, device="cuda")
+
+
+COUNTED: dict[str, Callable[[], Any]] = {
+    "one_hot": lambda: one_hot(routed(), EXPERTS).sum((0, 1)).tolist(),
+    "one_hot of all in a row": lambda: one_hot(routed().flatten(), EXPERTS).sum(0).cpu().tolist(),
+    "scatter_": lambda: zeros(ROWS, EXPERTS).scatter_(1, routed(), 1).sum(0),
+    "scatter of True": lambda: zeros(ROWS, EXPERTS).bool().scatter(1, routed(), True).sum(0),
+    "scatter_add_": lambda: zeros(EXPERTS).scatter_add_(0, routed().flatten(), zeros(ROWS * TAKEN) + 1).tolist(),
+    "index_add_": lambda: zeros(EXPERTS).index_add_(0, routed().flatten(), zeros(ROWS * TAKEN) + 1).tolist(),
+    "histc": lambda: torch.histc(routed().float(), bins=EXPERTS, min=0, max=EXPERTS - 1).tolist(),
+    "bincount": lambda: routed().flatten().bincount(minlength=EXPERTS).tolist(),
+    "rows of one expert": lambda: [torch.where(routed() == expert)[0].numel() for expert in range(EXPERTS)],
+    "rows by a mask": lambda: [
+        there(ROWS, 4)[(routed() == expert).any(-1)].size(0) for expert in range(EXPERTS)
+    ],
+    "transformers' way": lambda: [
+        torch.where(one_hot(routed(), EXPERTS).permute(2, 1, 0)[expert].squeeze(0))[0].numel()
+        for expert in (one_hot(routed(), EXPERTS).permute(2, 1, 0).sum((-1, -2)) > 0).nonzero()
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", COUNTED)
+def test_each_expert_gets_its_share(way: str) -> None:
+    with PredictedDevice(A100) as device:
+        assert [int(count) for count in COUNTED[way]()] == [EACH] * EXPERTS
+        assert any(stated.where for stated in device.recorder.assumptions.stated)
+
+
+def test_what_is_left_over_goes_to_the_first_and_nothing_is_lost() -> None:
+    with PredictedDevice(A100):
+        counts = one_hot(routed(50), EXPERTS).sum((0, 1)).tolist()
+        parts = zeros(100, 4).split(counts)
+    assert [len(part) for part in parts] == [13] * 4 + [12] * 4
+
+
+def test_counts_go_on_where_they_were() -> None:
+    with PredictedDevice(A100):
+        seen = zeros(EXPERTS) + 3
+        seen.scatter_add_(0, routed().flatten(), torch.ones(ROWS * TAKEN, device="cuda"))
+        assert int(seen[0]) == 3 + EACH
+
+
+def test_shares_print_as_unknown() -> None:
+    with PredictedDevice(A100):
+        counts = one_hot(routed(), EXPERTS).sum((0, 1))
+        assert str(counts.tolist()) == str(["unknown"] * EXPERTS).replace("'", "")
+        assert str(counts.cpu().tolist()) == str(["unknown"] * EXPERTS).replace("'", "")
+        assert "values unknown" in str(counts) and "values unknown" in str(counts.cpu())
+
+
+def test_an_expert_has_rows_and_a_text_has_no_end() -> None:
+    """Each of few is chosen, and one word of many is not."""
+    with PredictedDevice(A100):
+        assert all(bool((routed() == expert).any()) for expert in range(EXPERTS))
+        words = there(ROWS, 30_000).argmax(-1)
+        assert not (words == 2).any() and len((words == 2).nonzero()) == 0
+        assert int((words != 2).sum()) == ROWS
+
+
+def test_values_that_are_known_are_counted_as_they_are() -> None:
+    with PredictedDevice(A100):
+        routed_to = torch.tensor([[0.1, 0.9], [0.2, 0.8], [0.7, 0.3]], device="cuda").argmax(-1)
+        assert one_hot(routed_to, 2).sum(0).tolist() == [1, 2]
+
+
+ACCEPTED: dict[str, tuple[Callable[[], Any], int]] = {
+    "words that are the same": (lambda: (drafted() == drafted()).int().cumprod(-1).sum(), 0),
+    "words before another": (lambda: ((~(drafted() == drafted())).cumsum(-1) < 1).sum(), 4),
+    "the first that differs": (lambda: (drafted() != drafted()).float().argmax(), 0),
+    "by chance": (lambda: (torch.rand(4, device="cuda") <= there(4) / there(4)).long().cumprod(-1).sum(), 4),
+    "one by one": (lambda: sum(bool(torch.rand(1, device="cuda") <= there(1)) for _ in range(4)), 4),
+    "numbers": (lambda: sum(torch.rand(1, device="cuda").item() <= there().item() for _ in range(4)), 4),
+}
+
+
+def drafted() -> Tensor:
+    return there(4, 100).argmax(-1)
+
+
+@pytest.mark.parametrize("way", ACCEPTED)
+def test_how_much_of_a_draft_is_accepted_has_an_answer(way: str) -> None:
+    ask, count = ACCEPTED[way]
+    with PredictedDevice(A100) as device:
+        assert int(ask()) == count
+        assert any(stated.where for stated in device.recorder.assumptions.stated)
+
+
+# Notes of assumptions: equal ones are merged, with their lines and count.
+
+
+DECIDES = "it decides as if it were {number}"
+
+
+def test_one_line_that_asks_again_and_again_is_one_note_with_a_count() -> None:
+    assumptions = Assumptions()
+    for number in (5, 3, 8):
+        assumptions.state(DECIDES, number)
+    (stated,) = assumptions.stated
+    assert stated.as_json() == {"where": stated.where, "what": "it decides as if it were 3 to 8", "times": 3}
+    assert assumptions.sentences == (f"{stated.where} (3 times): it decides as if it were 3 to 8.",)
+
+
+def test_lines_that_ask_alike_are_one_sentence() -> None:
+    lines = [Assumption(f"train.py:{line}", "it is true") for line in (3, 5)]
+    assert sentences_of(lines) == ["train.py:3 and train.py:5: it is true."]
+    many = [Assumption(f"train.py:{line}", DECIDES, line, line, times=2) for line in range(1, 10)]
+    first, last = sentences_of([*many, Assumption("", "Text goes on")])
+    assert missing(first, "train.py:1, train.py:2, train.py:3 and 6 more", "(18 times)", "1 to 9") == []
+    assert last == "Text goes on."
+
+
+def test_braces_of_an_answer_stay_what_they_are() -> None:
+    assert Assumption("train.py:1", "{'a': {}} is used, as stated").what == "{'a': {}} is used, as stated"

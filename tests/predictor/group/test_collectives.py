@@ -1,21 +1,29 @@
 """A process group whose other ranks do not run, as a program sees it."""
 
+import json
 import os
+import subprocess
 from collections import Counter
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 
 from memviz.allocator.context import Communicator, communicators_of
 from memviz.errors import UsageError
 from memviz.predictor.device import PredictedDevice
 from memviz.predictor.group.process_group import GroupNeeded
 from memviz.predictor.group.ranks import GroupRank, rank_of_environment
-from tests.predictor.group.ranks import as_rank, held
+from tests import forked
+from tests.marks import slow
+from tests.predictor.group.ranks import as_rank, held, layers
 from tests.predictor.rows import A100
+from tests.second_process import predict
 
 gather: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 reduce_scatter: Any = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
@@ -227,3 +235,84 @@ def test_what_a_rank_sends_is_counted_as_along_a_ring() -> None:
                 before = device.link_bytes
                 make()
                 assert device.link_bytes - before == size
+
+
+# Waits for memory that end because NCCL runs a group's collectives in order.
+
+
+MiB = 1 << 20
+
+
+def active() -> int:
+    """Return active bytes, including frees that wait for a stream."""
+    return torch.cuda.memory_stats()["active_bytes.all.current"]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("is_same_group", [True, False])
+def test_collectives_come_one_after_the_other_whichever_stream_asks(is_async: bool, is_same_group: bool) -> None:
+    with as_rank(0, 8):
+        side, one, other = torch.cuda.Stream(), torch.ones(1, device="cuda"), torch.ones(1, device="cuda")
+        group = None if is_same_group else dist.new_group(list(range(8)))
+        before = active()
+        held = torch.empty(4 * MiB, dtype=torch.uint8, device="cuda")
+        held.record_stream(side)
+        del held
+        with torch.cuda.stream(side):
+            first = dist.all_reduce(one, async_op=is_async)
+        second = dist.all_reduce(other, group=group, async_op=is_async)
+        if is_async:
+            # The collective has not been waited for.
+            torch.cuda.current_stream().synchronize()
+            second.wait()
+        torch.cuda.current_stream().synchronize()
+        torch.empty(1, device="cuda")
+        assert active() - before == (0 if is_same_group else 4 * MiB)
+        del first
+
+
+@pytest.mark.slow
+def test_fsdp1_holds_gradients_of_few_blocks_while_they_are_reduced() -> None:
+    """It waits for the free before last at every gathering, and that is behind the reducing before."""
+
+    def peak(count: int) -> int:
+        with as_rank(0, 8):
+            blocks = [FullyShardedDataParallel(block, device_id=0) for block in layers(1024, count)]
+            model = FullyShardedDataParallel(nn.Sequential(*blocks), device_id=0)
+            model(torch.randn(2, 1024, device="cuda")).sum().backward()
+            return torch.cuda.memory_stats()["active_bytes.all.peak"]
+
+    # Of each more, the part of the weight and of its gradient that stays.
+    assert peak(16) - peak(8) == 8 * 2 * 4 * MiB // 8
+
+
+# The program that is predicted is one that works: on two real processes its step is that of one process alone.
+
+
+PROGRAM = Path(__file__).parents[2] / "programs" / "parallel_step.py"
+ROUNDING = 1e-6
+
+
+def begun(rank: GroupRank, way: str, meet_at: Path) -> subprocess.Popen[str]:
+    environment = {**os.environ, **rank.environment, "MEET_AT": meet_at.as_uri(), "CUDA_VISIBLE_DEVICES": ""}
+    # A file is where they meet; and threads of two would wait for one another.
+    environment |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return forked.start([str(PROGRAM), way], of=forked.with_torch, env=environment, text=True, **pipes)
+
+
+@pytest.mark.parametrize("way", ["data", *slow("sharded", "tensor")])
+def test_gradients_and_outputs_are_those_of_one_process(way: str, tmp_path: Path) -> None:
+    ranks = [begun(GroupRank(number, 2), way, tmp_path / "meet") for number in range(2)]
+    for process in ranks:
+        out, errors = process.communicate(timeout=forked.MOST_SECONDS)
+        assert process.returncode == 0, errors
+        assert float(out) < ROUNDING
+
+
+@pytest.mark.parametrize("way", ["data", *slow("sharded", "tensor")])
+def test_the_same_program_is_predicted(way: str) -> None:
+    done = predict("--json", "--world-size", "2", "--rank", "1", PROGRAM, way)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout.splitlines()[-1])
+    assert figures["peak_requested_bytes"] > 0 and figures["out_of_memory"] == 0
