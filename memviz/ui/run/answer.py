@@ -9,7 +9,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,16 +74,15 @@ def run_limits(environment: Mapping[str, str] = os.environ) -> RunLimits:
 
 _MOST_CHOSEN = 512
 """Orders of which a choice is remembered."""
-
-
-def _with_lent_gpu(listed: dict[str, Any]) -> dict[str, Any]:
-    return {**listed, "device": LENT_DEVICE} if is_zero_gpu() else listed
-
-
 _BETWEEN_PICTURES = 0.7
 _LOOKS_AHEAD_SECONDS = 4.0
 """Delay, so that loading the page and a dropped file come first."""
 _LOOK_SECONDS = 0.5
+_CARD_IN_SIGHT, _ABOVE_CARD = 2.5, 1.04
+
+
+def _with_lent_gpu(listed: dict[str, Any]) -> dict[str, Any]:
+    return {**listed, "device": LENT_DEVICE} if is_zero_gpu() else listed
 
 
 def refused(requests: RunRequests, variant: Variant | None) -> RunRequests:
@@ -150,9 +148,6 @@ def timeline_values(traces: Sequence[LinkedTrace], status: OrderStatus) -> list[
     return [*values, *[{}] * (2 - len(values))]
 
 
-_CARD_IN_SIGHT, _ABOVE_CARD = 2.5, 1.04
-
-
 class RunAnswers:
     """One for a page. It keeps visitors' orders under secret keys, and their runs in separate folders."""
 
@@ -164,10 +159,7 @@ class RunAnswers:
         programs: Sequence[str] = (),
         is_busy: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`programs` are Python files given at startup; visitors cannot add one.
-
-        While the page `is_busy`, nothing is worked out ahead.
-        """
+        """`programs` are Python files given at startup. While the page `is_busy`, nothing is worked out ahead."""
         self.store = store
         self._is_busy = is_busy
         self.programs = tuple(programs)
@@ -231,10 +223,7 @@ class RunAnswers:
         self.predictions.close()
 
     def listing(self) -> dict[str, Any]:
-        """The available workloads and optimizations: the same for every visitor, without its GPU until it is complete.
-
-        Programs are read once PyTorch has started.
-        """
+        """The available workloads and optimizations, the same for every visitor; without its GPU until complete."""
         if self._listing is None:
             self.complete_listing()
         assert self._listing is not None
@@ -274,31 +263,28 @@ class RunAnswers:
         self._make_way(visitor)
         known = [self.predictions.known(request) for request in requests.requests]
         kept = self.kept(visitor) if keeps else None
+
+        def finished(variant: Variant) -> str:
+            self.predictions.keep(variant)
+            return "" if kept is None else _store_run(kept, variant)
+
         if kept is not None:
             for variant, label in zip(known, requests.labels, strict=True):
                 if variant is not None and variant.is_over:
                     _store_run(kept, replace(variant, label=label))
-        finished = partial(self._finished, kept)
         return self.scheduler.submit(requests.requests, requests.labels, finished, visitor, known=known)
-
-    def _finished(self, kept: KeptRuns | None, variant: Variant) -> str:
-        self.predictions.keep(variant)
-        return "" if kept is None else _store_run(kept, variant)
-
-    def pinned_of(self, link: RunLink) -> tuple[tuple[Request, str], ...]:
-        """Return the variants that a link pins, without those that this page cannot run."""
-        pins = []
-        for label, fields in link.pins:
-            form, requests = self.parse(fields)
-            if requests.count and not requests.faults and form.workload == fields.get("workload"):
-                pins.append((replace(requests.requests[-1], label=""), label))
-        return tuple(pins)
 
     def resumed(self, state: RunState, visitor: str) -> RunState:
         """Return the state with what this visitor's browser had on the page; of a link only what answers it."""
         order, search = self.scheduler.newest_of(visitor), self.searches.newest_of(visitor)
         if link := state.link:
-            state = replace(state, pinned=self.pinned_of(link))
+            pins = []
+            for label, fields in link.pins:
+                form, requests = self.parse(fields)
+                # Those that this page cannot run are left out.
+                if requests.count and not requests.faults and form.workload == fields.get("workload"):
+                    pins.append((replace(requests.requests[-1], label=""), label))
+            state = replace(state, pinned=tuple(pins))
             _, requests = self.parse(state.fields)
             wanted = self.with_pinned(requests, state.pinned).requests
             has = [] if order is None or link.is_search else [variant.request for variant in order.variants]
@@ -362,22 +348,19 @@ class RunAnswers:
             self.searches.release(id)
 
     def best_of(self, search: SearchStatus, visitor: str) -> OrderStatus | None:
-        """Return the runs of the request and of the best configuration so far; begin them where that changed.
-
-        The search goes on meanwhile, so runs of an earlier best end before those of a better one begin.
-        """
+        """Return the runs of the request and of the best configuration so far; begin them where that changed."""
         number = cheapest_fitting(search.ways)
         title, order = self._best.get(search.id, ("", ""))
         status = self.status(order)
         newest = self.scheduler.newest_of(visitor)
+        # The search goes on meanwhile, so runs of an earlier best end before those of a better one begin.
         is_busy = newest is not None and not newest.is_over and not newest.is_left
         if number is None or title == search.ways[number]["title"] or is_busy:
             return status
         point, base = search.ways[number], replace(search.order.request, numerics=False)
         best = _request_of(search, point)
-        requests = RunRequests((base, best), (BASELINE, str(point["title"])))
-        if request_key(best) == request_key(base):
-            requests = RunRequests((base,), (BASELINE,))
+        is_base = request_key(best) == request_key(base)
+        requests = RunRequests((base, best)[: 2 - is_base], (BASELINE, str(point["title"]))[: 2 - is_base])
         try:
             status = self.begin(requests, visitor, keeps=False)
         except MemvizError:
@@ -401,8 +384,8 @@ class RunAnswers:
 
     def usable_bytes(self, card: str) -> int:
         """Return a card's memory less the largest overhead of its CUDA context."""
-        card_size = card_named(card)
-        return CardMemory(card_size.memory_bytes, overhead_on(card_size.name)).usable_bytes
+        known = card_named(card)
+        return CardMemory(known.memory_bytes, overhead_on(known.name)).usable_bytes
 
     def follow(self, order: str, is_there: Callable[[], bool] = lambda: True) -> Iterator[OrderStatus]:
         """Yield each change of an order, until it ends, its owner starts another, or its visitor leaves."""
@@ -479,10 +462,10 @@ class RunAnswers:
             return session
         variants = self.predictions.with_checks(status.variants)
         chosen = [one for at, one in enumerate(variants) if (one.run if numbers is None else at in numbers)]
+        files = [(variant.file, variant) for variant in chosen if variant.file is not None]
         session, keys = session.without_refused(), []
-        for pictured in [variant for variant in chosen if variant.file is not None][:MOST_COMPARED]:
-            assert pictured.file is not None
-            session, is_open = self._read(session, pictured.file, pictured.label, pictured.run)
+        for file, variant in files[:MOST_COMPARED]:
+            session, is_open = self._read(session, file, variant.label, variant.run)
             keys += [session.chosen] if is_open else []
         return replace(session, compared=tuple(keys)) if numbers is None and len(keys) > 1 else session
 

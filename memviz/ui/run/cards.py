@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -34,23 +33,15 @@ _POINTS, _HEIGHT, _ROOM = 80, 120, 1.06
 """Points of a line in a picture, the height of the picture, and its ratio to the highest value."""
 
 
-@dataclass(frozen=True)
-class Card:
-    title: str
-    fields: Mapping[str, Any]
-
-
-CARDS: Mapping[str, Card] = {
-    name: Card(title, STORIES[name])
-    for name, title in (
-        ("flux-12-gb", "Flux on 12 GB"),
-        ("sdxl-8-gb", "SDXL on 8 GB"),
-        ("llama-8b-lora", "Llama 3.1 8B LoRA on 24 GB"),
-        ("llama-1b", "Llama 1B training on 24 GB"),
-        ("checkpointing", "LTX-Video with checkpointing"),
-        ("split-feed-forward", "Split feed-forward"),
-    )
+CARDS = {
+    "flux-12-gb": "Flux on 12 GB",
+    "sdxl-8-gb": "SDXL on 8 GB",
+    "llama-8b-lora": "Llama 3.1 8B LoRA on 24 GB",
+    "llama-1b": "Llama 1B training on 24 GB",
+    "checkpointing": "LTX-Video with checkpointing",
+    "split-feed-forward": "Split feed-forward",
 }
+"""Titles of published stories with a picture."""
 _LINKS = {"flat-gradients": "flat fp32 gradients", "layerwise-casting": "layerwise casting"}
 """Published stories without a picture."""
 
@@ -61,17 +52,18 @@ def cards_html() -> Html:
     return tag(
         "section",
         tag("h2", "Start from an example ", key),
-        tag("ul", *(tag("li", _card_html(name, card)) for name, card in CARDS.items()), class_="mv-cases"),
+        tag("ul", *(tag("li", _card_html(name, title)) for name, title in CARDS.items()), class_="mv-cases"),
         tag("p", "Also published: ", links[0], ", ", links[1], class_="mv-soft"),
         class_="mv-first-visit",
     )
 
 
-def _card_html(name: str, card: Card) -> Html:
+def _card_html(name: str, title: str) -> Html:
     stored = load_cards()[name]
     before, after = (run["reserved_bytes"] / _GIB for run in stored["runs"])
-    words = joined(_picture(stored), tag("b", card.title), tag("small", f"{before:.1f} → {after:.1f} GiB"))
-    switched_on = [key[2:].replace("_", " ") for key, value in card.fields.items() if key[:2] == "o:" and value is True]
+    words = joined(_picture(stored), tag("b", title), tag("small", f"{before:.1f} → {after:.1f} GiB"))
+    fields = STORIES[name].items()
+    switched_on = [key[2:].replace("_", " ") for key, value in fields if key[:2] == "o:" and value is True]
     return button(words, "story", "mv-case", data_story=name, title=f"With {', '.join(switched_on)}")
 
 
@@ -116,20 +108,19 @@ def load_cards() -> dict[str, dict[str, Any]]:
     return cards
 
 
-def shown_requests(card: Card, listing: Mapping[str, Any]) -> tuple[Request, Request]:
+def shown_requests(name: str, listing: Mapping[str, Any]) -> tuple[Request, Request]:
     """Return the baseline, and the last variant of the same model."""
-    requests = requests_of(form_fields_of(card.fields, listing), listing).requests
+    requests = requests_of(form_fields_of(STORIES[name], listing), listing).requests
     return requests[0], [request for request in requests if request.settings == requests[0].settings][-1]
 
 
-def predict_card(card: Card, listing: Mapping[str, Any]) -> dict[str, Any]:
+def predict_card(name: str, listing: Mapping[str, Any]) -> dict[str, Any]:
     # Only here: the page never imports PyTorch.
     from memviz.runner.execute import predict
     from memviz.runner.plan import plan_of
 
-    outcomes = [
-        predict(plan_of(request), lambda _: None, figures_only=True) for request in shown_requests(card, listing)
-    ]
+    requests = shown_requests(name, listing)
+    outcomes = [predict(plan_of(request), lambda _: None, figures_only=True) for request in requests]
     fits = [outcome.run.fit for outcome in outcomes if outcome.run.fit]
     runs = [
         {"reserved_bytes": outcome.run.peak_reserved_bytes, "fit": fit.word, **_curves(outcome.trace)}
@@ -156,7 +147,7 @@ def write_cards() -> None:
     from memviz.runner.listing import listing
 
     offered = json.loads(json.dumps(listing()))
-    cards = {name: predict_card(card, offered) for name, card in CARDS.items()}
+    cards = {name: predict_card(name, offered) for name in CARDS}
     lines = (f"{json.dumps(name)}: {json.dumps(card, separators=(',', ':'))}" for name, card in cards.items())
     _FILE.write_text("{{\n{}\n}}\n".format(",\n".join(lines)), encoding="utf-8")
 

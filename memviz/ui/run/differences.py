@@ -8,7 +8,7 @@ from math import log10
 from typing import Any
 
 from memviz.runner.jobs.service import Variant
-from memviz.text import Html, cut, tag
+from memviz.text import Html, cut, joined, tag
 
 _MARGIN = 8.0
 """Allowed multiple of the expected rounding, as in the verdict; a test holds both to the same number."""
@@ -36,25 +36,18 @@ def differences_html(variant: Variant) -> Html:
     caution = verdict.get("caution")
     words = [tag("b", str(verdict.get("words", "")), class_="mv-bad" if verdict.get("ok") is False else None)]
     words += [tag("small", f" {caution}", class_="mv-soft")] if caution else []
-    is_idle = verdict.get("short") == "not exercised"
-    lines = [] if is_idle else list(_lines(numerics))
-    axis = [
-        tag("i", tag("span", ("1" if tick == 1 else f"1e{round(log10(tick))}")), style=f"left:{_place(tick):.2f}%")
-        for tick in _TICKS
-    ]
+    lines = [] if verdict.get("short") == "not exercised" else list(_lines(numerics))
+    ticks = [(f"left:{_place(tick):.2f}%", "1" if tick == 1 else f"1e{round(log10(tick))}") for tick in _TICKS]
+    axis = [tag("i", tag("span", text), style=style) for style, text in ticks]
     scale = tag("p", tag("span", "identical"), tag("span", *axis), class_="mv-diff-axis", aria_hidden="true")
+    title = f"{variant.label} against the baseline; grey: explained by rounding"
+    is_plain = lines and verdict.get("ok") and not caution
     return tag(
         "section",
-        tag(
-            "h2",
-            "Output differences",
-            title=f"{variant.label} against the baseline; grey: explained by rounding",
-            class_="mv-h2",
-        ),
-        Html("") if lines and verdict.get("ok") and not caution else tag("p", *words, class_="mv-diff-verdict"),
-        tag("ul", *map(_line_html, lines), class_="mv-diffs") if lines else Html(""),
-        scale if lines else Html(""),
-        tag("p", f"Reduced model: {numerics['on']}", class_="mv-soft") if "on" in numerics else Html(""),
+        tag("h2", "Output differences", title=title, class_="mv-h2"),
+        "" if is_plain else tag("p", *words, class_="mv-diff-verdict"),
+        joined(tag("ul", *map(_line_html, lines), class_="mv-diffs"), scale) if lines else "",
+        tag("p", f"Reduced model: {numerics['on']}", class_="mv-soft") if "on" in numerics else "",
         class_="mv-differences",
     )
 

@@ -30,7 +30,6 @@ from memviz.units import bytes_text, count_text, duration_text, percent_text
 
 def map_html(grid: Mapping[str, Any]) -> Html:
     batches = grid["batches"]
-    heads = ["sequence", *map(count_text, batches), "largest batch"]
     rows = []
     for row in grid["rows"]:
         largest = row["largest_batch"]
@@ -38,22 +37,15 @@ def map_html(grid: Mapping[str, Any]) -> Html:
         cells = [_map_cell(row, batch, grid["usable_bytes"]) for batch in batches]
         head = tag("th", count_text(row["sequence"]), scope="row")
         rows.append(tag("tr", head, *cells, tag("td", tag("b", text))))
+    grid_html = table(
+        [(label, None) for label in ("sequence", *map(count_text, batches), "largest batch")], rows, "mv-fit-map"
+    )
+    text = "GiB reserved without a limit, by batch. Last column: the largest batch that fits."
     return tag(
         "section",
         tag("h2", "Batch × sequence with this configuration", class_="mv-h2"),
-        tag(
-            "p",
-            "GiB reserved without a limit, by batch. Last column: the largest batch that fits.",
-            class_="mv-soft",
-        ),
-        tag(
-            "div",
-            table([(label, None) for label in heads], rows, "mv-fit-map"),
-            class_="mv-fit-map-frame",
-            tabindex="0",
-            role="region",
-            aria_label="Batch and sequence",
-        ),
+        tag("p", text, class_="mv-soft"),
+        tag("div", grid_html, class_="mv-fit-map-frame", tabindex="0", role="region", aria_label="Batch and sequence"),
     )
 
 
@@ -72,7 +64,7 @@ def _map_cell(row: Mapping[str, Any], batch: int, usable: int) -> Html:
 
 
 def _gib_text(count: int) -> str:
-    gib = count / (1 << 30)
+    gib = count / _GIB
     return f"{gib:.1f}" if gib < 100 else f"{gib:,.0f}"
 
 
@@ -107,24 +99,22 @@ def picture_html(ways: Sequence[FitPoint], usable_bytes: int, chosen: int | None
     most = _ROOM * max(usable_bytes, *(point["peak_reserved_bytes"] for point in ways))
     scale = _Scale(min(costs), max(costs), most)
     front = front_of_trials(ways)
-    step = _round_step(most / _GIB / _FEW_TICKS) * _GIB
-    counts = [number * step for number in range(int(most // step) + 1)]
-    texts = ["0", *(f"{count / _GIB:,.3g} GiB" for count in counts[1:])]
-    grid = [
-        tag("i", tag("span", text), class_="mv-fit-tick", style=_top(scale, count))
-        for text, count in zip(texts, counts, strict=True)
+    # 1, 2 or 5 times a power of ten.
+    least = most / _GIB / _FEW_TICKS
+    power = 10.0 ** ceil(log10(least) - 1)
+    step = next(times * power for times in (1, 2, 5, 10) if times * power >= least) * _GIB
+    levels = [
+        (number * step, f"{number * step / _GIB:,.3g} GiB" if number else "0")
+        for number in range(int(most // step) + 1)
     ]
+    lines = [("mv-fit-tick", text, count) for count, text in levels]
+    lines.append(("mv-fit-card", f"the card: {bytes_text(usable_bytes)}", usable_bytes))
+    grid = [tag("i", tag("span", text), class_=look, style=f"top:{scale.y(count):.2f}%") for look, text, count in lines]
+    line = _line([ways[number] for number in front.numbers], scale)
     points = [_point(place, way, scale, place in front.numbers, place == chosen) for place, way in enumerate(ways)]
     return tag(
         "figure",
-        tag(
-            "div",
-            *grid,
-            _card(scale, usable_bytes),
-            _line([ways[number] for number in front.numbers], scale),
-            *points,
-            class_="mv-fit-plot",
-        ),
+        tag("div", *grid, line, *points, class_="mv-fit-plot"),
         tag("div", *_cost_axis(scale, ways), class_="mv-fit-costs"),
         _legend(ways),
         class_="mv-fit-picture",
@@ -136,11 +126,11 @@ def _point(number: int, point: FitPoint, scale: _Scale, on_front: bool, is_chose
     place = f"left:{scale.x(cost_rank(point)):.2f}%;top:{scale.y(point['peak_reserved_bytes']):.2f}%"
     reserved = f"{bytes_text(point['peak_reserved_bytes'])} reserved"
     label = f"{cut(str(point['title']))}: {reserved}, {cost_text(point)}, {fit_cell(point)}"
-    kinds = [f"mv-is-{point['keeps']}", *(["mv-fits"] if point["fits"] else []), *(["mv-on-front"] if on_front else [])]
+    looks = f"mv-point mv-is-{point['keeps']}{' mv-fits' if point['fits'] else ''}{' mv-on-front' if on_front else ''}"
     return button(
         "",
         "way",
-        " ".join(["mv-point", *kinds]),
+        looks,
         style=place,
         data_number=number,
         aria_label=label,
@@ -160,20 +150,6 @@ def _line(ways: Sequence[FitPoint], scale: _Scale) -> Html:
         places.append(f"{x:.2f},{y:.2f}")
     line = tag("polyline", points=" ".join(places), vector_effect="non-scaling-stroke")
     return tag("svg", line, viewBox="0 0 100 100", preserveAspectRatio="none", aria_hidden="true")
-
-
-def _card(scale: _Scale, usable: int) -> Html:
-    return tag("i", tag("span", f"the card: {bytes_text(usable)}"), class_="mv-fit-card", style=_top(scale, usable))
-
-
-def _top(scale: _Scale, count: float) -> str:
-    return f"top:{scale.y(count):.2f}%"
-
-
-def _round_step(least: float) -> float:
-    """1, 2 or 5 times a power of ten."""
-    power: float = 10.0 ** ceil(log10(least) - 1)
-    return next(float(step * power) for step in (1, 2, 5, 10) if step * power >= least)
 
 
 def _cost_axis(scale: _Scale, ways: Sequence[FitPoint]) -> list[Html]:
@@ -220,17 +196,11 @@ def fit_html(status: SearchStatus | None, usable_bytes: int, chosen: int | None,
         best = cheapest_fitting(ways)
         number = next(reversed(front_of_trials(ways).numbers), None) if best is None else best
     progress = Html("") if status.is_over else tag("i", class_="mv-working")
-    details = Html("") if number is None else _point_details_html(number, ways[number], opening)
+    details = "" if number is None else _point_details_html(number, ways[number], opening)
     grid = (status.answer or {}).get("grid")
-    return tag(
-        "section",
-        progress,
-        picture_html(ways, usable_bytes, number),
-        details,
-        _tables(ways) if status.is_over else Html(""),
-        map_html(grid) if grid and grid["rows"] else Html(""),
-        class_="mv-fit",
-    )
+    picture, tables = picture_html(ways, usable_bytes, number), _tables(ways) if status.is_over else ""
+    grid_html = map_html(grid) if grid and grid["rows"] else ""
+    return tag("section", progress, picture, details, tables, grid_html, class_="mv-fit")
 
 
 def _point_details_html(number: int, point: Mapping[str, Any], opening: str) -> Html:
@@ -240,12 +210,10 @@ def _point_details_html(number: int, point: Mapping[str, Any], opening: str) -> 
     what = tag("p", tag("b", cut(str(point["title"]))), " ", fits, f" {cost_text(point)}", class_="mv-fit-way")
     opens = button("Open its timeline", "timeline", data_number=number)
     status = tag("span", opening, class_="mv-soft", role="status") if opening else Html("")
-    parts = [code_html("On the command line", str(point["command"]))]
-    if point["code"]:
-        parts.insert(0, code_html("In your own script", str(point["code"])))
-    return joined(
-        what, error, tag("p", opens, " ", status), tag("section", *parts, class_="mv-take-away", aria_live="polite")
-    )
+    parts = [code_html("In your own script", str(point["code"]))] if point["code"] else []
+    parts.append(code_html("On the command line", str(point["command"])))
+    code = tag("section", *parts, class_="mv-take-away", aria_live="polite")
+    return joined(what, error, tag("p", opens, " ", status), code)
 
 
 def _tables(ways: Sequence[FitPoint]) -> Html:

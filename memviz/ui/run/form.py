@@ -59,7 +59,7 @@ _COUNTS = {"warmup": (0, "Warm-up steps are 0 to 100"), "steps": (1, "Steps are 
 _MOST_STEPS = 100
 
 
-def knob_faults(prefix: str, knobs: Any, texts: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def _knob_faults(prefix: str, knobs: Any, texts: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yield the name of each invalid field, as in `w:batch`, and the message."""
     for knob in knobs:
         text = texts.get(knob["name"])
@@ -68,40 +68,39 @@ def knob_faults(prefix: str, knobs: Any, texts: Mapping[str, str]) -> Iterator[t
             yield f"{prefix}:{knob['name']}", message
 
 
-def step_faults(options: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def _number_faults(options: Mapping[str, str], parallel: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield the faults of the fields that no listing describes."""
     for name, (least, message) in _COUNTS.items():
         text = options.get(name, "1").strip()
         if not text.isdecimal() or not least <= int(text[:9]) <= _MOST_STEPS:
             yield name, f"{message}; not {text[:40] or 'nothing'}."
-
-
-def _host_faults(options: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     try:
         Request("", host_memory=options.get("host_memory", "").strip())
     except UsageError as error:
         yield "host_memory", str(error)
+    try:
+        parallel_of(parallel)
+    except UsageError as error:
+        yield _axis_of_refusal(str(error)) or PREFIX + GPUS, str(error)
 
 
 def _fault(knob: Mapping[str, Any], text: str) -> str:
     if knob["type"] == "bool" or (knob["type"] == "text" and not knob["choices"]) or text == EVERY_CHOICE:
         return ""
-    values = [part.strip() for part in text.split(",") if part.strip()]
+    values = _split(text)
     if not values:
         return "" if knob.get("optional") else f"It is empty. Give a value, such as {knob['default']}."
-    return next((message for value in values if (message := _value_fault(knob, value))), "")
-
-
-def _value_fault(knob: Mapping[str, Any], text: str) -> str:
-    excerpt = text[:40]
-    if knob.get("optional") and text.lower() == "none":
-        return ""
-    if knob["choices"]:
-        choices = [knob_text(choice) for choice in knob["choices"]]
-        return "" if text in choices else f"{excerpt} is not one of {', '.join(choices)}."
-    try:
-        float(text) if knob["type"] == "float" else int(text)
-    except ValueError:
-        return f"{excerpt} is not a {'number' if knob['type'] == 'float' else 'whole number'}."
+    choices = list(map(knob_text, knob["choices"]))
+    for value in values:
+        if knob.get("optional") and value.lower() == "none":
+            continue
+        if choices and value not in choices:
+            return f"{value[:40]} is not one of {', '.join(choices)}."
+        try:
+            if not choices:
+                float(value) if knob["type"] == "float" else int(value)
+        except ValueError:
+            return f"{value[:40]} is not a {'number' if knob['type'] == 'float' else 'whole number'}."
     return ""
 
 
@@ -112,13 +111,6 @@ PREFIX = "p:"
 def active_parallel(texts: Mapping[str, str]) -> dict[str, str]:
     """Return the parallel settings for several GPUs, else nothing: hidden fields are ignored."""
     return dict(texts) if texts.get(GPUS, "1") != "1" else {}
-
-
-def parallel_faults(texts: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    try:
-        parallel_of(texts)
-    except UsageError as error:
-        yield _axis_of_refusal(str(error)) or PREFIX + GPUS, str(error)
 
 
 def _axis_of_refusal(refusal: str) -> str:
@@ -196,23 +188,14 @@ def form_fields_of(fields: Mapping[str, Any], listing: Mapping[str, Any]) -> For
         names = [str(row["name"]) for row in listing["workloads"]]
         workload = names[0] if ":" in names[0] or _FIRST_WORKLOAD not in names else _FIRST_WORKLOAD
     card, memory = str(fields.get("card", "")), str(fields.get("memory", FIRST_MEMORY)).strip()
-    parallel = {
-        name: str(fields[PREFIX + name]).strip() for name in (GPUS, *LAYOUT_SETTINGS) if PREFIX + name in fields
-    }
+    parallel = {name: str(fields.get(PREFIX + name, "")).strip() for name in (GPUS, *LAYOUT_SETTINGS)}
+    their_knobs = [(key.split(":"), knob_text(value)) for key, value in fields.items() if key.startswith("o:")]
     form = FormFields(
         workload=workload,
         config=str(fields.get("config", "")),
         knobs={key[2:]: knob_text(value) for key, value in fields.items() if key.startswith("w:")},
-        chosen=tuple(
-            optimization["name"]
-            for optimization in listing["optimizations"]
-            if fields.get(f"o:{optimization['name']}") is True
-        ),
-        their_knobs={
-            (parts[1], parts[2]): knob_text(value)
-            for key, value in fields.items()
-            if len(parts := key.split(":")) == 3 and parts[0] == "o"
-        },
+        chosen=tuple(row["name"] for row in listing["optimizations"] if fields.get(f"o:{row['name']}") is True),
+        their_knobs={(parts[1], parts[2]): text for parts, text in their_knobs if len(parts) == 3},
         # A name of the menu, or what was typed in the place of one.
         card=(memory or OTHER_CARD) if card == OTHER_CARD else card,
         # `conversion` is an old name of stored forms and links.
@@ -251,10 +234,10 @@ def link_of(fields: Mapping[str, Any], pinned: Sequence[tuple[Request, str]], st
 
     `pinned` leave out what they share with the form, besides knobs.
     """
-    told = {key: value for key, value in fields.items() if value not in (False, "") or key == "numerics"}
-    told = {key: value for key, value in told.items() if key.count(":") < 2 or told.get(key.rpartition(":")[0]) is True}
-    query = {"tab": "run", "run": told, "story": story, "fit": "1" if is_search else ""}
-    pins = [(label[:_LONGEST_LABEL], _pin_fields(request, told)) for request, label in pinned]
+    own = {key: value for key, value in fields.items() if value not in (False, "") or key == "numerics"}
+    own = {key: value for key, value in own.items() if key.count(":") < 2 or own.get(key.rpartition(":")[0]) is True}
+    query = {"tab": "run", "run": own, "story": story, "fit": "1" if is_search else ""}
+    pins = [(label[:_LONGEST_LABEL], _pin_fields(request, own)) for request, label in pinned]
     for count in range(len(pins), -1, -1):
         values = {**query, "pins": pins[:count]}
         texts = {
@@ -280,10 +263,14 @@ def _pin_fields(request: Request, shared: Mapping[str, Any]) -> dict[str, str | 
 
 def read_link(query: Mapping[str, str]) -> RunLink | None:
     """Parse the query of an address, without the knobs of what is off; None for another link."""
-    texts = {key: query.get(key, "") for key in ("run", "pins")}
-    if query.get("tab") != "run" or sum(map(len, texts.values())) > _LONGEST_LINK:
+    texts = [query.get(key, "") for key in ("run", "pins")]
+    if query.get("tab") != "run" or sum(map(len, texts)) > _LONGEST_LINK:
         return None
-    fields, pins = (_json_of(text) for text in texts.values())
+    fields: Any = None
+    pins: Any = None
+    with suppress(ValueError, RecursionError):
+        fields = json.loads(texts[0])
+        pins = json.loads(texts[1])
     if not _are_fields(fields):
         return None
     shared = {key: value for key, value in fields.items() if ":" not in key}
@@ -291,12 +278,6 @@ def read_link(query: Mapping[str, str]) -> RunLink | None:
     linked = [(label, {**shared, **own}) for label, own in whole if isinstance(label, str) and _are_fields(own)]
     named = tuple((label[:_LONGEST_LABEL], own) for label, own in linked[:MOST_PINNED])
     return RunLink(fields, named, query.get("story", "")[:_LONGEST_LABEL], query.get("fit") == "1")
-
-
-def _json_of(text: str) -> Any:
-    with suppress(ValueError, RecursionError):
-        return json.loads(text)
-    return None
 
 
 def _are_fields(value: Any) -> bool:
@@ -324,50 +305,43 @@ def requests_of(form: FormFields, listing: Mapping[str, Any], most: int = MOST_V
     workload = _row(listing["workloads"], form.workload)
     if workload is None:
         return RunRequests(faults={"workload": "There is no such workload."})
-    faults = dict([*_conflicts(form, listing), *knob_faults("w", workload["knobs"], form.knobs)])
-    for row in _chosen_rows(form, listing):
-        faults |= knob_faults(f"o:{row['name']}", row["knobs"], _knobs_of(form, row["name"]))
+    rows = _chosen_rows(form, listing)
+    faults = dict([*_conflicts(form, listing), *_knob_faults("w", workload["knobs"], form.knobs)])
+    for row in rows:
+        faults |= _knob_faults(f"o:{row['name']}", row["knobs"], _knobs_of(form, row["name"]))
     faults |= _card_faults(form, listing)
     config, wrong = config_of(form.config) if form.workload == CONFIG else ("", "")
     if wrong:
         return RunRequests(faults={**faults, "config": wrong})
     parallel = active_parallel(form.parallel)
-    if wrong_numbers := dict([*step_faults(form.options), *_host_faults(form.options), *parallel_faults(parallel)]):
+    if wrong_numbers := dict(_number_faults(form.options, parallel)):
         return RunRequests(faults={**faults, **wrong_numbers})
-    count = _count(form, workload, listing)
+    # Counted before they are made: a form may hold a thousand values twice.
+    values = [_values_by_knob(workload, form.knobs)]
+    values += [_values_by_knob(row, _knobs_of(form, row["name"])) for row in rows]
+    size_count, *change_counts = (prod(map(len, each.values())) for each in values)
+    count = size_count * (1 + prod(change_counts) if rows else 1)
     if count > most:
         message = f"These would be {count:,} variants; the limit is {most}. Give fewer values."
         return RunRequests(faults={**faults, "run": message})
     try:
-        sizes = list(_combinations(workload, form.knobs))
+        sizes = list(_combinations(workload, values[0]))
         combinations = [
-            [(row["name"], knobs) for knobs in _combinations(row, _knobs_of(form, row["name"]))]
-            for row in _chosen_rows(form, listing)
+            [(row["name"], knobs) for knobs in _combinations(row, each)]
+            for row, each in zip(rows, values[1:], strict=True)
         ]
-        changed = list(product(*combinations)) if form.chosen else []
+        changed = list(product(*combinations)) if rows else []
         base = replace(_request(form), config=config, parallel=parallel)
     except UsageError as error:
         return RunRequests(faults={**faults, "run": str(error)})
     varied = [knob for knob in workload["knobs"] if len({size.get(knob["name"]) for size in sizes}) > 1]
-    requests, labels = [], []
+    requests = []
     for settings, change in product(sizes, [(), *changed]):
         optimizations = tuple((name, dict(knobs)) for name, knobs in change)
         several = ", ".join(_workload_label(knob, settings) for knob in varied)
         label = ": ".join(filter(None, (several, _label(change, changed, listing))))
         requests.append(replace(base, settings=settings, optimizations=optimizations, label=label))
-        labels.append(label)
-    return RunRequests(tuple(requests), tuple(labels), faults)
-
-
-def _count(form: FormFields, workload: Mapping[str, Any], listing: Mapping[str, Any]) -> int:
-    """Count the runs without making them: a form may hold a thousand values twice."""
-    sizes = prod(map(len, _values_by_knob(workload, form.knobs).values()))
-    changes = prod(
-        len(values)
-        for row in _chosen_rows(form, listing)
-        for values in _values_by_knob(row, _knobs_of(form, row["name"])).values()
-    )
-    return sizes * (1 + changes if form.chosen else 1)
+    return RunRequests(tuple(requests), tuple(request.label for request in requests), faults)
 
 
 def _chosen_rows(form: FormFields, listing: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -388,9 +362,8 @@ def _request(form: FormFields) -> Request:
     return Request.from_json({**fields_of_run, "keep_output": form.keep_output, "numerics": form.numerics})
 
 
-def _combinations(row: Mapping[str, Any], texts: Mapping[str, str]) -> Iterator[dict[str, str]]:
+def _combinations(row: Mapping[str, Any], values: Mapping[str, Sequence[str]]) -> Iterator[dict[str, str]]:
     """One for each combination of the values given, of knobs that differ from their defaults."""
-    values = _values_by_knob(row, texts)
     defaults = {knob["name"]: knob_text(knob["default"]) for knob in row["knobs"]}
     for chosen in product(*values.values()):
         yield {key: text for key, text in zip(values, chosen, strict=True) if text != defaults[key]}
@@ -406,8 +379,11 @@ def values_of(knob: Mapping[str, Any], text: str) -> list[str]:
         return [knob_text(choice) for choice in knob["choices"]]
     if knob["type"] == "text" and not knob["choices"]:
         return [text.strip()]
-    several = [part.strip() for part in text.split(",") if part.strip()]
-    return list(dict.fromkeys(several)) or [knob_text(knob["default"])]
+    return list(dict.fromkeys(_split(text))) or [knob_text(knob["default"])]
+
+
+def _split(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def _label(
@@ -426,13 +402,13 @@ def _label(
     for at, (name, knobs) in enumerate(chosen):
         row = rows[name]
         varied = {key for one in all_chosen for key in one[at][1]}
-        varied_knobs = [knob for knob in row["knobs"] if knob["name"] in varied]
-        knob_texts = [
-            label_of_value(knob["name"], knobs.get(knob["name"], knob_text(knob["default"])), knob.get("says", ""))
-            for knob in varied_knobs
+        varied_knobs = [(knob["name"], knob) for knob in row["knobs"] if knob["name"] in varied]
+        texts = [
+            label_of_value(key, knobs.get(key, knob_text(knob["default"])), knob.get("says", ""))
+            for key, knob in varied_knobs
         ]
-        alone = len(varied_knobs) == 1 and varied_knobs[0].get("says")
-        parts.append(knob_texts[0] if alone else ", ".join([row["title"], *knob_texts]))
+        alone = len(varied_knobs) == 1 and varied_knobs[0][1].get("says")
+        parts.append(texts[0] if alone else ", ".join([row["title"], *texts]))
     together = " + ".join(parts)
     return together[:1].upper() + together[1:]
 
@@ -473,9 +449,8 @@ def search_order(fields: Mapping[str, Any], requests: RunRequests) -> SearchOrde
 def without_effect(form: FormFields, listing: Mapping[str, Any]) -> dict[str, str]:
     """Return, by name, why an optimization that is off would have no effect."""
     modes, workload = modes_of(form, listing), _row(listing["workloads"], form.workload)
-    rows = [row for row in listing["optimizations"] if row["name"] not in form.chosen]
-    reasons = {row["name"]: reason_by_model(row, workload, modes) for row in rows}
-    return {name: reason for name, reason in reasons.items() if reason}
+    reasons = {row["name"]: reason_by_model(row, workload, modes) for row in listing["optimizations"]}
+    return {name: reason for name, reason in reasons.items() if reason and name not in form.chosen}
 
 
 def changed(

@@ -33,7 +33,7 @@ from memviz.ui.run.form import (
     values_of,
     without_effect,
 )
-from memviz.units import bytes_text, count_text, counted
+from memviz.units import bytes_text, count_text, counted, delta_text
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,7 @@ _STEP = (
     ),
 )
 _HOST = _Field("host_memory", "Host memory", help="Host memory, such as 64GiB, to check the fit", placeholder="any")
+_MEMORY = _Field("memory", "Memory", "", (), "48GiB, or a card with another memory: RTX 4090, 48GiB", FIRST_MEMORY)
 _SEARCH = (
     _Field("fit:keep", "Must not change", "outputs", SEARCH_KEEPS),
     _Field("fit:largest", "Also find", "", SEARCH_LARGEST),
@@ -123,10 +124,13 @@ _AXES = (
         "Keep shards, their gradients and optimizer states in pinned host memory (CPUOffloadPolicy)",
     ),
 )
-_GPU_COUNTS = (1, 2, 3, 4, 6, 8, 16, 32, 64, 128, 256, 512, 1024)
-_PARALLEL_HELP = (
+_GPUS = _Field(
+    PREFIX + GPUS,
+    "GPUs",
+    "1",
+    tuple((str(count), count_text(count)) for count in (1, 2, 3, 4, 6, 8, 16, 32, 64, 128, 256, 512, 1024)),
     "FSDP2 shards block by block, DDP copies, DTensor splits matrices, 1F1B runs stages. The batch is per GPU; "
-    "one rank per class of equal ranks is predicted. Without an axis, the search tries all."
+    "one rank per class of equal ranks is predicted. Without an axis, the search tries all.",
 )
 _FIRST = ("mode", "batch", "frames", "height", "width", "sequence", "tokens", "dtype", "size", "activation", "layers")
 """Knobs that are always visible, in this order; the others are folded."""
@@ -137,8 +141,7 @@ _CLAIMS = {
     "training": ("≈", "Outputs stay the same for the same weights; training takes another path."),
     "lossy": ("≠", "Outputs change."),
 }
-_SET_BY_THE_WORKLOAD = ("micro_batches",)
-"""Knobs of optimizations whose own default would be shown while the workload's number runs."""
+
 # Labels of knobs and values: the field's terms, where their own name is not one.
 TERMS: Mapping[str, str] = json.loads(Path(__file__).with_name("terms.json").read_text(encoding="utf-8"))
 _LONGEST_CHIP = 32
@@ -229,7 +232,9 @@ def _model_fields(form: FormFields, row: Mapping[str, Any], listing: Mapping[str
         fields.append(_OPTIMIZER.html(form.options.get("optimizer")))
     more = [
         *(_knob("w", knob, form.knobs.get(knob["name"])) for knob in rest),
-        *_parallel_fields(form),
+        _GPUS.html(form.parallel.get(GPUS)),
+        *(axis.html(form.parallel.get(axis.name.removeprefix(PREFIX))) for axis in _AXES),
+        tag("p", data_part="parallel", class_="mv-soft mv-several"),
         _HOST.html(form.options.get("host_memory")),
         *step,
         tag("fieldset", tag("legend", "Configuration search"), *search, grid, class_="mv-fit-fields"),
@@ -252,9 +257,8 @@ def _model_fields(form: FormFields, row: Mapping[str, Any], listing: Mapping[str
 
 def _price_list(form: FormFields, listing: Mapping[str, Any], prices: PriceList) -> list[Html]:
     rows = {row["name"]: row for row in listing["optimizations"]}
-    sort = button(
-        "by group" if prices.by_saving else "by saving", "sort", "mv-link", title="Change the order of this list"
-    )
+    order = "by group" if prices.by_saving else "by saving"
+    sort = button(order, "sort", "mv-link", title="Change the order of this list")
     head = tag(
         "p",
         tag("b", "Optimizations"),
@@ -273,29 +277,21 @@ def _price_list(form: FormFields, listing: Mapping[str, Any], prices: PriceList)
     if prices.by_saving:
         saved = {name: price.reserved_bytes for name, price in prices.prices.items() if price}
         # What cannot be used comes last.
-        order = sorted(rows, key=lambda name: 1 << 62 if (change := saved.get(name)) is None else change)
-        return [head, *(_optimization(rows[name], form) for name in order), idle]
+        names = sorted(rows, key=lambda name: 1 << 62 if (change := saved.get(name)) is None else change)
+        return [head, *(_optimization(rows[name], form) for name in names), idle]
     groups: dict[str, list[Html]] = {}
     for row in sorted(rows.values(), key=lambda row: int(row["offered"])):
         groups.setdefault(row["group"], []).append(_optimization(row, form))
-    fieldsets = (
-        tag("fieldset", tag("legend", title), *members, class_="mv-price-group") for title, members in groups.items()
-    )
+    fieldsets = [
+        tag("fieldset", tag("legend", title), *rows, class_="mv-price-group") for title, rows in groups.items()
+    ]
     return [head, *fieldsets, idle]
 
 
 def config_field_html(text: str) -> Html:
     hub = ", or owner/model of the Hugging Face hub" if hub_is_on() else ""
-    area = tag(
-        "textarea",
-        text,
-        name_="config",
-        rows="5",
-        spellcheck="false",
-        autocomplete="off",
-        placeholder=f'{{"model_type": "llama", ...}}{hub}',
-        data_dropped=True,
-    )
+    typed = {"name_": "config", "rows": "5", "spellcheck": "false", "autocomplete": "off", "data_dropped": True}
+    area = tag("textarea", text, placeholder=f'{{"model_type": "llama", ...}}{hub}', **typed)
     chooser = tag("input", type="file", accept=".json,application/json", data_reads="config", aria_label="Choose it")
     return joined(
         labelled(f"Its {CONFIG}: paste it, drop it here, or choose it{hub}", area),
@@ -342,34 +338,14 @@ def _card_field(form: FormFields, cards: Sequence[Mapping[str, Any]]) -> list[Ht
     groups = [tag("optgroup", *option, label=kind or "Cards") for kind, option in kinds.items()]
     is_other = form.card not in ("", *(card["name"] for card in cards))
     groups.append(tag("option", "Other: give its memory", value=OTHER_CARD, selected=is_other))
-    memory = _Field(
-        "memory", "Memory", help="48GiB, or a card with another memory: RTX 4090, 48GiB", placeholder=FIRST_MEMORY
-    )
-    return [
-        labelled("Card", tag("select", *groups, name_="card")),
-        memory.html("" if form.card == OTHER_CARD else form.card) if is_other else Html(""),
-    ]
-
-
-def _parallel_fields(form: FormFields) -> list[Html]:
-    counts = [(str(count), count_text(count)) for count in _GPU_COUNTS]
-    gpus = menu(PREFIX + GPUS, form.parallel.get(GPUS, "1"), counts)
-    axes = [axis.html(form.parallel.get(axis.name.removeprefix(PREFIX))) for axis in _AXES]
-    return [
-        labelled("GPUs", gpus, fault_place(PREFIX + GPUS), title=_PARALLEL_HELP),
-        *axes,
-        tag("p", data_part="parallel", class_="mv-soft mv-several"),
-    ]
+    memory = _MEMORY.html("" if form.card == OTHER_CARD else form.card) if is_other else Html("")
+    return [labelled("Card", tag("select", *groups, name_="card")), memory]
 
 
 def _optimization(row: Mapping[str, Any], form: FormFields) -> Html:
     """One line of the price list; its knobs open in place."""
     name, on = row["name"], row["name"] in form.chosen
-    knobs = [
-        _knob(f"o:{name}", knob, form.their_knobs.get((name, knob["name"])))
-        for knob in row["knobs"]
-        if knob["name"] not in _SET_BY_THE_WORKLOAD
-    ]
+    knobs = [_knob(f"o:{name}", knob, form.their_knobs.get((name, knob["name"]))) for knob in _own_knobs(row)]
     mark, meaning = _CLAIMS[row["claim"]]
     box = tag("input", type="checkbox", role="switch", name_=f"o:{name}", checked=on)
     chip = tag(
@@ -389,9 +365,14 @@ def _optimization(row: Mapping[str, Any], form: FormFields) -> Html:
     )
 
 
+def _own_knobs(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the knobs without one whose own default would be shown while the workload's number runs."""
+    return [knob for knob in row["knobs"] if knob["name"] != "micro_batches"]
+
+
 def _chip_text(row: Mapping[str, Any], form: FormFields) -> str:
     """Values that differ from the defaults, or else the first one."""
-    knobs = [knob for knob in row["knobs"] if knob["name"] not in _SET_BY_THE_WORKLOAD]
+    knobs = _own_knobs(row)
     values = {knob["name"]: form.their_knobs.get((row["name"], knob["name"])) for knob in knobs}
     changed = [knob for knob in knobs if values[knob["name"]] not in (None, knob_text(knob["default"]))]
     texts = []
@@ -440,8 +421,7 @@ def _price_html(prices: PriceList, price: Price | None, largest: int, *, is_on: 
 
 
 def change_text(count: int) -> str:
-    sign = "" if not count else "\N{MINUS SIGN}" if count < 0 else "+"
-    return f"{sign}{bytes_text(abs(count))}"
+    return delta_text(count) if count else bytes_text(count)
 
 
 def buttons_html(form: FormFields, requests: RunRequests, listing: Mapping[str, Any]) -> Html:

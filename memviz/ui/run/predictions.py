@@ -105,9 +105,8 @@ class Predictions:
             except OSError:
                 shutil.copyfile(file, copy)
             remember(self._complete, _key(variant.request), replace(variant, file=copy))
-            total = sum(
-                kept.file.stat().st_size for kept in self._complete.values() if kept.file and kept.file.exists()
-            )
+            files = [kept.file for kept in self._complete.values() if kept.file is not None]
+            total = sum(file.stat().st_size for file in files if file.exists())
             while len(self._complete) > _MOST_TRACES or (total > _MOST_TRACE_BYTES and len(self._complete) > 1):
                 _, gone = self._complete.popitem(last=False)
                 if gone.file is not None and gone.file.exists():
@@ -143,16 +142,17 @@ class Predictions:
 
     def with_checks(self, variants: Sequence[Variant]) -> tuple[Variant, ...]:
         """Return the variants with the output checks that were made in the background."""
-        return tuple(map(self._with_check, variants))
-
-    def _with_check(self, variant: Variant) -> Variant:
-        if variant.run is None or variant.run.numerics is not None or variant.request.on == "cuda":
-            return variant
-        with self._lock:
-            numerics = self._checks.get(request_key(variant.request))
-        # A live answer leaves the check to the background, but its command should make it.
-        command = command_of(replace(variant.run.request, numerics=True))
-        return replace(variant, run=replace(variant.run, numerics=numerics, command=command))
+        checked = []
+        for variant in variants:
+            run = variant.run
+            if run is not None and run.numerics is None and variant.request.on != "cuda":
+                with self._lock:
+                    numerics = self._checks.get(request_key(variant.request))
+                # A live answer leaves the check to the background, but its command should make it.
+                command = command_of(replace(run.request, numerics=True))
+                variant = replace(variant, run=replace(run, numerics=numerics, command=command))
+            checked.append(variant)
+        return tuple(checked)
 
     # -- in the background
 
@@ -163,17 +163,14 @@ class Predictions:
         shipped = {price.name: price for price in load_prices(base) or ()}
         prices: dict[str, Price | None] = {}
         for one in price_requests(base, listing):
+            figures = self._figures_of(one.request) if one.request is not None else None
             if one.request is None:
                 prices[one.name] = one.price
-                continue
-            figures = self._figures_of(one.request)
-            if run is not None and figures is not None:
-                if figures.run is None:
-                    prices[one.name] = refused_price(one.name, figures.phase)
-                else:
-                    # Where it is on, what it has changed.
-                    pair = (figures.run, run) if one.is_on else (run, figures.run)
-                    prices[one.name] = price_of(one.name, *pair)
+            elif run is not None and figures is not None and figures.run is None:
+                prices[one.name] = refused_price(one.name, figures.phase)
+            elif run is not None and figures is not None and figures.run is not None:
+                # Where it is on, what it has changed.
+                prices[one.name] = price_of(one.name, *((figures.run, run) if one.is_on else (run, figures.run)))
             elif one.name in shipped:
                 prices[one.name] = shipped[one.name]
             else:
@@ -193,12 +190,18 @@ class Predictions:
     ) -> Iterator[None]:
         """Check the outputs of what was answered, then predict what prices need. Yield after each of these.
 
-        Stored prices are predicted too, last: their figures answer the next switch at once. What is left ends with
-        the page, since no other page asks for it.
+        What is left ends with the page, since no other page asks for it.
         """
         self.leave(owner)
-        requests = list(self._unchecked(answered)) if checks else []
+        requests = []
+        for variant in answered if checks else ():
+            if variant.run is not None and variant.request.optimizations and variant.request.on != "cuda":
+                with self._lock:
+                    is_checked = request_key(variant.request) in self._checks
+                if not is_checked and variant.run.numerics is None:
+                    requests.append(replace(plain(variant.request), numerics=True))
         if self.known(base) is not None:
+            # Stored prices are predicted too, last: their figures answer the next switch at once.
             shipped = {price.name for price in load_prices(base) or ()}
             for one in sorted(price_requests(base, listing), key=lambda one: one.name in shipped):
                 if one.request is None or request_key(one.request) in self._unpriced:
@@ -233,7 +236,7 @@ class Predictions:
                 for number, variant in enumerate(status.variants):
                     if variant.is_over and (order, number) not in noted:
                         noted.add((order, number))
-                        self._keep_background_failure(variant)
+                        self.keep_failure(variant, in_background=True)
                         is_new = True
                 if status.is_over:
                     del seen[order]
@@ -241,33 +244,20 @@ class Predictions:
                 is_new, yielded = False, time.monotonic()
                 yield
 
-    def keep_failure(self, variant: Variant) -> None:
-        """Remember what cannot be predicted, except where its owner went on to something else."""
-        if variant.state == "failed" and variant.what == "refused":
-            with self._lock:
-                remember(self._figures, request_key(variant.request), replace(variant, file=None))
-
-    def _keep_background_failure(self, variant: Variant) -> None:
-        """Remember a failed price, or a failed check, whose figures stay."""
+    def keep_failure(self, variant: Variant, *, in_background: bool = False) -> None:
+        """Remember what cannot be predicted, except where its owner went on; of the background also what failed."""
         if variant.state != "failed" or variant.what == "cancelled":
             return
-        key = request_key(variant.request)
+        key, is_late = request_key(variant.request), variant.what == "timeout"
         with self._lock:
-            if variant.request.numerics:
-                error = "the check took too long" if variant.what == "timeout" else variant.phase or variant.what
+            if in_background and variant.request.numerics:
+                # The figures stay.
+                error = "the check took too long" if is_late else variant.phase or variant.what
                 remember(self._checks, key, {"error": error})
-            elif variant.what != "refused":
-                remember(self._unpriced, key, "took too long" if variant.what == "timeout" else "prediction failed")
-        if not variant.request.numerics:
-            self.keep_failure(variant)
-
-    def _unchecked(self, answered: Sequence[Variant]) -> Iterator[Request]:
-        for variant in answered:
-            if variant.run is not None and variant.request.optimizations and variant.request.on != "cuda":
-                with self._lock:
-                    is_checked = request_key(variant.request) in self._checks
-                if not is_checked and variant.run.numerics is None:
-                    yield replace(plain(variant.request), numerics=True)
+            elif variant.what == "refused":
+                remember(self._figures, key, replace(variant, file=None))
+            elif in_background:
+                remember(self._unpriced, key, "took too long" if is_late else "prediction failed")
 
     def leave(self, owner: str) -> None:
         """Stop prices that are still to be predicted. The processes stay."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gradio as gr
@@ -37,11 +37,7 @@ def build(answers: RunAnswers) -> None:
     inputs = [workload, settings, optimizations, card]
 
     async def run(
-        workload: str,
-        settings: dict[str, Any],
-        optimizations: list[dict[str, Any]],
-        card: str,
-        request: gr.Request,
+        workload: str, settings: dict[str, Any], optimizations: list[dict[str, Any]], card: str, request: gr.Request
     ) -> dict[str, Any]:
         """Predicts the memory of a model with optimizations on a card; as `python -m memviz run --json` does.
 
@@ -89,10 +85,20 @@ async def predict_run(
     names = [workload["name"] for workload in listing["workloads"]]
     if workload not in names:
         raise UsageError(f"There is no workload {workload}. Choose one of {', '.join(names)}.")
-    # A configuration may have to be fetched.
-    settings, config = await asyncio.to_thread(_split_config, workload, settings)
-    knobs, chosen = _knobs(settings, "settings"), tuple(_chosen(optimizations))
-    request = Request(workload, knobs, chosen, "predict", card or DEFAULT_CARD, config=config)
+    config = ""
+    if workload == CONFIG and isinstance(settings, Mapping):
+        value = settings.get("config", "")
+        # It may have to be fetched.
+        config, wrong = await asyncio.to_thread(config_of, value if isinstance(value, str) else json.dumps(value))
+        if wrong:
+            raise UsageError(wrong)
+        settings = {key: value for key, value in settings.items() if key != "config"}
+    knobs = _knobs(settings, "settings")
+    if not isinstance(optimizations, list) or len(optimizations) > _MOST_TEXTS:
+        raise UsageError('optimizations must be a list, such as [{"name": "checkpointing", "every": 2}].')
+    chosen = [_knobs(item, "optimizations") for item in optimizations]
+    named = tuple((texts.pop("name", ""), texts) for texts in chosen)
+    request = Request(workload, knobs, named, "predict", card or DEFAULT_CARD, config=config)
     status = answers.scheduler.submit([request], [""], owner=owner, replaces=False)
     try:
         while not status.is_over and is_there():
@@ -104,17 +110,6 @@ async def predict_run(
     if variant.run is None or variant.state == "failed":
         raise UnfinishedRun(variant.phase or "The run was stopped before it finished.")
     return run_json(variant.run)
-
-
-def _split_config(workload: str, settings: object) -> tuple[object, str]:
-    """The settings, and the configuration among them where that is the workload."""
-    if workload != CONFIG or not isinstance(settings, Mapping):
-        return settings, ""
-    value = settings.get("config", "")
-    config, wrong = config_of(value if isinstance(value, str) else json.dumps(value))
-    if wrong:
-        raise UsageError(wrong)
-    return {key: value for key, value in settings.items() if key != "config"}, config
 
 
 def _knobs(value: object, name: str) -> dict[str, str]:
@@ -133,13 +128,3 @@ def _knobs(value: object, name: str) -> dict[str, str]:
 
 def _text(value: object) -> str:
     return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _chosen(value: object) -> Sequence[tuple[str, dict[str, str]]]:
-    if not isinstance(value, list) or len(value) > _MOST_TEXTS:
-        raise UsageError('optimizations must be a list, such as [{"name": "checkpointing", "every": 2}].')
-    chosen_knobs = []
-    for item in value:
-        knobs = _knobs(item, "optimizations")
-        chosen_knobs.append((knobs.pop("name", ""), knobs))
-    return chosen_knobs

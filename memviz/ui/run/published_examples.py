@@ -8,7 +8,7 @@ from typing import Any
 
 from memviz.runner.jobs.worker_process import rows_of
 from memviz.text import Html, tag
-from memviz.ui.html.elements import button, table
+from memviz.ui.html.elements import button, number, table
 
 STORIES: Mapping[str, Mapping[str, Any]] = {
     "split-feed-forward": {
@@ -142,9 +142,7 @@ def published_table_html(
     for row in rows or ():
         change = row["difference_percent"]
         texts = ["–" if row[key] is None else f"{row[key]:.3f}" for key in ("published", "ours")]
-        numbers = [
-            tag("td", text, class_="mv-number") for text in (*texts, "" if change is None else f"{change:+.2f} %")
-        ]
+        numbers = map(number, (*texts, "" if change is None else f"{change:+.2f} %"))
         note = tag("td", row["note"], class_="mv-soft")
         body.append(tag("tr", tag("td", row["case"]), tag("td", row["figure"]), *numbers, note))
     status = tag("p", fault, class_="mv-fault", role="alert") if fault else Html("")
@@ -153,11 +151,5 @@ def published_table_html(
     return tag("section", title, table(_TABLE_HEADS, body) if body else "", status)
 
 
-_TABLE_HEADS = (
-    ("Case", None),
-    ("Figure", None),
-    ("Published", "mv-number"),
-    ("Ours", "mv-number"),
-    ("Difference", "mv-number"),
-    ("", None),
-)
+_FIGURES = ("Published", "Ours", "Difference")
+_TABLE_HEADS = (("Case", None), ("Figure", None), *((name, "mv-number") for name in _FIGURES), ("", None))

@@ -32,6 +32,7 @@ from memviz.runner.prices import run_cost
 from memviz.runner.request import RankClass, Run, file_of_rank
 from memviz.text import Html, cut, joined, rounded, tag
 from memviz.ui.html.elements import button, fault_place, table
+from memviz.ui.html.elements import number as number_cell
 from memviz.ui.html.labels import RESERVED_KEYS, colour_style, mark
 from memviz.ui.payloads.timelines import LinkedTrace
 from memviz.ui.run.differences import differences_html
@@ -42,14 +43,6 @@ from memviz.units import bytes_text, count_text, duration_text, work_text
 
 _MOST = 64
 _FITS = {"yes": ("✓ ", "fits", "mv-good"), "no": ("✗ ", "does not fit", "mv-bad"), "close": ("≈ ", "close", "mv-warn")}
-_CLASS_HEADS = (
-    ("Ranks", None),
-    ("allocated", "mv-number"),
-    ("reserved", "mv-number"),
-    ("weights", "mv-number"),
-    ("", None),
-    ("", None),
-)
 
 
 def rank_classes_html(variant: Variant, number: int) -> Html:
@@ -59,36 +52,36 @@ def rank_classes_html(variant: Variant, number: int) -> Html:
         return Html("")
     fullest = sorted(run.classes, key=lambda one: -one.peak_reserved_bytes)
     rows = [_class_row(one, run, variant.file, number) for one in fullest[:_MOST]]
+    count, classes = count_text(gpus_of(run)), len(run.classes)
+    text = f"Predicted: one rank for all {count}, which take the same memory."
+    if classes > 1:
+        more = f" The {_MOST} fullest classes are shown." if classes > _MOST else ""
+        text = (
+            f"Predicted: one rank of each of {count_text(classes)} classes that take the same memory; what stands "
+            f"above is of rank {count_text(run.rank or 0)}, which reserves most of {count}.{more}"
+        )
+    heads = (
+        ("Ranks", None),
+        *((name, "mv-number") for name in ("allocated", "reserved", "weights")),
+        *[("", None)] * 2,
+    )
     return tag(
         "section",
         tag("h2", f"Ranks: {cut(variant.label)}", class_="mv-h2"),
-        tag("p", _classes_text(run), class_="mv-soft"),
-        table(_CLASS_HEADS, rows, "mv-table mv-rank-classes"),
-    )
-
-
-def _classes_text(run: Run) -> str:
-    count, classes = count_text(gpus_of(run)), len(run.classes)
-    if classes == 1:
-        return f"Predicted: one rank for all {count}, which take the same memory."
-    more = f" The {_MOST} fullest classes are shown." if classes > _MOST else ""
-    return (
-        f"Predicted: one rank of each of {count_text(classes)} classes that take the same memory; what stands above is "
-        f"of rank {count_text(run.rank or 0)}, which reserves most of {count}.{more}"
+        tag("p", text, class_="mv-soft"),
+        table(heads, rows, "mv-table mv-rank-classes"),
     )
 
 
 def _class_row(one: RankClass, run: Run, file: Path | None, number: int) -> Html:
     sizes = (one.peak_allocated_bytes, one.peak_reserved_bytes, one.weights_bytes)
-    figures = [tag("td", bytes_text(size), class_="mv-number") for size in sizes]
-    fits = _fits_cell(one.fit)
     text = cut(rank_list(one.ranks))
-    name = text[:1].upper() + text[1:]
     opens = Html("")
     if file is not None and file_of_rank(file, one.predicted_rank, run.rank).exists():
         label = f"Open the timeline of rank {one.predicted_rank}"
         opens = button("Open", "open", "mv-link", data_number=number, data_rank=one.predicted_rank, aria_label=label)
-    return tag("tr", tag("th", name, scope="row"), *figures, fits, tag("td", opens))
+    name = tag("th", text[:1].upper() + text[1:], scope="row")
+    return tag("tr", name, *(number_cell(bytes_text(size)) for size in sizes), _fits_cell(one.fit), tag("td", opens))
 
 
 def _fits_cell(fit: str) -> Html:
@@ -125,9 +118,9 @@ def _commands(variant: Variant) -> Html:
     run = variant.run
     if run is None:
         return Html("")
-    parts = [code_html(f"On the command line: {cut(variant.label)}", run.command)]
-    if run.code:
-        parts.insert(0, code_html(f"In your own script: {cut(variant.label)}", run.code))
+    label = cut(variant.label)
+    parts = [code_html(f"In your own script: {label}", run.code)] if run.code else []
+    parts.append(code_html(f"On the command line: {label}", run.command))
     if run.library_code:
         parts.insert(1, code_html("With libraries", run.library_code))
     return tag(
@@ -162,10 +155,8 @@ def results_html(status: OrderStatus, shown: int, *, has_code: bool = True) -> H
     )
 
 
-def head_html(status: OrderStatus | None) -> Html:
-    """The verdict, and what the figures are of."""
-    if status is None:
-        return Html("")
+def head_html(status: OrderStatus) -> Html:
+    """The verdict, and in one line for which card, and how far a prediction may be off; `_notes_html` has the rest."""
     best = variants_headline(status.variants)
     headline = best.headline
     if not headline.answer:
@@ -175,8 +166,17 @@ def head_html(status: OrderStatus | None) -> Html:
     is_too_much = run is not None and run.fit is not None and run.fit.word == "no"
     kind = "mv-verdict mv-does-not-fit" if is_too_much else "mv-verdict"
     title = tag("h1", headline.answer, " ", tag("span", headline.reason), class_=kind)
-    warnings = dict.fromkeys(text for variant in status.variants if variant.run for text in variant.run.warnings)
-    return tag("header", title, _facts(status), *(tag("p", text, class_="mv-note mv-warning") for text in warnings))
+    runs = [variant.run for variant in status.variants if variant.run is not None]
+    if not runs:
+        return tag("header", title)
+    where = "predicted for" if runs[0].mode == "predicted" else "measured on"
+    facts = [tag("span", f"{where} {short_name(runs[0].device)}", title=f"Counted: {runs[0].window}")]
+    if errors := [run.expected_error for run in runs if run.expected_error]:
+        error = max(errors, key=lambda one: (one.is_lower_bound, not one.covered, one.share))
+        facts.append(tag("span", _error_text(error), title=error.sentence))
+    warnings = dict.fromkeys(text for run in runs for text in run.warnings)
+    notes = [tag("p", text, class_="mv-note mv-warning") for text in warnings]
+    return tag("header", title, tag("p", *facts, class_="mv-facts"), *notes)
 
 
 def progress_text(status: OrderStatus) -> str:
@@ -186,20 +186,6 @@ def progress_text(status: OrderStatus) -> str:
         return f"Waiting for the device: {count_text(status.before)} {others} of others first."
     now = next((f": {each.label}, {each.phase}" for each in status.variants if each.state == "running"), "")
     return f"Running variant {min(done + 1, len(status.variants))} of {len(status.variants)}{now}"
-
-
-def _facts(status: OrderStatus) -> Html:
-    """One line: for which card, and how far a prediction may be off; `_notes_html` has the rest."""
-    runs = [variant.run for variant in status.variants if variant.run is not None]
-    if not runs:
-        return Html("")
-    where = "predicted for" if runs[0].mode == "predicted" else "measured on"
-    parts = [tag("span", f"{where} {short_name(runs[0].device)}", title=f"Counted: {runs[0].window}")]
-    errors = [run.expected_error for run in runs if run.expected_error]
-    if errors:
-        error = max(errors, key=lambda one: (one.is_lower_bound, not one.covered, one.share))
-        parts.append(tag("span", _error_text(error), title=error.sentence))
-    return tag("p", *parts, class_="mv-facts")
 
 
 def _error_text(error: ExpectedError) -> str:
@@ -237,9 +223,7 @@ def variants_table(variants: Sequence[Variant], shown: int) -> Html:
         ("Compute", "mv-number"),
         (f"{step[:1].upper()}{step[1:]}{' (est.)' if is_estimated else ''}", "mv-number"),
     )
-    rows = [
-        _row(variants, number, is_shown=number == shown, is_marked=not is_estimated) for number in range(len(variants))
-    ]
+    rows = [_row(variants, at, is_shown=at == shown, is_marked=not is_estimated) for at in range(len(variants))]
     return tag("div", table(heads, rows, "mv-table mv-variants"), class_="mv-variants-frame")
 
 
@@ -247,13 +231,25 @@ def _row(variants: Sequence[Variant], number: int, *, is_shown: bool, is_marked:
     """With `is_marked` an estimated time says that it is one."""
     variant, at = variants[number], base_of(variants, number)
     run, base = variant.run, None if at == number else variants[at].run
-    cells = [_state(variant, number)]
     if run is not None and variant.state != "failed":
         cells = _cells(variant, run, base, _predicted(variants, variant), is_marked=is_marked)
+    elif variant.state == "failed":
+        cells = [_failed(variant, number)]
+    elif variant.state == "waiting":
+        cells = [tag("td", tag("small", "waiting"), colspan=6)]
+    else:
+        cells = [tag("td", tag("small", f"{variant.phase} …", class_="mv-phase"), colspan=6)]
     rank = tag("small", rank_text(run)) if run is not None and rank_text(run) else Html("")
     # Beside one variant the baseline is drawn already, so there is nothing to choose.
     is_beside = len(variants) == 2 and at == number and not is_shown
-    name = tag("span", cut(variant.label)) if is_beside else _chooser(variant, number, is_shown)
+    if is_beside:
+        name = tag("span", cut(variant.label))
+    elif run is None:
+        name = tag("b", cut(variant.label), title=variant.label)
+    else:
+        title = f"{variant.label}: show its timeline, outputs and code"
+        pressed = {"aria_pressed": "true" if is_shown else "false", "title": title}
+        name = button(cut(variant.label), "choose", "mv-choose", data_number=number, **pressed)
     acts = _actions(variant, number, is_baseline=at == number, is_shown=is_shown)
     actions = tag("small", *acts, class_="mv-variant-actions") if acts else Html("")
     return tag(
@@ -297,23 +293,18 @@ def _cells(variant: Variant, run: Run, base: Run | None, predicted: Run | None, 
     outputs = [tag("small", cut(variant.amiss, _MOST_WORDS), class_="mv-amiss")] if variant.amiss else []
     if variant.state == "running":
         outputs.append(tag("small", f"{variant.phase} …", class_="mv-phase"))
+    likely = None
+    if run.expected_error is not None:
+        least, most = run.expected_error.reserved_interval(reserved_bytes(run))
+        likely = f"Likely reserved: {bytes_text(least)} to {bytes_text(most)}" if most > least else None
     return [
-        tag("td", *reserved, class_="mv-number", title=_interval_text(run)),
+        number_cell(*reserved, title=likely),
         tag("td", _fit(run)),
         tag("td", _output_html(run, base), *outputs),
-        tag("td", *allocated, class_="mv-number"),
-        tag("td", work_text(run.flops) if run.flops else "–", tag("small", change), class_="mv-number"),
-        tag("td", *_time(run, is_marked=is_marked), class_="mv-number"),
+        number_cell(*allocated),
+        number_cell(work_text(run.flops) if run.flops else "–", tag("small", change)),
+        number_cell(*_time(run, is_marked=is_marked)),
     ]
-
-
-def _chooser(variant: Variant, number: int, is_shown: bool) -> Html:
-    """A button that shows the variant beside the baseline, with its code and command."""
-    if variant.run is None:
-        return tag("b", cut(variant.label), title=variant.label)
-    title = f"{variant.label}: show its timeline, outputs and code"
-    pressed = "true" if is_shown else "false"
-    return button(cut(variant.label), "choose", "mv-choose", data_number=number, aria_pressed=pressed, title=title)
 
 
 def _actions(variant: Variant, number: int, *, is_baseline: bool, is_shown: bool) -> list[Html]:
@@ -329,17 +320,7 @@ def _actions(variant: Variant, number: int, *, is_baseline: bool, is_shown: bool
     return actions
 
 
-def _interval_text(run: Run) -> str | None:
-    """The least and the most bytes that are expected to be reserved, where these differ."""
-    if run.expected_error is None:
-        return None
-    least, most = run.expected_error.reserved_interval(reserved_bytes(run))
-    return f"Likely reserved: {bytes_text(least)} to {bytes_text(most)}" if most > least else None
-
-
 def _open_button(label: str, variant: Variant, number: int) -> Html:
-    if variant.file is None:
-        return Html("")
     return button(label, "open", "mv-link", data_number=number, aria_label=f"{label}: {variant.label}")
 
 
@@ -393,15 +374,6 @@ def _output_html(run: Run, base: Run | None) -> Html:
     return tag("span", cut(short), class_=kind, title=sentence)
 
 
-def _state(variant: Variant, number: int) -> Html:
-    """Return the phase of a variant without results, or its failure."""
-    if variant.state == "waiting":
-        return tag("td", tag("small", "waiting"), colspan=6)
-    if variant.state == "running":
-        return tag("td", tag("small", f"{variant.phase} …", class_="mv-phase"), colspan=6)
-    return _failed(variant, number)
-
-
 _ENDS = {
     "cancelled": "cancelled",
     "refused": "not run",
@@ -420,7 +392,7 @@ def _failed(variant: Variant, number: int) -> Html:
     ]
     if variant.where and variant.what in ("exception", "killed"):
         parts.append(tag("details", tag("summary", "Where"), tag("pre", cut(variant.where, 4 * _MOST_WORDS))))
-    if variant.run is None:
+    if variant.run is None and variant.file is not None:
         parts.append(_open_button("Open what was recorded", variant, number))
     return tag("td", *parts, colspan=6, role="alert" if variant.what != "cancelled" else None)
 
@@ -441,11 +413,7 @@ def kept_runs_value(runs: Sequence[KeptRun], fault: str = "") -> dict[str, Any]:
 
 
 _KEPT_HEADS = (
-    ("Name", None),
-    ("Workload", None),
-    ("Allocated", "mv-number"),
-    ("Reserved", "mv-number"),
-    ("Fits", None),
+    *(("Name", None), ("Workload", None), ("Allocated", "mv-number"), ("Reserved", "mv-number"), ("Fits", None)),
     (tag("span", "Actions", class_="mv-hidden"), None),
 )
 _ACTS = (("Open", "reopen"), ("Rename", "rename"), ("Delete", "delete"))
@@ -455,21 +423,15 @@ def _kept_run_cells(stored: KeptRun) -> list[Html]:
     name = tag("input", type="text", name_=f"name:{stored.id}", value=stored.name, aria_label=f"Name of {stored.name}")
     run = stored.run
     where = f"{run.mode} {'for' if run.mode == 'predicted' else 'on'} {run.device}"
-    earlier = "Made by an earlier version. Open it for its peak."
-    return [
-        tag("td", name),
-        tag("td", f"{run.request.workload}, {where}"),
-        *(_kept_figures(run) if stored.is_current else [tag("td", earlier, colspan=3, class_="mv-soft")]),
-        tag("td", *(button(text, act, data_id=stored.id, aria_label=f"{text} {stored.name}") for text, act in _ACTS)),
-    ]
-
-
-def _kept_figures(run: Run) -> list[Html]:
-    """The peaks of the timeline; beside them what is reserved on the card, where less is."""
-    squeezed = reserved_on_card(run)
-    limited = tag("small", f" on the card {bytes_text(squeezed)}") if squeezed is not None else ""
-    return [
-        tag("td", rounded(run.peak_allocated_bytes), class_="mv-number"),
-        tag("td", rounded(run.peak_reserved_bytes), limited, class_="mv-number"),
-        _fits_cell("" if run.fit is None else "no" if run.fits_host is False else run.fit.word),
-    ]
+    figures = [tag("td", "Made by an earlier version. Open it for its peak.", colspan=3, class_="mv-soft")]
+    if stored.is_current:
+        # The peaks of the timeline; beside them what is reserved on the card, where less is.
+        squeezed = reserved_on_card(run)
+        limited = tag("small", f" on the card {bytes_text(squeezed)}") if squeezed is not None else ""
+        figures = [
+            number_cell(rounded(run.peak_allocated_bytes)),
+            number_cell(rounded(run.peak_reserved_bytes), limited),
+            _fits_cell("" if run.fit is None else "no" if run.fits_host is False else run.fit.word),
+        ]
+    buttons = [button(text, act, data_id=stored.id, aria_label=f"{text} {stored.name}") for text, act in _ACTS]
+    return [tag("td", name), tag("td", f"{run.request.workload}, {where}"), *figures, tag("td", *buttons)]

@@ -219,16 +219,10 @@ class RunTab:
         self.answers.searches.cancel(state.search)
         has_before = state.is_answered or bool(state.search)
         state = replace(state, order=begun.id, is_answered=has_before, search="", way=None)
-        first = {} if has_before else {"results": ""}
-        yield _values(
-            state=state,
-            form=self._form(state),
-            cards="",
-            fit="",
-            table=published_table_html(state.story, None),
-            progress="" if begun.is_over else progress_html("predicting …"),
-            **first,
-        )
+        values = {"state": state, "form": self._form(state), "cards": "", "fit": ""}
+        values |= {} if has_before else {"results": ""}
+        progress = "" if begun.is_over else progress_html("predicting …")
+        yield _values(**values, table=published_table_html(state.story, None), progress=progress)
         yield from self._followed(state, visitor, keeps=keeps)
 
     def _followed(self, state: RunState, visitor: str, *, keeps: bool = True) -> Iterator[list[Any]]:
@@ -248,8 +242,11 @@ class RunTab:
                 yield _values(progress=progress)
         if status is None or not status.is_over or status.is_left:
             return
-        yield _values(form=self._marked(state, status), kept=self._kept_value(visitor) if keeps else gr.skip())
         _, requests = self.answers.parse(state.fields)
+        form = self._form(state)
+        bad = next((variant for variant in status.variants if variant.what == "refused"), None)
+        form["faults"] |= dict(refused(requests, bad).faults) if bad else {}
+        yield _values(form=form, kept=self._kept_value(visitor) if keeps else gr.skip())
         for _ in self.answers.in_background(status, requests, visitor, presence()):
             yield _values(form=self._form(state), **self._answer_values(state, status, draws=False))
 
@@ -265,15 +262,6 @@ class RunTab:
         # Traces take time to read. The answer to a click in between was sent already, and this one would undo it.
         return values if self.answers.shown(status) == shown else self._answer_values(state, status, draws=draws)
 
-    def _marked(self, state: RunState, status: OrderStatus) -> dict[str, Any]:
-        """Mark the fields that the run refused."""
-        value = self._form(state)
-        bad = next((variant for variant in status.variants if variant.what == "refused"), None)
-        if bad is not None:
-            _, requests = self.answers.parse(state.fields)
-            value["faults"] |= dict(refused(requests, bad).faults)
-        return value
-
     @ends_without_change
     def _act_on_row(self, state: RunState, visitor: str, event: gr.EventData) -> Iterator[list[Any]]:
         """Show a variant beside the baseline, pin it, or take it out."""
@@ -284,13 +272,12 @@ class RunTab:
         if not number.isdigit() or status is None or int(number) >= len(status.variants):
             return
         variant = status.variants[int(number)]
-        pin = (replace(variant.request, label=""), variant.label)
         if act == "choose":
             self.answers.choose(order, int(number))
             yield _values(**(self._answer_values if state.order else self._best_values)(state, status))
         elif act == "pin" and len(state.pinned) < MOST_PINNED:
             fault = self.answers.keep_variant(status, int(number), visitor)
-            state = replace(state, pinned=(*state.pinned, pin))
+            state = replace(state, pinned=(*state.pinned, (replace(variant.request, label=""), variant.label)))
             yield _values(state=state, kept=self._kept_value(visitor, fault))
             yield from self._live(state, visitor)
         elif act == "unpin":
@@ -326,23 +313,19 @@ class RunTab:
                 progress="" if status.is_over else progress_html("searching …"),
                 **values,
             )
-        if status is not None and status.is_over:
-            yield from self._best_at_the_end(state, status, visitor, drawn)
-
-    def _best_at_the_end(
-        self, state: RunState, search: SearchStatus, visitor: str, drawn: str | None
-    ) -> Iterator[list[Any]]:
+        if status is None or not status.is_over:
+            return
         last = None
         # First the runs that are under way, which may be those of an earlier best.
         for _ in range(2):
-            last = self.answers.best_of(search, visitor)
+            last = self.answers.best_of(status, visitor)
             if last is None or last.id == drawn:
                 continue
             drawn = last.id
-            for status in self.answers.follow(last.id, presence()):
-                last = status
-                values = self._best_values(state, status) if status.is_over else {}
-                yield _values(progress="" if status.is_over else progress_html(progress_text(status)), **values)
+            for run in self.answers.follow(last.id, presence()):
+                last = run
+                values = self._best_values(state, run) if run.is_over else {}
+                yield _values(progress="" if run.is_over else progress_html(progress_text(run)), **values)
         if last is not None and last.is_over:
             _, requests = self.answers.parse(state.fields)
             for _ in self.answers.in_background(last, requests, visitor, presence()):
@@ -413,17 +396,15 @@ class RunTab:
     # -- traces that the page opens: the session then, and the tab to turn to
 
     def open_clicked_traces(self, session: Session, state: RunState, event: gr.EventData) -> tuple[Session, str]:
-        data = clicked(event)
-        act = data.get("act")
-        number, order = data.get("number", ""), self.answers.shown_order(state)
-        if act == "compare":
+        data, order = clicked(event), self.answers.shown_order(state)
+        number, rank = data.get("number", ""), data.get("rank", "")
+        if data.get("act") == "compare":
             return self.answers.opened(session, order), "compare"
-        if act == "open" and number.isdigit():
-            rank = data.get("rank", "")
-            if rank.isdigit():
-                return self.answers.opened_rank(session, order, int(number), int(rank)), "explore"
-            return self.answers.opened(session, order, [int(number)]), "explore"
-        return session, ID
+        if data.get("act") != "open" or not number.isdigit():
+            return session, ID
+        if rank.isdigit():
+            return self.answers.opened_rank(session, order, int(number), int(rank)), "explore"
+        return self.answers.opened(session, order, [int(number)]), "explore"
 
     def open_point(self, session: Session, state: RunState) -> tuple[Session, str]:
         """Open the trace of the search's point whose timeline was requested."""
@@ -475,14 +456,10 @@ def _page(answers: RunAnswers, state: RunState, status: OrderStatus) -> str:
     linked = tag("div", *places, legend, class_="mv-linked mv-run-timelines")
     body = tag("div", head, linked, found, results, class_="mv-what-if mv-run")
     columns = GENEROUS.columns // max(len(traces), 1)
-    saved = {
-        trace.key: {
-            "pieces": saved_pieces(*trace.pair, columns).pieces,
-            "sites": site_labels(*trace.pair),
-            "lights": {},
-        }
-        for trace in traces
-    }
+    saved: dict[str, Any] = {}
+    for trace in traces:
+        pieces = saved_pieces(*trace.pair, columns).pieces
+        saved[trace.key] = {"pieces": pieces, "sites": site_labels(*trace.pair), "lights": {}}
     data = {"run": timeline_values(traces, status)[: len(traces)], "traces": saved}
     return html_text(Document(variants_headline(status.variants).headline.answer, body, data=data))
 
