@@ -1,10 +1,16 @@
 """`record_function` ranges as intervals of events."""
 
+import io
+import json
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memviz.analysis.allocations import allocation, write_allocations
 from memviz.analysis.annotations import (
     NO_INTERVAL,
     Annotated,
@@ -14,9 +20,17 @@ from memviz.analysis.annotations import (
     interval_peaks,
     steps,
 )
+from memviz.analysis.comparing.changes import scores
+from memviz.analysis.findings.finding import FindingKind
+from memviz.analysis.lifetimes import has_times
+from memviz.analysis.overview import overview
+from memviz.analysis.purpose.phases import phase_name, phase_spans, step_name
 from memviz.analysis.timeline import timeline
-from memviz.trace.model import DeviceTrace, Trace
-from tests.traces import alloc, free, trace_of
+from memviz.trace.model import About, DeviceTrace, Trace
+from memviz.trace.write import snapshot_dict
+from memviz.ui.payloads.timelines import phase_bands
+from tests.analysis.training import logits_held_through_the_next_forward, of_kind
+from tests.traces import alloc, free, read, snapshot, trace_of
 
 Row = tuple[str, str, int]
 
@@ -162,3 +176,92 @@ def test_without_a_profiler_a_step_ends_where_the_first_optimizers_does():
 def test_a_trace_without_either_has_no_steps():
     trace = annotated_trace([("x", "START", 25)], [10, 20, 30])
     assert steps(trace, trace.devices[0]) == ()
+
+
+def noted(*names: str) -> Trace:
+    """Three steps, each within its own annotation."""
+    events: list[dict[str, Any]] = logits_held_through_the_next_forward().events
+    for at, event in enumerate(events):
+        event["time_us"] = 10 * at + 10
+    begins = [at for at, event in enumerate(events) if event["action"] == "alloc" and event["addr"] == 10]
+    ends = [*begins[1:], len(events)]
+    rows = []
+    for name, first, past in zip(names, begins, ends, strict=False):
+        rows += [_row(name, "START", 10 * first + 5), _row(name, "END", 10 * past + 4)]
+    return trace_of(events, external_annotations=rows)
+
+
+def _row(name: str, stage: str, time_us: int) -> dict[str, Any]:
+    return {"name": name, "stage": stage, "device": 0, "time_us": time_us}
+
+
+@pytest.mark.parametrize(
+    ("notes", "first"),
+    [
+        (["ProfilerStep#0", "ProfilerStep#1", "ProfilerStep#2"], "ProfilerStep#0"),
+        (["warm-up", "step 1", "step 2"], "warm-up"),
+        (["train_model"] * 3, "step 1"),
+        # As `memviz.recording` notes the optimizer's part of a step.
+        (["optimizer step"] * 3, "step 1"),
+    ],
+)
+def test_a_step_is_called_as_the_program_notes_it(notes, first):
+    trace = noted(*notes)
+    device = trace.devices[0]
+    (finding,) = of_kind(trace, FindingKind.KEPT_TOO_LONG)
+    assert f"made in {first} by" in finding.sentence
+    names = [step_name(trace, device, span) for span in phase_spans(trace, device).spans]
+    assert names[0] == first
+    assert len(set(names)) == 3
+    assert any(name in overview(trace, device).moment for name in names)
+
+
+def test_phases_above_a_timeline_are_of_the_steps_that_the_profiler_counts():
+    trace = noted("ProfilerStep#4", "ProfilerStep#5", "ProfilerStep#6")
+    bands = [name for name, _, _ in phase_bands(trace, trace.devices[0])]
+    assert bands[:4] == [
+        "forward of ProfilerStep#4",
+        "backward of ProfilerStep#4",
+        "optimizer step of ProfilerStep#4",
+        "forward of ProfilerStep#5",
+    ]
+
+
+def test_without_notes_steps_are_counted():
+    trace = noted()
+    device = trace.devices[0]
+    assert [phase_name(trace, device, span) for span in phase_spans(trace, device).spans][:2] == [
+        "forward of step 1",
+        "backward of step 1",
+    ]
+
+
+def written(about: About) -> Trace:
+    """Write a trace with this origin to a snapshot and read it again."""
+    marks = [{"stage": "START", "name": "step", "device": 0, "time_us": 2}]
+    events = [alloc(1, 5, time_us=1), alloc(2, 5, time_us=2), *free(1, 5, time_us=4790)]
+    trace = read(snapshot(events, external_annotations=marks))
+    return read(json.loads(json.dumps(snapshot_dict(replace(trace, about=about)))))
+
+
+def test_what_was_measured_has_times() -> None:
+    trace = written(About("measured", on="NVIDIA H200"))
+    assert has_times(trace.devices[0])
+    assert scores([(trace, trace.devices[0])])[0].duration_us == 4789
+
+
+def test_what_was_predicted_or_replayed_from_it_has_none() -> None:
+    for about in (About("predicted", on="NVIDIA H200"), About("replayed", facts={"times": "No clock runs."})):
+        trace = written(about)
+        device = trace.devices[0]
+        assert not has_times(device)
+        assert scores([(trace, device)])[0].duration_us is None
+        assert allocation(trace, device, 0).span.microseconds is None
+        table = io.StringIO()
+        write_allocations(trace, table)
+        assert "4790" not in table.getvalue()
+
+
+def test_annotations_are_placed_all_the_same() -> None:
+    trace = written(About("predicted"))
+    assert annotated(trace.devices[0]).intervals.start_event.tolist() == [1]

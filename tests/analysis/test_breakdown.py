@@ -1,6 +1,7 @@
 """Allocations by purpose, by group and below a path of calls."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,16 +22,20 @@ from memviz.analysis.breakdown import (
     weighted_stacks,
 )
 from memviz.analysis.callstacks.stack_tree import NO_FRAMES, OTHER, StackTree, frame_name, stack_tree
+from memviz.analysis.devices import choose_device, others_out_of_memory
 from memviz.analysis.groups import group_rows
-from memviz.analysis.lifetimes import BEFORE, lifetimes
+from memviz.analysis.lifetimes import BEFORE, lifetimes, live_rows
+from memviz.analysis.overview import overview, sites_holding_activations
 from memviz.analysis.purpose.categories import KINDS, kinds
 from memviz.analysis.purpose.reasons import Certainty, Reason
+from memviz.analysis.sums import max_of_ranges, sum_by
 from memviz.analysis.timeline import timeline
 from memviz.errors import UsageError
 from memviz.figures.colouring import MEANINGS, colouring
 from memviz.trace.model import Category, Labels, Trace
-from tests.analysis.training import kept_layers
-from tests.traces import MiB, alloc, block, frame, free, segment, trace_of
+from tests.analysis import training as t
+from tests.analysis.training import Recording, kept_layers
+from tests.traces import MiB, alloc, block, frame, free, read, segment, trace_of
 
 MAIN, TRAIN, MODEL = (
     frame("main", "/p/train.py", 1),
@@ -207,3 +212,86 @@ def test_groups_and_stacks_share_one_sum_with_any_colours(meaning: str, by: str)
     assert groups.groups.bytes == sum(group.bytes for group in groups.groups.groups) == stacks.tree.bytes[0] == whole
     assert all(0 < groups.dominant[group.key].bytes <= group.bytes for group in groups.groups.groups)
     assert {dominant.kind for dominant in groups.dominant.values()} <= set(colours.labels)
+
+
+def places(trace: Trace) -> tuple[list[int], int] | None:
+    device = trace.devices[0]
+    found = sites_holding_activations(trace, device, live_rows(device, len(device.events) - 1))
+    return None if found is None else ([site.line for site in found.places], found.bytes)
+
+
+def test_the_places_that_keep_most_are_named_with_their_layers():
+    trace = trace_of(kept_layers(4).events)
+    assert places(trace) == ([12], 1200)
+    most = overview(trace, trace.devices[0]).most_of_it
+    assert most is not None and most.layers == "4 equal layers"
+
+
+def test_many_places_are_not_named():
+    events = Recording()
+    for line in range(1, 20):
+        events.alloc(line, [t.NATIVE, frame("forward", "/p/model.py", line), t.CALL, t.MAIN], 100)
+    assert places(trace_of(events.alloc(900, t.BACKWARD, 10).events)) is None
+
+
+LARGE = st.integers(-(2**58), 2**58)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), LARGE), max_size=8))
+def test_sums_are_exact_beyond_what_a_float_can_hold(pairs):
+    codes = np.array([code for code, _ in pairs], dtype=np.int64)
+    values = np.array([value for _, value in pairs], dtype=np.int64)
+    assert sum_by(codes, values, 4).tolist() == [sum(v for c, v in pairs if c == code) for code in range(4)]
+
+
+@given(st.lists(LARGE, min_size=1, max_size=20), st.data())
+def test_the_largest_of_any_short_ranges(values, data):
+    bound = st.tuples(st.integers(0, len(values) - 1), st.integers(1, len(values)))
+    ranges = [(start, max(start + 1, stop)) for start, stop in data.draw(st.lists(bound, max_size=6))]
+    found = max_of_ranges(
+        np.array(values), *(np.array([range_[i] for range_ in ranges], dtype=np.int64) for i in (0, 1))
+    )
+    assert found.tolist() == [max(values[start:stop]) for start, stop in ranges]
+
+
+def test_the_largest_of_long_ranges():
+    random = np.random.default_rng(0)
+    values = random.integers(0, 2**40, 10_000)
+    start = random.integers(0, 9_999, 300)
+    stop = start + 1 + random.integers(0, 10_000 - start)
+    expected = [int(values[a:b].max()) for a, b in zip(start, stop, strict=True)]
+    assert max_of_ranges(values, start, stop).tolist() == expected
+
+
+OOM = {"action": "oom", "size": 512, "stream": 0, "device_free": 1}
+
+
+def devices(*peaks: int, failed: tuple[int, ...] = (), **more: Any) -> Trace:
+    traces = [[alloc(1, peak), *([OOM] if number in failed else [])] for number, peak in enumerate(peaks)]
+    return read({"segments": [], "device_traces": traces, **more})
+
+
+@pytest.mark.parametrize(
+    ("trace", "name"),
+    [
+        (devices(5, 9, 7), "1"),
+        (devices(5, 9, 7, failed=(0,)), "0"),
+        (devices(5, 9, 7, failed=(0, 2)), "2"),
+        (devices(7, 7), "0"),
+        (devices(5, host_traces=[[alloc(1, 99)]]), "0"),
+    ],
+)
+def test_the_one_that_ran_out_of_memory_comes_first_then_the_highest_peak(trace: Trace, name: str) -> None:
+    assert choose_device(trace).name == name
+
+
+def test_whoever_asks_for_one_gets_it_or_hears_which_there_are() -> None:
+    trace = devices(5, 9, failed=(1,))
+    assert choose_device(trace, "0").name == "0"
+    with pytest.raises(UsageError, match="has no device 7. Its devices: 0, 1"):
+        choose_device(trace, "7")
+
+
+def test_failures_elsewhere_are_known() -> None:
+    trace = devices(5, 9, 3, failed=(1, 2))
+    assert [others_out_of_memory(trace, device) for device in trace.devices] == [("1", "2"), ("2",), ("1",)]

@@ -5,12 +5,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memviz.analysis.lifetimes import lifetimes
-from memviz.analysis.timeline import RunningTotal, Timeline, timeline
+from memviz.analysis.groups import Group, Groups
+from memviz.analysis.lifetimes import clock, lifetimes
+from memviz.analysis.peak import FailedRequest, LiveSet, at, failed_requests, peak
+from memviz.analysis.timeline import (
+    PAST_END,
+    DecimatedTimeline,
+    ReplayedBytes,
+    RunningTotal,
+    Timeline,
+    by_event,
+    by_time,
+    reserved_lines,
+    timeline,
+)
+from memviz.errors import UsageError
 from memviz.trace.model import DeviceTrace, Events, State
 from tests.analysis.replays import Replay, any_events, any_segments, sound_traces
 from tests.real import each_real_file, expected, read_once, requires_real
-from tests.traces import alloc, block, event, free, segment, trace_of
+from tests.traces import MiB, alloc, block, event, frame, free, segment, trace_of
 
 
 def of(*events, segments=None) -> Timeline:
@@ -132,3 +145,181 @@ def test_of_several_devices_the_one_with_most_events_is_shown():
     total.watch(small.events, 1)
     total.watch(large.events, 2)
     assert (total.events, int(np.max(total.largest(5)))) == (2, 3)
+
+
+def device_of(*events, segments=None) -> DeviceTrace:
+    return trace_of(list(events), segments).devices[0]
+
+
+def columns(**values: list[int]) -> DecimatedTimeline:
+    return DecimatedTimeline(**{name: np.array(each, dtype=np.int64) for name, each in values.items()})
+
+
+def test_each_column_keeps_its_lowest_and_highest():
+    device = device_of(alloc(1, 10), alloc(2, 5), free(2, 5), alloc(3, 1), segments=[segment(0, 512, [])])
+    assert by_event(device, 2) == columns(
+        first_event=[-1, 2],
+        event_count=[3, 3],
+        peak_event=[1, 2],
+        live_min=[0, 10],
+        live_max=[15, 15],
+        waiting_max=[0, 5],
+        reserved_max=[512, 512],
+    )
+
+
+def test_there_are_no_more_columns_than_events():
+    found = by_event(device_of(alloc(1, 10), alloc(2, 5)), 2000)
+    assert (found.first_event.tolist(), found.live_max.tolist()) == ([-1, 0, 1], [0, 10, 15])
+
+
+def test_a_window_of_events_can_be_drawn_alone():
+    device = device_of(*(alloc(i, 1) for i in range(10)))
+    found = by_event(device, 2, first=4, last=7)
+    assert (found.first_event.tolist(), found.live_max.tolist()) == ([4, 6], [6, 8])
+
+
+def test_by_time_a_column_stands_for_its_span():
+    device = device_of(*(alloc(i, 1, time_us=time) for i, time in enumerate([100, 110, 120, 190, 200])))
+    found = by_time(device, 4)
+    assert found.first_event.tolist() == [-1, 2, 2, 3]
+    assert found.event_count.tolist() == [4, 0, 0, 2]
+    assert found.live_max.tolist() == [3, 3, 3, 5]
+
+
+@pytest.mark.parametrize("window", [{"columns": 0}, {"columns": 5, "first": -2}, {"columns": 5, "first": 2, "last": 1}])
+def test_an_impossible_window_is_refused(window):
+    with pytest.raises(UsageError, match="No timeline of"):
+        by_event(device_of(alloc(1, 5), alloc(2, 5), alloc(3, 5)), **window)
+
+
+def test_by_time_needs_times():
+    with pytest.raises(UsageError, match="Draw its timeline by event"):
+        by_time(device_of(alloc(1, 5)), 5)
+
+
+def test_times_at_the_ends_of_their_range_are_no_trouble():
+    device = device_of(alloc(1, 5, time_us=1), alloc(2, 5, time_us=2**63 - 1))
+    assert by_time(device, 3).live_max.tolist() == [5, 5, 10]
+
+
+def check(device: DeviceTrace, found: DecimatedTimeline) -> None:
+    """Every filled column holds exactly what its events hold."""
+    after = timeline(device)
+    for i in np.flatnonzero(found.event_count):
+        first = found.first_event[i] + 1
+        rows = slice(first, first + found.event_count[i])
+        live = after.live[rows]
+        assert (found.live_min[i], found.live_max[i]) == (live.min(), live.max())
+        assert found.peak_event[i] == first + live.argmax() - 1
+        assert (found.waiting_max[i], found.reserved_max[i]) == (after.waiting[rows].max(), after.reserved[rows].max())
+    assert found.live_max.max() == after.peak_bytes
+    assert found.peak_event[found.live_max.argmax()] == after.peak_event
+    assert found.event_count.sum() == len(after)
+
+
+@given(sound_traces(), st.integers(1, 60))
+def test_columns_by_event_hold_what_their_events_hold(trace, count):
+    check(trace.devices[0], by_event(trace.devices[0], count))
+
+
+@given(sound_traces(most=20).filter(lambda trace: len(trace.devices[0].events)), st.integers(1, 60))
+def test_columns_by_time_hold_what_their_events_hold(trace, count):
+    device = trace.devices[0]
+    found = by_time(device, count)
+    check(device, found)
+    empty = np.flatnonzero(found.event_count == 0)
+    assert (found.live_max[empty] == timeline(device).live[found.first_event[empty] + 1]).all()
+    assert len(found) == count
+    assert clock(device)[-1] >= clock(device)[0]
+
+
+def test_replays_are_reduced_to_the_same_columns_and_end_where_memory_ran_out():
+    device = device_of(*(alloc(4096 * i, 100, time_us=time) for i, time in enumerate([10, 11, 20])))
+    whole = ReplayedBytes("r", np.array([0, 7, 3, 9]))
+    stopped = ReplayedBytes("s", np.array([5, 6]), stopped=True)
+    lines = [
+        line
+        for columns in (by_event(device, 2), by_time(device, 5))
+        for line in reserved_lines(columns, [whole, stopped]).lines
+    ]
+    assert [(line.reserved.tolist(), line.stops_at, line.last_column) for line in lines] == [
+        ([7, 9], None, 1),
+        ([6, PAST_END], 0, 0),
+        ([7, 3, 3, 3, 9], None, 4),
+        ([6, *[PAST_END] * 4], 0, 0),
+    ]
+
+
+@given(st.lists(st.tuples(st.integers(1, 50), st.integers(0, 1000)), min_size=1, max_size=30), st.integers(1, 100))
+def test_replays_lose_no_peak_on_either_axis(steps, count):
+    times = sorted(time for time, _ in steps)
+    device = device_of(*(alloc(4096 * i, 100, time_us=time) for i, time in enumerate(times)))
+    replay = ReplayedBytes("r", np.array([0, *(size for _, size in steps)]))
+    for columns in (by_event(device, count), by_time(device, count)):
+        assert reserved_lines(columns, [replay]).lines[0].reserved.max() == replay.reserved.max()
+
+
+LINE = frame("f", "train.py", 3)
+
+
+def test_the_peak_is_the_live_set_at_its_first_event():
+    events = [
+        alloc(1, 10, frames=[LINE], time_us=100),
+        event("free_requested", 1, 10, time_us=101),
+        alloc(2, 30, frames=[LINE], time_us=102),
+        event("free_completed", 1, 10, time_us=103),
+    ]
+    final = [segment(0, 512, [block(0x2, 30, 30), block(0x100, 100, 60)])]
+    trace = trace_of(events, final)
+    site = Group("/train.py:3 f", "train.py:3 f", 40, 2, 0, 2)
+    before = Group("no stack recorded", "no stack recorded", 60, 1)
+    assert peak(trace, trace.devices[0]) == LiveSet(
+        device="0",
+        event=2,
+        time_us=102,
+        live_bytes=100,
+        waiting_bytes=10,
+        reserved_bytes=512,
+        live=Groups("site", (before, site), 100, 3),
+    )
+    without_events = trace_of([], [segment(0, 512, [block(0, 256, 200)])])
+    found = peak(without_events, without_events.devices[0])
+    assert (found.event, found.time_us, found.live_bytes, found.reserved_bytes) == (-1, None, 200, 512)
+
+
+def test_the_live_set_at_an_event_by_size():
+    trace = trace_of([alloc(1, 10), free(1, 10), alloc(2, 30)])
+    found = at(trace, trace.devices[0], 1, "size", top=1)
+    assert (found.live_bytes, found.waiting_bytes) == (10, 10)
+    assert [group.label for group in found.live.groups] == ["10 B each"]
+
+
+@given(sound_traces())
+def test_the_live_set_adds_up_to_the_timeline(trace):
+    device = trace.devices[0]
+    for e in range(-1, len(device.events)):
+        found = at(trace, device, e)
+        assert found.live_bytes == found.live.bytes == int(timeline(device).live[e + 1])
+
+
+@requires_real
+@each_real_file
+def test_real_peaks_add_up_to_the_bytes_counted_independently(path):
+    trace, counted = read_once(path), expected()[path.name]
+    for row in counted["devices"]:
+        device = next(each for each in trace.devices if each.device == row["dev"])
+        found = peak(trace, device, top=5)
+        assert sum(group.bytes for group in found.live.groups) + found.live.rest_bytes == row["peak_active"]
+
+
+def test_failed_requests_in_order_with_or_without_a_stack():
+    oom = {"action": "oom", "stream": 0}
+    first = {**oom, "size": 900 * MiB, "device_free": 3 * MiB, "frames": [LINE]}
+    trace = trace_of([first, alloc(1, 10), {**oom, "size": 7, "device_free": 0}], [segment(0, 512, [])])
+    found = failed_requests(trace, trace.devices[0])
+    assert found == (
+        FailedRequest(0, None, 900 * MiB, 3 * MiB, live_bytes=0, reserved_bytes=512, site="train.py:3 f"),
+        FailedRequest(2, None, 7, 0, live_bytes=10, reserved_bytes=512, site=""),
+    )
+    assert failed_requests(trace, trace.devices[0], slice(-1, None)) == found[1:]

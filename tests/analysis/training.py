@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.traces import alloc, frame
+from memviz.analysis.findings.finding import Finding, FindingKind
+from memviz.analysis.findings.ranking import findings
+from memviz.trace.model import Trace
+from tests.traces import alloc, event, frame, free, trace_of
 
 SITE = "/home/u/.venv/lib/python3.12/site-packages"
 MODULE = f"{SITE}/torch/nn/modules/module.py"
@@ -70,3 +73,65 @@ def kept_layers(count: int) -> Recording:
     for layer in range(count):
         events.alloc(2 * layer, lines[0], 300).alloc(2 * layer + 1, lines[1], 200)
     return events.alloc(900, BACKWARD, 10)
+
+
+MiB = 1 << 20
+WEIGHT, HIDDEN, OTHER, GRADIENT, SCRATCH = 1, 10, 11, 20, 30
+Stack = list[dict[str, Any]]
+
+
+class Loop:
+    """A weight of 100 MiB, and steps that each keep 40 MiB from forward to backward."""
+
+    def __init__(self, *, has_weight: bool = True) -> None:
+        self.events: list[Any] = []
+        if has_weight:
+            self.make(WEIGHT, 100, BUILD)
+
+    def make(self, address: int, mib: int, stack: Stack, **more: Any) -> Loop:
+        self.events.append(alloc(address, mib * MiB, frames=stack, **more))
+        return self
+
+    def end(self, address: int, mib: int, stack: Stack | None = None) -> Loop:
+        self.events += free(address, mib * MiB, frames=stack or [])
+        return self
+
+    def ask(self, action: str, address: int, mib: int, **more: Any) -> Loop:
+        self.events.append(event(action, address, mib * MiB, **more))
+        return self
+
+    def forward(self) -> Loop:
+        return self.make(HIDDEN, 20, FORWARD).make(OTHER, 20, FORWARD)
+
+    def backward(self, stack: Stack = ACCUMULATE) -> Loop:
+        self.make(SCRATCH, 1, BACKWARD).end(SCRATCH, 1).make(GRADIENT, 100, stack)
+        return self.end(OTHER, 20).end(HIDDEN, 20)
+
+    def step(self) -> Loop:
+        return self.make(SCRATCH, 1, STEP).end(SCRATCH, 1)
+
+    def without_gradient(self) -> Loop:
+        return self.end(GRADIENT, 100)
+
+    def whole(self) -> Loop:
+        return self.forward().backward().step().without_gradient()
+
+    def trace(self, segments: list[dict[str, Any]] | None = None) -> Trace:
+        return trace_of(self.events, segments)
+
+
+def of_kind(trace: Trace, kind: FindingKind) -> list[Finding]:
+    return [finding for finding in findings(trace, trace.devices[0]) if finding.kind is kind]
+
+
+LOGITS = 50
+
+
+def logits_held_through_the_next_forward() -> Loop:
+    loop = Loop()
+    for step in range(3):
+        loop.forward().make(LOGITS + step, 30, LOSS)
+        if step:
+            loop.end(LOGITS + step - 1, 30)
+        loop.backward().step().without_gradient()
+    return loop

@@ -15,7 +15,7 @@ from memviz.trace.memviz_labels import CERTAINTIES, to_text
 from memviz.trace.model import Trace
 from memviz.trace.strip import strip_paths
 from memviz.trace.write import snapshot_dict, write_pickle
-from tests.analysis.actions.test_checkpoint import checkpointed, network
+from tests.analysis.test_actions import checkpointed, network
 from tests.replays import replay
 from tests.traces import read
 

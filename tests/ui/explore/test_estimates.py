@@ -10,9 +10,8 @@ from memviz.results.comparison import comparison_headline
 from memviz.results.summary import trace_headline
 from memviz.ui.explore.findings import findings_html, offers, with_estimate
 from memviz.ui.shell.session import Session
-from tests.analysis.actions.test_checkpoint import LAYERS, WEIGHTS, network, network_events
-from tests.analysis.findings.steps import Loop
-from tests.analysis.training import FORWARD, LOSS, MOVE
+from tests.analysis.test_actions import LAYERS, WEIGHTS, network, network_events
+from tests.analysis.training import FORWARD, LOSS, MOVE, Loop
 from tests.facts import missing
 from tests.traces import MiB, block, segment, trace_of
 from tests.ui.opened import opened

@@ -7,8 +7,7 @@ from memviz.analysis.findings.ranking import findings
 from memviz.errors import UsageError
 from memviz.ui.explore.findings import findings_html
 from memviz.ui.payloads.timelines import lit_rows
-from tests.analysis.findings.steps import Loop
-from tests.analysis.training import BUILD
+from tests.analysis.training import BUILD, Loop
 from tests.facts import missing
 from tests.traces import MiB, alloc, frame, trace_of
 from tests.ui.page import elements, words

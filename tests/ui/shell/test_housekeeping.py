@@ -22,7 +22,7 @@ from memviz.ui.shell.temporary_files import Exports, new_file
 from memviz.ui.shell.visitors import OpenPages, Windows
 from memviz.ui.upload.reading import Readings
 from memviz.ui.what_if.replays import Replays
-from tests.analysis.test_held import many
+from tests.analysis.test_leaks import many
 from tests.ui.asked_trace import growing
 
 

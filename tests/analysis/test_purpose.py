@@ -7,16 +7,19 @@ import numpy as np
 import pytest
 
 from memviz.analysis.lifetimes import lifetimes, live_rows
+from memviz.analysis.purpose.activity import Activity, StackSigns, stack_signs
 from memviz.analysis.purpose.categories import categories
+from memviz.analysis.purpose.evidence import freed_like
+from memviz.analysis.purpose.phases import phase_spans, phases
 from memviz.analysis.purpose.reasons import Certainty, Reason
 from memviz.analysis.purpose.rules import CUBLAS_WORKSPACE_BYTES, LAST_RULES, RULES
 from memviz.analysis.timeline import timeline
-from memviz.trace.model import Category, Labels, Trace
+from memviz.trace.model import NO_STACK, Category, Labels, Phase, Trace
 from memviz.trace.reserved import HOPPER_WORKSPACE_BYTES
 from tests.analysis import training as t
 from tests.analysis.training import Recording
 from tests.real import FOLDER, read_once, requires_real
-from tests.traces import block, frame, segment, trace_of
+from tests.traces import alloc, block, frame, free, segment, trace_of
 
 
 def judged(trace: Trace, address: int = 1) -> tuple[Category, Reason]:
@@ -412,3 +415,227 @@ def test_every_weight_of_a_real_transformer_has_one_autocast_copy_at_the_peak(na
     is_copy = categories(trace, device).category[rows] == Category.AUTOCAST_WEIGHT_COPIES
     copies = lifetimes(device).size[rows[is_copy]]
     assert sorted(copies.tolist()) == sorted([*layers * sum(of_layer, []), head])
+
+
+def phases_of(recording: Recording) -> list[Phase]:
+    trace = trace_of(recording.events)
+    return [Phase(phase) for phase in phases(trace, trace.devices[0])]
+
+
+def test_the_stack_says_the_phase():
+    made = Recording().alloc(1, t.FORWARD).alloc(2, t.BACKWARD).alloc(3, t.STEP).alloc(4, t.LOSS).alloc(5, None)
+    assert phases_of(made) == [Phase.FORWARD, Phase.BACKWARD, Phase.STEP, Phase.UNKNOWN, Phase.UNKNOWN]
+
+
+def test_with_python_frames_alone_empty_stacks_after_a_call_of_backward_belong_to_it():
+    forward = t.python_only(t.FORWARD)
+    made = Recording().alloc(1, None).alloc(2, forward).alloc(3, None).alloc(4, t.CALL_BACKWARD).alloc(5, None)
+    made.alloc(6, None).alloc(7, forward).alloc(8, None)
+    unknown, backward = Phase.UNKNOWN, Phase.BACKWARD
+    assert phases_of(made) == [unknown, Phase.FORWARD, unknown, backward, backward, backward, Phase.FORWARD, unknown]
+
+
+def test_with_cpp_frames_an_empty_stack_says_nothing():
+    made = Recording().alloc(1, t.BACKWARD).alloc(2, None)
+    assert phases_of(made) == [Phase.BACKWARD, Phase.UNKNOWN]
+
+
+def named(recording: Recording, **more) -> list[tuple[str, int, int]]:
+    trace = trace_of(recording.events, **more)
+    found = phase_spans(trace, trace.devices[0])
+    return [(found.name(span), span.first, span.last) for span in found.spans]
+
+
+def test_a_step_ends_with_its_optimizer_step():
+    events = Recording()
+    for _ in range(2):
+        events.alloc(1, t.FORWARD).alloc(2, t.BACKWARD).free(1).alloc(3, t.STEP).free(2).free(3)
+    assert named(events) == [
+        ("forward of step 1", 0, 0),
+        ("backward of step 1", 1, 3),
+        ("optimizer step of step 1", 4, 8),
+        ("forward of step 2", 9, 9),
+        ("backward of step 2", 10, 12),
+        ("optimizer step of step 2", 13, 17),
+    ]
+
+
+def test_an_optimizer_that_allocates_nothing_is_known_by_torchs_note():
+    rows = [
+        {"name": "Optimizer.step#SGD.step", "stage": stage, "device": 0, "time_us": at}
+        for stage, at in (("START", 25), ("END", 26))
+    ]
+    events = Recording().alloc(1, t.FORWARD).alloc(2, t.BACKWARD).alloc(3, t.LOSS).alloc(4, t.FORWARD)
+    assert [name for name, _, _ in named(events, external_annotations=rows)] == [
+        "forward of step 1",
+        "backward of step 1",
+        "optimizer step of step 1",
+        "forward of step 2",
+    ]
+
+
+def test_forwards_alone_are_numbered():
+    events = Recording().alloc(1, t.FORWARD).alloc(2, t.LOSS).alloc(3, t.FORWARD)
+    assert named(events) == [("forward 1", 0, 1), ("forward 2", 2, 2)]
+
+
+STACKS = {"F": t.FORWARD, "B": t.BACKWARD, "S": t.STEP, "L": t.LOSS, "-": None}
+STEP_1, STEP_2 = ([f"{kind} of step {number}" for kind in ("forward", "backward")] for number in (1, 2))
+
+
+@pytest.mark.parametrize(
+    ("stacks", "names"),
+    [
+        ("FBFBS", [*STEP_1, *STEP_1, "optimizer step of step 1"]),
+        ("FBFB", [*STEP_1, *STEP_2]),
+        ("FBBBBFBBBB", STEP_1),
+        ("L-", []),
+    ],
+    ids=[
+        *("micro-batches belong to one step", "without an optimizer each backward ends a step"),
+        *("a hook within a backward is no forward", "nothing is said where no stack says it"),
+    ],
+)
+def test_phases_follow_the_order_of_the_stacks(stacks, names):
+    events = Recording()
+    for address, each in enumerate(stacks, 1):
+        events.alloc(address, STACKS[each])
+    assert [name for name, _, _ in named(events)] == names
+
+
+@requires_real
+def test_a_real_training_has_three_steps_of_three_phases():
+    trace = read_once(FOLDER / "train-complete.pickle")
+    found = phase_spans(trace, trace.devices[0])
+    kinds = ("forward", "backward", "optimizer step")
+    assert [found.name(span) for span in found.spans] == [f"{kind} of step {n}" for n in (1, 2, 3) for kind in kinds]
+    # The peak: the first allocations of the second backward.
+    assert found.name(found.spans[found.around(4506)]) == "backward of step 2"
+
+
+def directly_called(line: int) -> list:
+    """`model.forward(x)`, which calls a layer at this line."""
+    return [t.NATIVE, frame("forward", "/p/layer.py", 5), t.CALL, frame("forward", "/p/model.py", line), t.MAIN]
+
+
+def test_layers_of_a_model_that_is_called_by_its_forward_are_no_forwards():
+    events = Recording()
+    for _ in range(2):
+        for number, line in enumerate((8, 9, 10)):
+            events.alloc(number, directly_called(line))
+        events.alloc(5, t.LOSS).free(5)
+        for number in range(3):
+            events.free(number)
+    assert [name for name, _, _ in named(events)] == ["forward 1", "forward 2"]
+
+
+def test_a_criterion_that_is_called_by_itself_is_no_forward():
+    inner = frame("forward", f"{t.SITE}/torch/nn/modules/loss.py", 1297)
+    criterion = [t.NATIVE, inner, t.CALL, frame("main", "/p/train.py", 51)]
+    events = Recording()
+    for _ in range(2):
+        events.alloc(1, t.FORWARD).alloc(2, criterion).free(2).free(1)
+    assert [(name, first) for name, first, _ in named(events)] == [("forward 1", 0), ("forward 2", 6)]
+
+
+@requires_real
+@pytest.mark.parametrize("name", ["forward-bf16.pickle", "forward-fp32.pickle"])
+def test_a_real_forward_that_is_called_directly_is_one(name):
+    trace = read_once(FOLDER / name)
+    assert [span.kind for span in phase_spans(trace, trace.devices[0]).spans] == ["forward"]
+
+
+def test_a_model_whose_forward_is_decorated_begins_anew_where_its_lines_do():
+    def decorated(line: int) -> list:
+        wrapper = frame("wrapper", f"{t.SITE}/transformers/utils/generic.py", 1036)
+        return [t.NATIVE, frame("forward", "/p/layer.py", 5), t.CALL, frame("forward", "/p/model.py", line), wrapper,
+                t.CALL, t.MAIN]  # fmt: skip
+
+    events = Recording()
+    for _ in range(3):
+        events.alloc(1, decorated(8)).alloc(2, decorated(9)).free(1).free(2)
+    assert [name for name, _, _ in named(events)] == ["forward 1", "forward 2", "forward 3"]
+
+
+def signs(*stacks) -> StackSigns:
+    return stack_signs(trace_of([alloc(i, 1, frames=list(stack)) for i, stack in enumerate(stacks)]))
+
+
+INIT = [frame("__init__", "/p/model.py", 5), t.MAIN]
+OWN_STEP = [
+    frame("step", "/p/optimizer.py", 5),
+    frame("decorate_context", f"{t.SITE}/torch/utils/_contextlib.py"),
+    t.WRAPPER,
+]
+
+
+@pytest.mark.parametrize(
+    ("stacks", "doing"),
+    [
+        ([t.FORWARD], Activity.FORWARD),
+        ([t.BACKWARD], Activity.BACKWARD),
+        ([t.ACCUMULATE], Activity.BACKWARD),
+        ([t.CALL_BACKWARD], Activity.BACKWARD),
+        ([t.RECOMPUTE], Activity.BACKWARD),
+        ([t.STEP], Activity.STEP),
+        ([t.BUILD], Activity.BUILD),
+        ([t.MOVE], Activity.BUILD),
+        ([t.LOSS], Activity.NOTHING),
+        ([[frame("forward", "/p/model.py"), t.MAIN]], Activity.FORWARD),
+        ([[frame("load_state_dict", t.OPTIMIZER), t.MAIN]], Activity.BUILD_OPTIMIZER),
+        # An __init__ builds what torch calls in its file.
+        ([INIT, t.FORWARD], Activity.BUILD),
+        ([INIT, t.STEP], Activity.NOTHING),
+        ([[frame("__init__", "/p/optimizer.py", 5), t.MAIN], OWN_STEP], Activity.BUILD_OPTIMIZER),
+        (
+            [
+                [frame("__init__", "/p/x.py")],
+                [frame("forward", "/p/x.py"), t.CALL],
+                [frame("step", "/p/x.py"), t.WRAPPER],
+            ],
+            Activity.NOTHING,
+        ),
+        ([[frame("__init__", "/p/model.py", 5), *t.FORWARD]], Activity.FORWARD),
+        # The last frame of one stack does not call the first of the next.
+        ([[frame("__init__", "/p/x.py", 9)], [frame("forward", "/p/x.py")], [t.CALL]], Activity.NOTHING),
+    ],
+)
+def test_a_stack_says_what_was_done(stacks, doing):
+    assert signs(*stacks).doing[0] == doing
+
+
+def test_the_innermost_sign_counts_and_no_stack_has_none():
+    found = signs([*t.FORWARD, *t.STEP])
+    assert (found.doing[0], found.doing[NO_STACK]) == (Activity.FORWARD, Activity.NOTHING)
+
+
+def test_a_forward_inside_a_backward_recomputes():
+    found = signs(t.RECOMPUTE, t.BACKWARD, t.FORWARD)
+    assert found.recomputes.tolist() == [True, False, False, False]
+
+
+def test_compiled_code_that_bears_the_name_of_a_forward_recomputes_nothing():
+    compiled = [t.NATIVE, frame("forward", "/p/model.py", 41), t.NODE, t.ENGINE]
+    found = signs(compiled)
+    assert (found.doing[0], bool(found.recomputes[0])) == (Activity.BACKWARD, False)
+
+
+def test_the_engine_is_seen_where_cpp_frames_are():
+    assert signs(t.BACKWARD).sees_engine
+    assert not signs(t.python_only(t.FORWARD), t.CALL_BACKWARD).sees_engine
+
+
+FIRST, NEW, GONE, ELSEWHERE = (frame(name) for name in ("first", "new", "gone", "elsewhere"))
+P, S, U = Category.PARAMETER, Category.OPTIMIZER_STATE, Category.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("first", "new", "category"),
+    [(GONE, GONE, P), (GONE, ELSEWHERE, U), (FIRST, NEW, U), (NEW, NEW, P)],
+    ids=["same place", "another place", "frees repeat their allocs", "line of the alloc"],
+)
+def test_blocks_freed_where_the_first_were_are_alike(first, new, category):
+    events = [alloc(1, 5, frames=[FIRST]), alloc(2, 5, frames=[NEW]), free(1, 5, frames=[first])]
+    device = trace_of([*events, free(2, 5, frames=[new])]).devices[0]
+    rows = np.array([0]), np.array([1])
+    assert Category(freed_like(device, np.array([P, S], dtype=np.uint8), *rows)[0]) is category

@@ -21,7 +21,7 @@ from memviz.analysis.lifetimes import lifetimes
 from memviz.units import bytes_text, count_text, percent_text
 from tests.real import read_once, real_files, slow_if_large
 
-SAMPLES = sorted((Path(__file__).resolve().parents[3] / "sample_traces").glob("*.pickle.gz"))
+SAMPLES = sorted((Path(__file__).resolve().parents[2] / "sample_traces").glob("*.pickle.gz"))
 NUMBER = re.compile(r"\d[\d,.]*(?: (?:B|KiB|MiB|GiB|%))?")
 NAMES_WITH_NUMBERS = re.compile(r"[\w<>\[\]]+(?:\.[\w<>\[\]]+)*:\d+|\w*[A-Za-z#]\d+\b|step \d+")
 """Lines of code, names of operators and of steps."""
