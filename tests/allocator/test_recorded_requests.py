@@ -1,17 +1,33 @@
 """Requests of a recording, who released its memory, and how much there was."""
 
+import sys
+from types import FrameType
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from memviz.allocator.blocks import AscendingAddresses, DeviceMemory, Platform
 from memviz.allocator.recorded_replay import ensure_replayed
 from memviz.allocator.recorded_requests import Memory, ReleaseCauses, ReplayStep, Steps, platform_of, steps_of
 from memviz.allocator.replayer import Replayer
-from memviz.allocator.settings import parse_settings
-from tests.allocator.driver import MiB
+from memviz.allocator.settings import Settings, parse_settings
+from memviz.allocator.start_layout import (
+    AddressSpaces,
+    StartBlock,
+    StartLayout,
+    StartSegment,
+    address_spaces,
+    ranges_by_group,
+    start_layout,
+)
+from memviz.trace.model import Action, Trace
+from tests.allocator.driver import GiB, MiB
 from tests.allocator.recording import Recorder, ran_out
-from tests.traces import alloc, event, frame, free, trace_of
+from tests.replays import replay
+from tests.traces import alloc, block, event, frame, free, segment, trace_of
 
 A, B = 0x7F1200000000, 0x7F3400000000
 
@@ -181,3 +197,174 @@ def test_without_events_of_segments_their_addresses_tell_the_platform(address: i
     run.malloc(20 * MiB)
     run.malloc(2 * MiB)
     assert platform_of(run.trace(1).devices[0]) == platform
+
+
+A, B = 0x7F1200000000, 0x7F3400000000
+
+
+def layout_of(trace: Trace, settings: Settings | None = None) -> StartLayout:
+    return start_layout(trace, trace.devices[0], settings or Settings())
+
+
+def sizes(layout: StartLayout) -> list[tuple[int, int]]:
+    return [(each.address, each.size) for each in layout.blocks]
+
+
+def test_a_whole_history_starts_with_nothing():
+    trace = trace_of([event("segment_alloc", A, 2 * MiB), alloc(A, 512)], [segment(A, 2 * MiB, [block(A, 512)])])
+    assert layout_of(trace) == StartLayout(segments=(), unplaced=0)
+
+
+def test_what_is_never_mentioned_was_there_all_along():
+    trace = trace_of([], [segment(A, 20 * MiB, [block(A, 5 * MiB, 5 * MiB - 7)])])
+    expected = StartBlock(A, 5 * MiB, 5 * MiB - 7, is_waiting=False, stack=-1, freed_at=0, size_is_exact=True)
+    assert layout_of(trace).segments == (StartSegment(A, 20 * MiB, 0, (0, 0), False, False, (expected,)),)
+
+
+def test_what_is_freed_first_was_there_before():
+    trace = trace_of(free(A, 700), [segment(A, 2 * MiB, [])])
+    expected = StartBlock(A, 1024, 700, is_waiting=False, stack=-1, freed_at=1, size_is_exact=False)
+    assert layout_of(trace).blocks == (expected,)
+
+
+def test_a_free_that_only_completes_was_waiting():
+    trace = trace_of([event("free_completed", A, 512), free(A + 512, 512)], [segment(A, 2 * MiB, [])])
+    assert [each.is_waiting for each in layout_of(trace).blocks] == [True, False]
+
+
+def test_pages_mapped_since_are_taken_away_and_those_unmapped_put_back():
+    trace = trace_of(
+        [event("segment_unmap", A, 20 * MiB), event("segment_map", A + 40 * MiB, 20 * MiB), alloc(A + 40 * MiB, 512)],
+        [segment(A + 20 * MiB, 40 * MiB, [block(A + 40 * MiB, 512)], is_expandable=True)],
+    )
+    assert layout_of(trace).segments == (StartSegment(A, 40 * MiB, 0, (0, 0), False, True),)
+
+
+def test_a_gap_of_at_most_a_mebibyte_belonged_to_the_block_before_it():
+    trace = trace_of(free(A, 19 * MiB), [segment(A, 20 * MiB, [])])
+    assert sizes(layout_of(trace)) == [(A, 20 * MiB)]
+
+
+def test_an_allocation_that_lands_in_a_larger_gap_shows_where_it_began():
+    rest = 983_040
+    events = [alloc(A + 5 * MiB + rest, 2 * MiB), free(A, 5 * MiB)]
+    trace = trace_of(events, [segment(A, 20 * MiB, [block(A + 5 * MiB + rest, 2 * MiB)])])
+    assert sizes(layout_of(trace)) == [(A, 5 * MiB + rest)]
+
+
+def test_only_while_the_block_lived():
+    events = [free(A, 5 * MiB), alloc(A + 5 * MiB + 983_040, 2 * MiB)]
+    trace = trace_of(events, [segment(A, 20 * MiB, [block(A + 5 * MiB + 983_040, 2 * MiB)])])
+    assert sizes(layout_of(trace)) == [(A, 5 * MiB)]
+
+
+def test_where_an_allocation_did_not_go_tells_that_less_was_free():
+    """7 MiB would fit best into the gap of 7.5 MiB, had it been free; it went to 20 MiB."""
+    late = block(A + 25 * MiB // 2, 15 * MiB // 2)
+    ends = [segment(A, 20 * MiB, [late]), segment(B, 20 * MiB, [block(B, 7 * MiB)])]
+    result = replay(trace_of([alloc(B, 7 * MiB), free(A, 5 * MiB)], ends))
+    assert result.exact
+
+
+def test_an_oversize_block_is_a_whole_segment():
+    trace = trace_of(free(A, 130 * MiB), [segment(A, 140 * MiB, [])])
+    assert sizes(layout_of(trace, Settings(max_split_size=128 * MiB))) == [(A, 140 * MiB)]
+
+
+def test_blocks_within_one_another_too():
+    trace = trace_of([free(A, 4 * MiB), free(A + MiB, 4 * MiB)], [segment(A, 20 * MiB, [])])
+    assert (layout_of(trace).unplaced, sizes(layout_of(trace))) == (1, [(A, 4 * MiB)])
+
+
+def test_a_block_that_reaches_past_the_last_address_lies_in_no_segment():
+    """Searched for, such an address was more than numpy takes."""
+    high = 2**64 - 512
+    trace = trace_of([*free(high, MiB), alloc(high, MiB), event("segment_free", high, 20 * MiB)])
+    assert (layout_of(trace).blocks, layout_of(trace).unplaced) == ((), 1)
+
+
+A = 0x7F1200000000
+LARGE = (0, (0, 0), False)
+
+
+def spaces(events, ends=()) -> AddressSpaces:
+    trace = trace_of(list(events), [*ends, segment(A - GiB, 2 * MiB, [])])
+    device = trace.devices[0]
+    return address_spaces(trace, device, start_layout(trace, device, Settings()))
+
+
+def maps(address: int, size: int = 20 * MiB) -> list[dict]:
+    return [event("segment_map", address, size), alloc(address, size)]
+
+
+def mapped(address: int, size: int) -> dict:
+    return segment(address, size, [block(address, size)], is_expandable=True)
+
+
+def test_the_last_space_may_be_as_large_as_any_other():
+    found = AddressSpaces({}, {A: GiB})
+    assert (found.size(A, 80 * GiB), found.size(A + GiB, 80 * GiB), found.size(A, MiB)) == (GiB, GiB, MiB)
+
+
+def found_one_by_one(trace: Trace, layout: StartLayout) -> AddressSpaces:
+    """The same by looking at every space for every page."""
+    spaces = {group: [[ranges[0].address, ranges[-1].end]] for group, ranges in ranges_by_group(layout).items()}
+    at_start, events = list(spaces), trace.devices[0].events
+    for row in np.flatnonzero(events.action == Action.SEGMENT_MAP).tolist():
+        size, address = int(events.size[row]), int(events.address[row])
+        group = int(events.stream[row]), trace.pools[events.pool[row]], size == 2 * MiB
+        own = spaces.setdefault(group, [])
+        inside = [space for space in own if space[0] <= address <= space[1]]
+        if inside:
+            inside[0][1] = max(inside[0][1], address + size)
+        elif group in at_start and address < own[0][0]:
+            if any(address <= begin < own[0][0] for each in spaces.values() for begin, _ in each):
+                own.append([address, address + size])
+            else:
+                own[0][0] = address
+        else:
+            own.append([address, address + size])
+    begins = sorted(begin for each in spaces.values() for begin, _ in each)
+    sizes = {first: after - first for first, after in zip(begins, begins[1:], strict=False)}
+    return AddressSpaces({group: spaces[group][0][0] for group in at_start}, sizes)
+
+
+pages = st.tuples(st.integers(0, 30), st.integers(1, 9), st.integers(0, 1))
+
+
+@given(st.lists(pages, min_size=1, max_size=30), st.lists(pages, max_size=4))
+def test_spaces_are_those_of_looking_at_each(events, ends) -> None:
+    rows = [event("segment_map", A + 2 * MiB * at, 2 * MiB * size, stream=stream) for at, size, stream in events]
+    there = [
+        {**mapped(A + 2 * MiB * at, 2 * MiB * size), "stream": stream, "segment_type": "small"}
+        for at, size, stream in ends
+    ]
+    trace = trace_of(rows, there)
+    layout = start_layout(trace, trace.devices[0], Settings())
+    assert address_spaces(trace, trace.devices[0], layout) == found_one_by_one(trace, layout)
+
+
+def test_twice_as_many_spaces_are_about_twice_the_work() -> None:
+    """A recording can begin a new one with every event. What counts is what Python does, line by line."""
+    assert lines_run(800) < 3 * lines_run(400)
+
+
+def lines_run(count: int) -> int:
+    # Each begins below the one before it, and none touches another.
+    rows = [event("segment_map", A - i * GiB, 20 * MiB) for i in range(count)]
+    trace = trace_of(rows, [segment(A - 2000 * GiB, 2 * MiB, [])])
+    device, lines = trace.devices[0], 0
+    layout = start_layout(trace, device, Settings())
+
+    def count_lines(frame: FrameType, happened: str, _: object) -> Any:
+        nonlocal lines
+        lines += happened == "line"
+        return count_lines
+
+    before = sys.gettrace()
+    sys.settrace(count_lines)
+    try:
+        address_spaces(trace, device, layout)
+    finally:
+        sys.settrace(before)
+    return lines

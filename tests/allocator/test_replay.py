@@ -1,23 +1,33 @@
 """Replay under the recorded settings: it hits every recorded address, or reports the first mismatch."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from memviz.allocator.replay_result import Agreement, RanOut
+from memviz.allocator import replayer
+from memviz.allocator.event_replay import RequestReplay, _QuickReplay
+from memviz.allocator.recorded_replay import ensure_replayed
+from memviz.allocator.replay_result import Agreement, Figures, Mismatch, RanOut, Replayed
+from memviz.allocator.replayer import CardMemory, Divergence, Replayer, divergence, why_diverged
 from memviz.allocator.settings import parse_settings
 from memviz.analysis.timeline import timeline
-from memviz.errors import UsageError
-from memviz.trace.model import Category, Labels, Phase, Trace
+from memviz.errors import TraceError, UsageError
+from memviz.trace.model import Action, Category, Labels, Phase, Trace
 from tests.allocator.driver import MiB
 from tests.allocator.programs import SETTINGS, played, programs
 from tests.allocator.recording import Recorder, cached, ran_out
+from tests.facts import missing
+from tests.house.repository import ROOT
 from tests.real import each_real_file, read_once, requires_real
 from tests.replays import replay
-from tests.traces import alloc, block, event, free, segment, trace_of
+from tests.traces import alloc, block, event, free, read, segment, trace_of
 
 A, B = 0x7F1200000000, 0x7F3400000000
 EXACT = Agreement(address_mismatches=0, first_mismatch=None)
@@ -273,3 +283,320 @@ def test_another_backend_cannot_be_replayed():
 def test_segments_that_reach_past_the_last_address_are_refused_in_words():
     with pytest.raises(UsageError, match="exceed the address space"):
         replay(trace_of([alloc(0, 512)], [segment(-5, 2 * MiB, [block(-5, MiB)])]))
+
+
+def limited(source: Replayer, memory: int | None) -> Replayed:
+    return source.replay(None, None if memory is None else CardMemory(memory, 0))
+
+
+def short() -> Recorder:
+    run = Recorder(card=100 * MiB)
+    run.cached(60 * MiB)
+    run.malloc(80 * MiB)
+    run.malloc(10 * MiB)
+    return run
+
+
+def test_in_what_the_process_had_the_recorded_settings_do_what_is_recorded() -> None:
+    source = ensure_replayed(Replayer(short().trace()))
+    memory = source.releases.memory
+    assert memory is not None
+    for each in (memory.least, memory.most):
+        assert divergence(source, limited(source, each), each) is None
+    assert divergence(source, limited(source, memory.most + 1), memory.most + 1) == Divergence(4, gives_back=True)
+    assert divergence(source, limited(source, None)) == Divergence(4, gives_back=True)
+    assert divergence(source, limited(source, memory.least - 2 * MiB)) == Divergence(8, gives_back=False)
+
+
+def test_every_reason_names_the_event_and_the_memory() -> None:
+    source = Replayer(short().trace())
+    recorded = source.as_recorded()
+
+    def why(memory: int | None) -> str:
+        return why_diverged(source, recorded, limited(source, memory), memory)
+
+    back = "it released its cache for lack of memory at event 4; "
+    assert why(None) == f"{back}without a limit that is not needed"
+    assert why(200 * MiB) == f"{back}in 200 MiB that is not needed"
+    assert why(100 * MiB) == ""
+    assert missing(why(85 * MiB), "at event 8", "in 85.0 MiB no memory is left") == []
+
+
+def test_a_recording_that_ran_out_is_as_recorded_up_to_there() -> None:
+    run = ran_out()
+    run.malloc(10 * MiB)
+    trace = run.trace()
+    assert Replayer(trace).what_if(card=CardMemory(100 * MiB, 0)).divergence == ""
+    assert missing(Replayer(trace).what_if().divergence, "ran out of memory at event 2", "without a limit") == []
+
+
+def test_the_sample_that_runs_out_is_as_recorded_in_its_own_memory() -> None:
+    trace = read_once(ROOT / "sample_traces" / "out-of-memory.pickle.gz")
+    assert Replayer(trace).what_if(card=CardMemory(2400 * MiB, 0)).divergence == ""
+
+
+@given(st.sampled_from(["", "expandable_segments:True", "max_split_size_mb:24"]), st.integers(40, 200), programs)
+def test_what_is_called_as_recorded_has_the_recorded_history(text: str, mebibytes: int, program: list) -> None:
+    """The replayed history has the same actions and sizes in the same order."""
+    run = played(Recorder(text, card=mebibytes * MiB), program)
+    if not run.events:
+        return
+    for memory in (None, mebibytes * MiB, 2 * mebibytes * MiB):
+        found = Replayer(run.trace()).what_if(card=None if memory is None else CardMemory(memory, 0))
+        recorded, ours = found.recorded.trace.devices[0].events, found.base.trace.devices[0].events
+        plain = recorded.action != Action.OOM
+        if found.base.oom is not None:
+            plain &= np.arange(len(recorded)) < found.base.oom.event
+        mine = ours.action != Action.OOM
+        is_alike = [*recorded.action[plain]] == [*ours.action[mine]] and [*recorded.size[plain]] == [*ours.size[mine]]
+        if not found.divergence:
+            assert is_alike
+        elif found.base.oom is None and not (recorded.action == Action.OOM).any():
+            assert not is_alike
+
+
+@requires_real
+@each_real_file
+def test_real_recordings_are_as_recorded_without_a_limit_and_not_in_less_than_they_took(path) -> None:
+    source = Replayer(read_once(path))
+    assert divergence(source, limited(source, None)) is None
+    if len(source.device.events) > 1:
+        assert source.what_if(card=CardMemory(source.as_recorded().peak_reserved_bytes * 9 // 10, 0)).divergence
+
+
+A, B = 0x7F1200000000, 0x7F3400000000
+
+
+def first_mismatch(trace: Trace) -> Mismatch:
+    result = replay(trace)
+    assert result.agreement is not None and result.agreement.first_mismatch is not None
+    assert "replay_differs" in [note.code for note in result.trace.notes]
+    return result.agreement.first_mismatch
+
+
+def test_a_segment_where_a_cached_block_would_have_served():
+    events = [
+        event("segment_alloc", A, 20 * MiB),
+        alloc(A, 20 * MiB),
+        free(A, 20 * MiB),
+        event("segment_alloc", B, 20 * MiB),
+        alloc(B, 20 * MiB),
+    ]
+    ends = [segment(A, 20 * MiB, []), segment(B, 20 * MiB, [block(B, 20 * MiB)])]
+    mismatch = first_mismatch(trace_of(events, ends))
+    assert (mismatch.event, mismatch.expected, mismatch.got) == (
+        5,
+        f"segment_alloc of 20971520 at 0x{B:x}, alloc of 20971520 at 0x{B:x}",
+        f"alloc of 20971520 at 0x{A:x}",
+    )
+    assert mismatch.why.startswith("The file allocates a new segment here although")
+
+
+def test_after_a_mismatch_it_goes_on_and_counts():
+    ends = [segment(A, 20 * MiB, []), segment(B, 30 * MiB, [block(B, 20 * MiB)])]
+    result = replay(trace_of([alloc(B, 20 * MiB), free(B, 20 * MiB), alloc(B, 20 * MiB)], ends))
+    assert result.agreement is not None
+    assert result.agreement.address_mismatches == 2
+    assert not result.exact
+
+
+def test_where_streams_differ_and_frees_are_left_out_that_is_the_reason():
+    run = Recorder()
+    shared = run.malloc(20 * MiB)
+    run.allocator.record_stream(shared, 7)
+    run.free(shared)
+    run.malloc(20 * MiB)
+    run.allocator.pending.finish(7)
+    run.malloc(20 * MiB, stream=7)
+    run.events = [each for each in run.events if each["action"] != "free_completed"]
+    mismatch = first_mismatch(run.trace())
+    assert mismatch.why.endswith("which of its 2 streams waited.")
+
+
+_SEGMENT = [event("segment_alloc", A, 20 * MiB), alloc(A, 20 * MiB)]
+_ELSEWHERE = [segment(B, 2 * MiB, [])]
+_TWO_FREE = [segment(A, 20 * MiB, []), segment(B, 30 * MiB, [block(B, 20 * MiB)])]
+
+
+@pytest.mark.parametrize(
+    ("events", "ends", "at", "why"),
+    [
+        ([alloc(A, 5 * MiB)], _ELSEWHERE, 0, "No free block is large enough"),
+        ([alloc(A, 1 << 60)], _ELSEWHERE, 0, "PyTorch refuses a request this large"),
+        ([alloc(B, 20 * MiB)], _TWO_FREE, 0, "The file uses another block than the best fit"),
+        ([*_SEGMENT, event("segment_free", A, 20 * MiB)], _ELSEWHERE, 2, "The file releases memory that is in use"),
+        (_SEGMENT, _ELSEWHERE, 2, "The final segments contradict"),
+        (
+            [event("segment_alloc", A, 32 * MiB), alloc(A, 5 * MiB)],
+            [segment(A, 32 * MiB, [block(A, 5 * MiB)])],
+            1,
+            "The file allocates a new segment of another size",
+        ),
+    ],
+)
+def test_the_first_event_that_cannot_have_been_is_named_with_its_reason(events, ends, at, why):
+    mismatch = first_mismatch(trace_of(events, ends))
+    assert mismatch.event == at and mismatch.why.startswith(why)
+
+
+ACTIONS = [
+    *("alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "segment_map", "segment_unmap"),
+    *("oom", "snapshot", "annotate", "unheard_of"),
+]
+addresses = st.integers(0, 8).map(lambda place: 0x7F0000000000 + place * 20 * MiB) | st.sampled_from([0, 512, 1 << 63])
+sizes = st.sampled_from([0, 1, 512, MiB, 2 * MiB, 5 * MiB, 20 * MiB, 40 * MiB, 1 << 45])
+pools = st.sampled_from([(0, 0), (0, 0), (0, 1)])
+events = st.fixed_dictionaries(
+    {"action": st.sampled_from(ACTIONS), "addr": addresses, "size": sizes, "stream": st.just(0), "pool_id": pools}
+)
+blocks = st.fixed_dictionaries(
+    {
+        "address": addresses,
+        "size": st.sampled_from([512, MiB, 5 * MiB]),
+        "requested_size": st.sampled_from([0, 512]),
+        "state": st.sampled_from(["active_allocated", "active_pending_free", "inactive"]),
+    }
+)
+segments = st.fixed_dictionaries(
+    {
+        "address": addresses,
+        "total_size": st.sampled_from([4096, 2 * MiB, 20 * MiB, 40 * MiB]),
+        "segment_type": st.sampled_from(["small", "large"]),
+        "segment_pool_id": pools,
+        "is_expandable": st.booleans(),
+        "blocks": st.lists(blocks, max_size=3),
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "memory"), [(None, None), ("expandable_segments:True", None), ("max_split_size_mb:20", 50 * MiB)]
+)
+@given(events=st.lists(events, max_size=20), segments=st.lists(segments, max_size=3))
+def test_whatever_a_file_says_a_replay_comes_to_an_end(text, memory, events, segments):
+    try:
+        trace = read({"segments": segments, "device_traces": [events]})
+    except TraceError:
+        assume(False)
+    result = replay(trace, settings=None if text is None else parse_settings(text), memory=memory)
+    assert result.exact or result.agreement is None or result.agreement.first_mismatch is not None
+    assert result.peak_reserved_bytes >= result.reserved_end_bytes >= 0
+
+
+FOLDER = Path(__file__).parents[2] / "sample_traces"
+SAMPLES_AND_SETTINGS = [("late-start", "expandable_segments:True"), ("training", ""), ("out-of-memory", "")]
+
+
+@contextmanager
+def step_by_step() -> Iterator[None]:
+    """Put every event through its handler."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_QuickReplay, "run", _run_handlers)
+        yield
+
+
+def _run_handlers(quick: _QuickReplay, chunk: Iterator[tuple[Any, ...]]) -> None:
+    for at, step, address, requested, _, stream, pool in chunk:
+        quick.replay.history.now = at
+        quick.handlers[step](at, address, requested, stream, pool)
+
+
+def all_of(replayed: Replayed) -> list[object]:
+    (device,) = replayed.trace.devices
+    tables = (device.events, device.segments, device.blocks)
+    columns = [column.tolist() for table in tables for _, column in table.columns()]
+    figures = [replayed.peak_requested_bytes, replayed.peak_allocated_bytes, replayed.peak_reserved_bytes]
+    ends = [replayed.reserved_end_bytes, replayed.retries, replayed.oom, replayed.agreement]
+    return [columns, np.asarray(replayed.sources).tolist(), figures, ends]
+
+
+def outcomes(trace: Trace, text: str, card: CardMemory | None) -> list[object]:
+    source, wanted = Replayer(trace), parse_settings(text)
+    recorded = all_of(source.as_recorded())
+    if wanted.per_process_memory_fraction < 1 and card is None:
+        card = CardMemory(4000 * MiB, 0)
+    kept, anew = (source.replay(wanted, card, afresh=afresh) for afresh in (False, True))
+    return [recorded, all_of(kept), all_of(anew), source.figures(wanted, card, afresh=True)]
+
+
+@given(
+    st.sampled_from(SETTINGS),
+    st.sampled_from(SETTINGS[:5]),
+    st.sampled_from([None, 90 * MiB, 300 * MiB]),
+    st.integers(0, 8),
+    programs,
+)
+def test_random_programs_end_alike(text, recorded_with, memory, left_out, program):
+    run = played(Recorder(recorded_with, card=4000 * MiB), program)
+    kept = len(run.events) - left_out
+    if kept > 0:
+        trace, card = run.trace(kept), None if memory is None else CardMemory(memory, 0)
+        quickly = outcomes(trace, text, card)
+        with step_by_step():
+            assert quickly == outcomes(trace, text, card)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("late-start", "max_split_size_mb:21"),
+        *(pytest.param(name, text, marks=pytest.mark.slow) for name, text in SAMPLES_AND_SETTINGS),
+    ],
+)
+def test_recordings_end_alike(name, text):
+    trace = read_once(FOLDER / f"{name}.pickle.gz")
+    quickly = outcomes(trace, text, CardMemory(2048 * MiB, 0))
+    with step_by_step():
+        assert quickly == outcomes(trace, text, CardMemory(2048 * MiB, 0))
+
+
+def test_nearly_all_of_a_recording_goes_the_quick_way(monkeypatch):
+    trace = read_once(FOLDER / "training.pickle.gz")
+    slow = 0
+    for name in ("malloc", "free"):
+        step = getattr(RequestReplay, name) if name == "free" else getattr(replayer.OtherSettings, name)
+
+        def counted(*args, step=step):
+            nonlocal slow
+            slow += 1
+            return step(*args)
+
+        monkeypatch.setattr(replayer.OtherSettings, name, counted)
+    source = Replayer(trace)
+    source.figures(parse_settings("expandable_segments:True"), afresh=True)
+    assert 0 < slow < 0.2 * len(source.device.events)
+
+
+README = Path(__file__).parents[2] / "memviz" / "allocator" / "README.md"
+
+
+def fate(figures: Figures) -> str:
+    if figures.oom is None:
+        return f"fits, {figures.retries} {'retry' if figures.retries == 1 else 'retries'}"
+    return f"runs out at event {figures.oom.event:,}" if figures.oom.event >= 0 else "too little before the first event"
+
+
+def row(path: Path) -> str:
+    """A history of one event or none has no replays."""
+    source = Replayer(read_once(path))
+    recorded = source.as_recorded()
+    assert recorded.agreement is not None
+    asked = ["–", "–", "–"]
+    if len(source.device.events) > 1:
+        # Nine tenths of the recorded peak, and no overhead: it is the process's own memory.
+        card, expandable = (
+            CardMemory(recorded.peak_reserved_bytes * 9 // 10, 0),
+            parse_settings("expandable_segments:True"),
+        )
+        free = source.figures(expandable)
+        asked = [f"{free.peak_reserved_bytes // MiB:,}"]
+        asked += [fate(source.figures(None, card)), fate(source.figures(expandable, card))]
+    cells = [path.stem, f"{len(source.device.events):,}", str(recorded.agreement.address_mismatches)]
+    cells += ["yes" if recorded.exact else "no", f"{recorded.peak_reserved_bytes // MiB:,}", *asked]
+    return f"| {' | '.join(cells)} |"
+
+
+@requires_real
+@each_real_file
+def test_the_row_of_a_real_recording_is_what_comes_out(path: Path) -> None:
+    assert row(path) in README.read_text(encoding="utf-8").splitlines()

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memviz.allocator import context
 from memviz.allocator.blocks import Block
 from memviz.allocator.caching import Tally
-from memviz.allocator.context import OVERHEAD_BYTES, CudaContext
+from memviz.allocator.context import A100, OVERHEAD_BYTES, UNKNOWN, CudaContext, context_on, context_sentence
 from memviz.allocator.replay_result import Figures, RanOut, reserved_after_events
 from memviz.allocator.replayer import CardMemory, Doubt, Replayer
 from memviz.allocator.settings import parse_settings
@@ -20,6 +21,7 @@ from tests.allocator.driver import Driver, GiB, MiB
 from tests.allocator.programs import SETTINGS, played, programs, take
 from tests.allocator.recording import Recorder, cached, ran_out
 from tests.allocator.test_replay import actions
+from tests.benchmarks.contexts import seen
 from tests.facts import missing
 from tests.replays import replay
 from tests.traces import alloc, block, free, segment, trace_of
@@ -246,3 +248,40 @@ def test_what_gives_back_its_cache_is_replayed() -> None:
 
 def test_of_a_card_that_the_context_fills_nothing_is_left() -> None:
     assert word(held(1), 100, None) == "no"
+
+
+@pytest.mark.parametrize(
+    ("card", "expected"),
+    [
+        ("Tesla T4", context.TURING),
+        ("Tesla V100-SXM2-32GB", context.VOLTA),
+        ("NVIDIA A10G", context.AMPERE),
+        ("NVIDIA RTX A6000", context.AMPERE),
+        ("NVIDIA GeForce RTX 3080 Laptop GPU", context.AMPERE),
+        ("NVIDIA L40S", context.ADA),
+        ("NVIDIA RTX 6000 Ada Generation", context.ADA),
+        ("NVIDIA H100 80GB HBM3", context.HOPPER),
+        ("NVIDIA GH200 480GB", context.HOPPER),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", context.BLACKWELL),
+        ("AMD Instinct MI300X", UNKNOWN),
+        ("", UNKNOWN),
+    ],
+)
+def test_a_card_is_of_a_generation_by_its_name(card: str, expected: context.CudaContext) -> None:
+    assert context_on(card) is expected
+
+
+def test_where_nothing_is_known_the_interval_takes_in_all_that_was_seen() -> None:
+    assert (UNKNOWN.least_bytes, UNKNOWN.most_bytes) == (64 * MiB, A100.most_bytes)
+    assert "not published" in context_sentence("AMD Instinct MI300X")
+
+
+def test_the_intervals_are_those_of_the_public_readings() -> None:
+    """nvidia-smi, which has readings for two generations, is more precise than PyTorch's messages."""
+    shipped = {name: getattr(context, name.upper()) for name in (each.generation for each in seen())}
+    assert len(shipped) == len(context.KNOWN)
+    for each in seen():
+        known = shipped[each.generation]
+        assert known.least_bytes == each.least_mib * MiB
+        by_driver = {"A100": 1792, "Volta": 1344}.get(each.generation, each.most_mib)
+        assert known.most_bytes == by_driver * MiB >= each.most_mib * MiB

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from tests.hostile import operations  # noqa: F401
 from tests.hostile.files import READ, REFUSED
 from tests.hostile.limited import MEMORY
 
