@@ -363,25 +363,14 @@ def test_where_the_trace_ends_in_the_forward_nothing_is_made_again():
     assert timeline(checkpointed(cut).devices[0]).end_bytes == (50 + LAYERS * 8) * MiB
 
 
-def test_forwards_alone_keep_nothing_for_a_backward():
+def test_without_a_backward_or_equal_layers_nothing_can_be_checkpointed():
     trace = network(upto=1 + 6 * LAYERS)
     assert checkpoint(Facts(trace, trace.devices[0])) is None
-
-
-def test_a_network_without_equal_layers_cannot_be_checkpointed():
     lines = [[NATIVE, frame("forward", "/p/model.py", 100 + number), CALL, MAIN] for number in range(3)]
     events = [alloc(MiB * (number + 1), 10, frames=stack) for number, stack in enumerate(lines)]
     events += [alloc(TEMPORARY, 1, frames=BACKWARD), *(free(MiB * (number + 1), 10) for number in (2, 1, 0))]
     trace = trace_of(events)
     assert checkpoint(Facts(trace, trace.devices[0])) is None
-
-
-def test_events_of_an_edit_are_in_order():
-    trace = network(steps=2)
-    made = checkpointed(trace)
-    rows = lifetimes(made.devices[0])
-    assert (rows.end > rows.start).all()
-    assert np.all(timeline(made.devices[0]).live >= 0)
 
 
 def holding(sizes_of_layers: list[list[int]], stacks: list[list[dict[str, Any]]]) -> LayersHolding | None:
@@ -397,17 +386,18 @@ def holding(sizes_of_layers: list[list[int]], stacks: list[list[dict[str, Any]]]
     return layers_holding(facts, rows, facts.line.peak_event)
 
 
-def test_layers_are_groups_of_stacks_and_no_blocks():
-    """Each layer runs one line three times, like a loop over heads, which keeps nearly all of its bytes."""
-    found = holding(5 * [[40, 40, 40, 1]], [WIDE, WIDE, WIDE, NORM])
+@pytest.mark.parametrize(
+    ("sizes", "stacks", "description"),
+    [
+        (5 * [[40, 40, 40, 1]], [WIDE, WIDE, WIDE, NORM], "5 equal layers"),
+        ([[16, 4], [8, 2], [4, 1]], [WIDE, NORM], "3 layers"),
+    ],
+    ids=["one line three times in each, like a loop over heads", "unequal sizes"],
+)
+def test_layers_are_groups_of_stacks_and_no_blocks(sizes, stacks, description):
+    found = holding(sizes, stacks)
     assert found is not None
-    assert (found.description, len(found.rows)) == ("5 equal layers", 20)
-
-
-def test_layers_of_unequal_sizes_are_not_called_equal():
-    found = holding([[16, 4], [8, 2], [4, 1]], [WIDE, NORM])
-    assert found is not None
-    assert found.description == "3 layers"
+    assert (found.description, len(found.rows)) == (description, sum(map(len, sizes)))
 
 
 def test_what_is_kept_too_long_ends_before_the_next_forward():
@@ -487,11 +477,6 @@ def test_autocast_halves_products_and_copies_their_weights():
 ONE, TWO, THREE = 1 << 20, 2 << 20, 3 << 20
 
 
-def of(trace):
-    rows = lifetimes(trace.devices[0])
-    return list(zip(rows.address.tolist(), rows.start.tolist(), rows.end.tolist(), rows.size.tolist(), strict=True))
-
-
 @given(sound_traces())
 def test_without_an_edit_nothing_changes(trace):
     device = trace.devices[0]
@@ -549,4 +534,5 @@ def test_a_block_that_ends_earlier_is_free_in_the_end():
     trace = trace_of([alloc(0, ONE), alloc(TWO, 5), free(TWO, 5)], [segment(0, 20 * ONE, [block(0, ONE)])])
     made = apply_edit(trace, trace.devices[0], Edit(earlier=Earlier(np.array([0]), np.array([2]))))
     assert made.devices[0].blocks.state.tolist() == [State.INACTIVE, State.INACTIVE]
-    assert [(address, end) for address, _, end, _ in of(made)] == [(0, 3), (TWO, 5)]
+    rows = lifetimes(made.devices[0])
+    assert list(zip(rows.address.tolist(), rows.end.tolist(), strict=True)) == [(0, 3), (TWO, 5)]

@@ -91,13 +91,10 @@ def test_what_was_live_at_the_start_counts_for_the_peak():
     assert brief(trace_of(events, external_annotations=rows)) == [("a", 1, 3, 0, False, 10)]
 
 
-def test_events_without_times_leave_annotations_unplaced():
+def test_without_times_or_annotations_none_is_placed():
     rows = [{"name": "a", "stage": "START", "device": 0, "time_us": 5}]
     found = annotated(trace_of([alloc(1, 1)], external_annotations=rows).devices[0])
     assert (len(found.intervals), found.unplaced, found.unmatched_ends) == (0, 1, 0)
-
-
-def test_a_trace_without_annotations_has_none():
     found = annotated(trace_of([alloc(1, 1, time_us=5)]).devices[0])
     assert found == Annotated(found.intervals)
     assert len(found.intervals) == 0
@@ -154,16 +151,13 @@ def test_an_event_belongs_to_the_latest_interval_around_it(rows):
         assert annotation_of_events(device, np.array([e])).tolist() == [expected]
 
 
-def test_the_profilers_steps_are_steps():
+def test_steps_are_the_profilers_or_else_end_where_the_first_optimizer_does():
     rows = [("ProfilerStep#3", "START", 10), ("ProfilerStep#3", "END", 20), ("ProfilerStep#4", "START", 21)]
     trace = annotated_trace([*rows, ("x", "START", 25)], [10, 20, 30])
     assert steps(trace, trace.devices[0]) == (
         StepRange("ProfilerStep#3", 0, 1),
         StepRange("ProfilerStep#4", 2, 2, is_open=True),
     )
-
-
-def test_without_a_profiler_a_step_ends_where_the_first_optimizers_does():
     rows = [
         (f"Optimizer.step#{kind}", stage, time)
         for kind, at in (("A", 15), ("B", 17), ("A", 35))
@@ -171,9 +165,6 @@ def test_without_a_profiler_a_step_ends_where_the_first_optimizers_does():
     ]
     trace = annotated_trace([*rows, ("Optimizer.step#A", "START", 45)], [10, 20, 30, 40, 50])
     assert steps(trace, trace.devices[0]) == (StepRange("step 1", 0, 0), StepRange("step 2", 1, 2))
-
-
-def test_a_trace_without_either_has_no_steps():
     trace = annotated_trace([("x", "START", 25)], [10, 20, 30])
     assert steps(trace, trace.devices[0]) == ()
 
@@ -216,7 +207,7 @@ def test_a_step_is_called_as_the_program_notes_it(notes, first):
     assert any(name in overview(trace, device).moment for name in names)
 
 
-def test_phases_above_a_timeline_are_of_the_steps_that_the_profiler_counts():
+def test_phases_are_named_by_the_steps_that_the_profiler_counts_or_else_by_our_count():
     trace = noted("ProfilerStep#4", "ProfilerStep#5", "ProfilerStep#6")
     bands = [name for name, _, _ in phase_bands(trace, trace.devices[0])]
     assert bands[:4] == [
@@ -225,9 +216,6 @@ def test_phases_above_a_timeline_are_of_the_steps_that_the_profiler_counts():
         "optimizer step of ProfilerStep#4",
         "forward of ProfilerStep#5",
     ]
-
-
-def test_without_notes_steps_are_counted():
     trace = noted()
     device = trace.devices[0]
     assert [phase_name(trace, device, span) for span in phase_spans(trace, device).spans][:2] == [
@@ -255,13 +243,9 @@ def test_what_was_predicted_or_replayed_from_it_has_none() -> None:
         trace = written(about)
         device = trace.devices[0]
         assert not has_times(device)
+        assert annotated(device).intervals.start_event.tolist() == [1]
         assert scores([(trace, device)])[0].duration_us is None
         assert allocation(trace, device, 0).span.microseconds is None
         table = io.StringIO()
         write_allocations(trace, table)
         assert "4790" not in table.getvalue()
-
-
-def test_annotations_are_placed_all_the_same() -> None:
-    trace = written(About("predicted"))
-    assert annotated(trace.devices[0]).intervals.start_event.tolist() == [1]

@@ -69,17 +69,13 @@ def test_the_site_is_the_users_innermost_frame_or_the_next_best(frames, kind, la
     assert (found.kind, found.label) == (kind, label)
 
 
-def test_without_a_stack_there_is_no_site():
-    table = sites(trace_of([alloc(1, 1)]))
-    assert table.of(NO_STACK) is NO_SITE
-    assert NO_SITE.label == "no stack recorded"
-
-
-def test_stacks_that_meet_at_one_frame_share_a_site():
+def test_stacks_that_meet_at_one_frame_share_a_site_and_no_stack_has_none():
     events = [alloc(1, 1, frames=[LINEAR, MODEL]), alloc(2, 1, frames=[MODEL, TRAIN]), alloc(3, 1, frames=[TRAIN])]
     table = sites(trace_of(events))
     assert table.of_stack.tolist()[0] == table.of_stack.tolist()[1] != table.of_stack.tolist()[2]
     assert len(table.sites) == 3
+    assert table.of(NO_STACK) is NO_SITE
+    assert NO_SITE.label == "no stack recorded"
 
 
 def test_labels_tell_files_of_one_name_apart():

@@ -47,11 +47,8 @@ def test_rows_are_ordered_by_their_change_and_add_up():
     assert found.delta(1) == 162 == sum(row.delta(1) for row in found.rows)
 
 
-def test_sites_come_first_where_both_have_them():
+def test_sites_come_first_and_categories_that_nobody_knows_never():
     assert best_grouping(before_and_after()) == "site"
-
-
-def test_categories_that_nobody_knows_come_never_first():
     first, second = (trace_of([alloc(1, 100, frames=at(name))]) for name in ("f", "g"))
     assert best_grouping(pairs_of(first, second)) == "site"
 
@@ -258,13 +255,10 @@ def test_another_branch_is_no_move_while_most_lines_are_shared():
     assert first[0] == second[0]
 
 
-def test_a_stack_is_ones_own_frames_and_the_operator():
+def test_a_stack_is_ones_own_frames_and_the_operator_without_library_frames():
     first, second = used("stack", one_operator(), one_operator(home="/srv/b"))
     assert first == second
     assert (first[0].label, first[0].detail) == ("model.py:10 ← train.py:50", "mm")
-
-
-def test_library_frames_between_make_no_other_stack():
     library = frame("wrap", "/x/site-packages/torch/nn/modules/module.py", 1500)
     model, main = frame("forward", "model.py", 10), frame("main", "train.py", 50)
     first, second = used(
@@ -346,11 +340,8 @@ def run(count: int, *steps: tuple[str, int, int], first_us: int = 1000, step_us:
     return read(snapshot(events, external_annotations=marks))
 
 
-def test_whole_runs_stand_beginning_over_beginning_and_end_over_end():
+def test_whole_runs_stand_beginning_over_beginning_and_on_one_scale_the_shorter_ends_earlier():
     assert align(pairs_of(run(9), run(99))) == Aligned("event", ((0, 10), (0, 100)), (0, 1), (0, 1))
-
-
-def test_on_one_scale_the_shorter_run_ends_earlier():
     found = align(pairs_of(run(9), run(99)), SCALE)
     assert found == Aligned("event", ((0, 100), (0, 100)), (0, 1), (0, 1))
 
@@ -405,12 +396,9 @@ def test_a_step_that_ended_before_the_recording_is_not_offered():
     assert [way.number for way in found if way.kind == "step"] == [1]
 
 
-def test_what_one_of_them_lacks_is_refused_by_name():
+def test_a_step_or_times_that_one_of_them_lacks_are_refused_by_name():
     with pytest.raises(UsageError, match="a step 2"):
         align(pairs_of(run(4), run(4)), Alignment("step", number=1))
-
-
-def test_traces_without_times_have_no_axis_of_time():
     with pytest.raises(UsageError, match="by event"):
         align(pairs_of(read(snapshot([alloc(1, 1)])), run(3)), START, "time")
 

@@ -84,7 +84,7 @@ def test_words_and_limits_are_told_apart():
     assert parse_query("Linear >10MiB <=1.5s <1000ev <") == (["linear", "<"], limits)
 
 
-def test_sites_say_what_is_live_then_and_what_ever_was(trace):
+def test_sites_say_what_is_live_then_and_what_ever_was_and_add_up(trace):
     model, train = "/p/Model.py:36 forward", "/p/train.py:9 step"
     assert find_sites(trace, trace.devices[0], "py", 1) == FindResult(
         1,
@@ -93,9 +93,6 @@ def test_sites_say_what_is_live_then_and_what_ever_was(trace):
             FoundSite(train, "train.py:9 step", MiB, 1, MiB, 1),
         ),
     )
-
-
-def test_sites_add_up(trace):
     everything = find_sites(trace, trace.devices[0], "<1GiB", 4)
     size = lifetimes(trace.devices[0]).size
     assert (everything.live_bytes, everything.live_count) == (MiB + 10, 2)

@@ -80,13 +80,10 @@ def test_gradients_that_outlive_the_step_are_told():
     assert finding.sentence.startswith("100 MiB of gradients are live during the forward of step 3")
 
 
-def test_gradients_that_are_added_up_over_forwards_are_in_use():
+def test_gradients_that_are_added_up_over_forwards_or_let_go_before_are_not_told():
     loop = Loop().whole().forward().backward()
     loop.forward().make(70, 1, BACKWARD).end(70, 1).end(OTHER, 20).end(HIDDEN, 20).step().without_gradient().whole()
     assert of_kind(loop.trace(), FindingKind.GRADIENTS_IN_FORWARD) == []
-
-
-def test_gradients_that_are_let_go_before_the_forward_are_not_told():
     assert of_kind(Loop().whole().whole().trace(), FindingKind.GRADIENTS_IN_FORWARD) == []
 
 
@@ -104,20 +101,15 @@ def test_a_copy_in_twice_the_precision_is_told_with_its_source():
     assert lifetimes(trace.devices[0]).address[finding.rows].tolist() == [70, 71]
 
 
-def test_another_operator_or_another_size_is_no_wider_copy():
+def test_what_is_no_wider_copy():
+    # Another operator, and another size.
     assert of_kind(_cast(30, FORWARD).trace(), FindingKind.WIDER_COPIES) == []
     assert of_kind(_cast(31, CAST).trace(), FindingKind.WIDER_COPIES) == []
-
-
-def test_a_copy_into_half_the_precision_is_no_wider_copy():
-    """A softmax in single precision, and its copy for a product; a block of a quarter is live, too."""
+    # A softmax in single precision, and its copy for a product; a block of a quarter is live, too.
     loop = Loop().forward().make(70, 15, FORWARD).make(72, 60, FORWARD).make(71, 30, CAST)
     loop.end(70, 15).end(72, 60).end(71, 30).backward().step().without_gradient()
     assert of_kind(loop.trace(), FindingKind.WIDER_COPIES) == []
-
-
-def test_without_operators_a_result_of_twice_the_size_is_no_copy():
-    """An exp after a cast, or a cat."""
+    # Without operators: an exp after a cast, or a cat.
     line = [frame("forward", "/p/model.py", 20), CALL, MAIN]
     loop = Loop().forward().make(70, 15, line).make(71, 30, line).end(70, 15).end(71, 30).backward().step()
     assert of_kind(loop.trace(), FindingKind.WIDER_COPIES) == []
@@ -458,10 +450,7 @@ def test_frees_that_wait_are_told_with_how_long_and_what_was_taken_meanwhile():
 
 def test_frees_that_complete_at_once_wait_for_nothing():
     assert of_kind(_waiting(False).trace(), FindingKind.WAITING_FREES) == []
-
-
-def test_frees_that_complete_at_once_are_no_part_of_what_waits():
-    """A free is requested and completed in two events; in between it looks like a waiting free."""
+    # A free is requested and completed in two events; in between it looks like a waiting free.
     loop = Loop(has_weight=False)
     loop.make(1, 50, LOSS).make(2, 800, LOSS).ask("free_requested", 1, 50)
     loop.end(2, 800).ask("free_completed", 1, 50)

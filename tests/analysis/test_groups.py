@@ -121,11 +121,13 @@ def test_annotations_are_those_around_the_alloc():
     ]
 
 
-def test_an_annotation_cannot_pass_for_none():
+def test_a_name_cannot_pass_for_none():
     annotations = [{"name": "no annotation", "stage": "START", "device": 0, "time_us": 20}]
     events = [alloc(1, 1, time_us=10), alloc(2, 2, time_us=30)]
     keys = [key for key, *_ in brief(trace_of(events, external_annotations=annotations), "annotation")]
     assert keys == ["'no annotation", "no annotation"]
+    trace = trace_of([alloc(1, 1), alloc(2, 2, frames=[frame("no stack recorded", "??", 0)])])
+    assert len({group.key for group in by(trace, "site").groups}) == 2
 
 
 def test_an_unknown_grouping_is_refused_with_those_there_are():
@@ -145,8 +147,3 @@ def test_groups_and_rest_add_up(trace, grouping, top):
 def test_no_rows_are_no_groups():
     trace = trace_of([event("snapshot", 0, 0)])
     assert by(trace, "site") == Groups("site", (), 0, 0)
-
-
-def test_a_function_cannot_pass_for_no_stack():
-    trace = trace_of([alloc(1, 1), alloc(2, 2, frames=[frame("no stack recorded", "??", 0)])])
-    assert len({group.key for group in by(trace, "site").groups}) == 2

@@ -59,10 +59,6 @@ def test_growth_is_live_bytes_at_the_end_of_each_step():
         rest_bytes=(100, 100, 100),
     )
     assert growth(trace, trace.devices[0]).rows[0].grown_bytes == 20
-
-
-def test_what_is_not_shown_of_the_growth_is_in_the_rest():
-    trace = three_steps()
     found = growth(trace, trace.devices[0], top=0)
     assert (found.rows, found.rest_bytes) == ((), found.live_bytes)
 
@@ -102,30 +98,21 @@ def test_a_step_that_the_recording_cut_off_is_no_growth():
 LINE = frame("f", "train.py", 3)
 
 
-def churned(*events) -> list[tuple[str, int, int]]:
-    trace = trace_of(list(events))
-    return [(group.label, group.bytes, group.count) for group in freed_at_once(trace, trace.devices[0]).groups]
-
-
-def test_a_free_right_after_the_alloc_counts():
-    once = [alloc(1, 10, frames=[LINE]), *free(1, 10)]
-    assert churned(*once, *once) == [("train.py:3 f", 20, 2)]
-
-
-def test_another_alloc_in_between_makes_a_difference():
-    assert churned(alloc(1, 10), alloc(2, 5), free(1, 10)) == []
-
-
-def test_segments_in_between_make_none():
-    assert churned(alloc(1, 10), event("segment_alloc", 0, 99), free(1, 10)) == [("no stack recorded", 10, 1)]
-
-
-def test_what_is_never_freed_does_not_count():
-    assert churned(alloc(1, 10)) == []
-
-
-def test_a_file_without_free_requested_events_counts_the_same():
-    assert churned(alloc(1, 10), event("free_completed", 1, 10)) == [("no stack recorded", 10, 1)]
+@pytest.mark.parametrize(
+    ("events", "found"),
+    [
+        (2 * [alloc(1, 10, frames=[LINE]), *free(1, 10)], [("train.py:3 f", 20, 2)]),
+        ([alloc(1, 10), alloc(2, 5), free(1, 10)], []),
+        ([alloc(1, 10), event("segment_alloc", 0, 99), free(1, 10)], [("no stack recorded", 10, 1)]),
+        ([alloc(1, 10)], []),
+        ([alloc(1, 10), event("free_completed", 1, 10)], [("no stack recorded", 10, 1)]),
+    ],
+    ids=["at once", "another alloc between", "a segment between", "never freed", "no free_requested events"],
+)
+def test_what_is_freed_before_the_next_alloc_counts(events, found):
+    trace = trace_of(events)
+    groups = freed_at_once(trace, trace.devices[0]).groups
+    assert [(group.label, group.bytes, group.count) for group in groups] == found
 
 
 def test_named_moments_are_compared_where_there_are_no_steps_or_a_range_has_two():

@@ -130,12 +130,9 @@ def test_every_rule_has_a_test_here():
     assert {rule.reason for rule in (*RULES, *LAST_RULES)} == set(CASES) | elsewhere
 
 
-def test_what_the_end_cut_off_follows_others_of_its_stack():
+def test_what_the_end_cut_off_follows_others_of_its_stack_but_is_no_temporary():
     earlier = Recording().alloc(9, t.FORWARD).alloc(8, t.BACKWARD).free(9).alloc(7, t.STEP)
     assert of(earlier.alloc(1, t.FORWARD)) == (Category.ACTIVATION, Reason.SAME_STACK)
-
-
-def test_what_the_end_cut_off_is_no_temporary_though_all_others_were():
     earlier = Recording().alloc(9, t.BACKWARD).free(9).alloc(7, t.STEP)
     assert of(earlier.alloc(1, t.BACKWARD)) == (Category.GRADIENT, Reason.BACKWARD_CUT_OFF)
 
@@ -158,16 +155,13 @@ def test_blocks_are_what_those_freed_at_the_same_place_were():
     assert judged(trace, 2) == judged(trace, 4) == (Category.OPTIMIZER_STATE, Reason.STEP_KEPT)
 
 
-def test_a_recorded_end_of_a_step_tells_that_it_is_over():
+def test_a_recorded_end_or_start_of_a_step_tells_what_is_over():
     rows = [
         {"name": "Optimizer.step#Adam.step", "stage": s, "device": 0, "time_us": at}
         for s, at in (("START", 5), ("END", 99))
     ]
     assert of(made(t.STEP), external_annotations=rows) == (Category.OPTIMIZER_STATE, Reason.STEP_KEPT)
     assert of(made(t.STEP)) == (Category.OPTIMIZER_STATE, Reason.STEP_CUT_OFF)
-
-
-def test_a_recorded_start_of_a_step_tells_that_the_backward_is_over():
     rows = [{"name": "Optimizer.step#Adam.step", "stage": "START", "device": 0, "time_us": 99}]
     assert of(made(t.BACKWARD), external_annotations=rows) == (Category.GRADIENT, Reason.BACKWARD_KEPT)
 
@@ -233,13 +227,12 @@ def test_what_each_forward_leaves_behind_is_no_cache_without_growth():
     assert not (categories(trace, trace.devices[0]).category == Category.KV_CACHE).any()
 
 
-def test_more_casts_than_there_are_weights_of_twice_their_size_are_activations():
+def test_casts_of_what_is_no_weight_are_activations():
+    # More casts than there are weights of twice their size.
     events = Recording().alloc(9, t.MOVE, 200).alloc(1, CAST).alloc(2, CAST).alloc(3, AFTER).alloc(4, t.BACKWARD)
     trace = trace_of(events.free(1).free(2).events)
     assert judged(trace, 1) == judged(trace, 2) == (Category.ACTIVATION, Reason.FORWARD_KEPT)
-
-
-def test_a_cast_of_what_the_forward_made_itself_is_an_activation():
+    # A cast of what the forward made itself.
     events = Recording().alloc(9, t.FORWARD, 200).alloc(1, CAST).alloc(2, AFTER).alloc(3, t.BACKWARD).free(1).free(9)
     assert of(events) == (Category.ACTIVATION, Reason.FORWARD_KEPT)
 

@@ -45,13 +45,10 @@ def test_live_waiting_and_reserved_bytes_after_each_event(events, segments, colu
     assert of(*events, segments=final) == Timeline(*(np.array(each, dtype=np.int64) for each in columns))
 
 
-def test_reserved_bytes_are_counted_back_from_the_final_segments():
+def test_reserved_bytes_are_counted_back_from_the_final_segments_and_never_less_than_nothing():
     events = [event("segment_map", 0, 100), event("segment_unmap", 0, 40), event("segment_alloc", 900, 50)]
     after = of(*events, event("segment_free", 500, 7), segments=[segment(0, 60, []), segment(900, 50, [])])
     assert after.reserved.tolist() == [7, 107, 67, 117, 110]
-
-
-def test_reserved_bytes_are_never_less_than_nothing_without_final_segments():
     assert of(event("segment_alloc", 0, 100), event("segment_free", 0, 100)).reserved.tolist() == [0, 100, 0]
     assert of(event("segment_alloc", 0, 100)).reserved.tolist() == [0, 100]
 
