@@ -257,15 +257,14 @@ def add_expandable(allocator: CachingAllocator, segment: ExpandableSegment, stre
 
 
 def _run_is_long_enough(start: Block, size: int) -> bool:
-    run_bytes, block = 0, start
-    while run_bytes < size:
+    run_bytes = 0
+    for block in start.chain():
+        if block.in_use:
+            return False
         run_bytes += block.size
         if run_bytes >= size:
-            break
-        if block.next is None or block.next.in_use:
-            return False
-        block = block.next
-    return True
+            return True
+    return False
 
 
 def map_block(allocator: CachingAllocator, block: Block, size: int) -> Block | None:

@@ -11,14 +11,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from memviz.allocator.blocks import ADDRESS_BITS, Block, DeviceMemory, PoolId, merge, unrecorded
 from memviz.allocator.caching import CachingAllocator, Tally, place_among_expandable
@@ -35,7 +34,6 @@ from memviz.trace.model import (
     Blocks,
     DeviceTrace,
     Events,
-    HostBytes,
     Ints8,
     Labels,
     Note,
@@ -49,9 +47,6 @@ from memviz.trace.model import (
     take_rows,
 )
 from memviz.trace.reserved import MIN_BLOCK, SMALL_SIZE, round_sizes
-
-Bytes = npt.NDArray[np.uint8]
-Words = npt.NDArray[np.uint64]
 
 
 class ModelHistory:
@@ -80,25 +75,12 @@ class ModelHistory:
         self.pool.append(pool)
         self.cause.append(self.now)
 
-    def add_free(self, event: int, block: Block) -> None:
+    def add_free(self, event: int, address: int, size: int, stream: int, pool: PoolId) -> None:
         """Requested, and complete with the next event."""
-        pool = block.pool.owner.id
-        self.action.extend((Action.FREE_REQUESTED, Action.FREE_COMPLETED))
-        self.address.extend((block.address, block.address))
-        self.size.extend((block.requested, block.requested))
-        self.stream.extend((block.stream, block.stream))
-        self.pool.extend((pool, pool))
-        self.cause.extend((event, event + 1))
-
-    def add_columns(
-        self, *, action: Bytes, address: Words, size: Ints8, stream: Words, pool: Sequence[PoolId], cause: Ints8
-    ) -> None:
-        self.action.frombytes(action.tobytes())
-        self.address.frombytes(address.tobytes())
-        self.size.frombytes(size.tobytes())
-        self.stream.frombytes(stream.tobytes())
-        self.pool.extend(pool)
-        self.cause.frombytes(cause.tobytes())
+        self.now = event
+        self.add(Action.FREE_REQUESTED, address, size, stream, pool)
+        self.now = event + 1
+        self.add(Action.FREE_COMPLETED, address, size, stream, pool)
 
     def entries(self, first: int) -> list[tuple[int, int, int]]:
         """Action, address and size of the entries from `first` on."""
@@ -150,34 +132,36 @@ def replayed_trace(
     trace: Trace, device: DeviceTrace, layout: StartLayout, allocator: CachingAllocator, history: ModelHistory
 ) -> Trace:
     """One device, with the recorded stacks, times and texts at what each recorded event caused."""
-    events = _events(trace, device, history)
+    events, causes = _events(trace, device, history), history.causes()
     pools = {pool: index for index, pool in enumerate(trace.pools)}
     segments, blocks, cause = final_state(allocator, pool=pools.__getitem__, stream=int)
-    recorded = _recorded_blocks(device, layout, cause)
-    at_start = np.array([block.stack for block in layout.blocks], dtype=np.int32)
+    # Blocks that were there all along have the stack and the labels of the recorded block.
+    from_start, at_start = cause <= FIRST_START_CAUSE, layout.blocks
+    there = [at_start[FIRST_START_CAUSE - number] for number in cause[from_start].tolist()]
+    rows = {address: row for row, address in enumerate(device.blocks.address.tolist())}
+    recorded = np.full(len(cause), NOTHING, dtype=np.int64)
+    recorded[from_start] = [rows.get(block.address, NOTHING) for block in there]
     stack = np.full(len(blocks), NO_STACK, dtype=np.int32)
     stack[cause >= 0] = device.events.stack[cause[cause >= 0]]
-    from_start = cause <= FIRST_START_CAUSE
-    stack[from_start] = at_start[FIRST_START_CAUSE - cause[from_start]]
+    stack[from_start] = [block.stack for block in there]
+    of_event, of_block, host, none = device.event_labels, device.block_labels, device.host, Labels.empty()
+    if of_event is not None or of_block is not None:
+        of_block = _block_columns(of_event or none, of_block or none, cause, recorded)
+    if host is not None:
+        # The card's allocator does not change memory of the host.
+        host = replace(host, event=np.searchsorted(np.maximum.accumulate(causes), host.event))
     replayed = replace(
         device,
         events=events,
         segments=_with_segment_stacks(segments, device, events),
         blocks=replace(blocks, stack=stack),
-        event_labels=None if device.event_labels is None else take_rows(device.event_labels, history.causes()),
-        block_labels=_block_labels(device, cause, recorded),
-        taken_over=_taken_over(device.taken_over, events, history.causes(), cause, recorded),
+        event_labels=None if of_event is None else take_rows(of_event, causes),
+        block_labels=of_block,
+        taken_over=_taken_over(device.taken_over, events, causes, cause, recorded),
         holders=None,
-        host=_host(device.host, history.causes()),
+        host=host,
     )
     return replace(trace, devices=(replayed,))
-
-
-def _host(recorded: HostBytes | None, causes: Ints8) -> HostBytes | None:
-    """Return host memory, which the card's allocator does not change, over the events of the replay."""
-    if recorded is None:
-        return None
-    return replace(recorded, event=np.searchsorted(np.maximum.accumulate(causes), recorded.event))
 
 
 def described(trace: Trace, settings: Settings, memory: int | None, notes: list[Note]) -> Trace:
@@ -218,24 +202,6 @@ def _with_segment_stacks(segments: Segments, device: DeviceTrace, events: Events
     return replace(segments, stack=np.array(stack_numbers, dtype=np.int32))
 
 
-def _recorded_blocks(device: DeviceTrace, layout: StartLayout, cause: Ints8) -> Ints8:
-    """The recorded block of each that was there all along, or NOTHING."""
-    rows = {address: row for row, address in enumerate(device.blocks.address.tolist())}
-    at_start = np.array([rows.get(block.address, NOTHING) for block in layout.blocks], dtype=np.int64)
-    recorded = np.full(len(cause), NOTHING, dtype=np.int64)
-    from_start = cause <= FIRST_START_CAUSE
-    recorded[from_start] = at_start[FIRST_START_CAUSE - cause[from_start]]
-    return recorded
-
-
-def _block_labels(device: DeviceTrace, cause: Ints8, recorded: Ints8) -> Labels | None:
-    """Return the labels of each block: of its causing event, or of the recorded block."""
-    if device.event_labels is None and device.block_labels is None:
-        return None
-    none = Labels.empty()
-    return _block_columns(device.event_labels or none, device.block_labels or none, cause, recorded)
-
-
 def _block_columns(of_event: Rows, of_block: Rows, cause: Ints8, recorded: Ints8) -> Rows:
     """One of the two may be empty, and then says nothing."""
     caused = cause if len(of_event) else np.full(len(cause), NOTHING)
@@ -268,14 +234,12 @@ Progress = Callable[[int, int], None]
 
 def part_of(progress: Progress | None, number: int, count: int) -> Progress | None:
     """Return the progress of one of `count` replays of equal length, numbered from 0."""
-    tell = progress
-    return None if tell is None else lambda done, total: tell(number * total + done, count * total)
+    return None if progress is None else lambda done, total: progress(number * total + done, count * total)
 
 
 def rest_of(progress: Progress | None, count: int) -> Progress | None:
     """Return the joint progress of all but the first of `count` parts of equal length."""
-    tell = progress
-    return None if tell is None else lambda done, total: tell(total + (count - 1) * done, count * total)
+    return None if progress is None else lambda done, total: progress(total + (count - 1) * done, count * total)
 
 
 Handler = Callable[[int, int, int, int, PoolId], None]
@@ -434,8 +398,6 @@ _FEW = 16
 
 
 class _CacheHits:
-    __slots__ = ("_events", "_history", "_requests", "_source", "addresses", "events", "requests")
-
     def __init__(self, source: Source, history: ModelHistory) -> None:
         self._source = source
         self._history = history
@@ -449,7 +411,7 @@ class _CacheHits:
         if block.cause < 0:
             # It was there before the first event, so no request of the recording says what it is.
             self.write()
-            self._history.add_free(event, block)
+            self._history.add_free(event, block.address, block.requested, block.stream, block.pool.owner.id)
             return
         self.events.append(~event)
         self.requests.append(block.cause)
@@ -460,18 +422,15 @@ class _CacheHits:
         if len(self.events) >= _FEW:
             self._write_columns()
         elif self.events:
-            add, history, recorded = self._history.add, self._history, self._source.device.events
+            history, recorded = self._history, self._source.device.events
             pools, codes = self._source.trace.pools, self._source.pools
             for event, request, address in zip(self.events, self.requests, self.addresses, strict=True):
                 size, stream, pool = int(recorded.size[request]), int(recorded.stream[request]), pools[codes[request]]
                 if event >= 0:
                     history.now = event
-                    add(Action.ALLOC, address, size, stream, pool)
+                    history.add(Action.ALLOC, address, size, stream, pool)
                 else:
-                    history.now = ~event
-                    add(Action.FREE_REQUESTED, address, size, stream, pool)
-                    history.now = ~event + 1
-                    add(Action.FREE_COMPLETED, address, size, stream, pool)
+                    history.add_free(~event, address, size, stream, pool)
         self.events.clear()
         self.requests.clear()
         self.addresses.clear()
@@ -485,14 +444,16 @@ class _CacheHits:
         is_second[1:] = row[1:] == row[:-1]
         action = np.where(is_free[row], np.where(is_second, Action.FREE_COMPLETED, Action.FREE_REQUESTED), Action.ALLOC)
         request = np.array(self.requests, dtype=np.int64)[row]
-        self._history.add_columns(
-            action=action.astype(np.uint8),
-            address=np.array(self.addresses, dtype=np.uint64)[row],
-            size=recorded.size[request].astype(np.int64),
-            stream=recorded.stream[request].astype(np.uint64),
-            pool=[pools[code] for code in self._source.pools[request].tolist()],
-            cause=np.where(is_free, ~event, event)[row] + is_second,
-        )
+        columns: list[tuple[array[int], Any]] = [
+            (self._history.action, action.astype(np.uint8)),
+            (self._history.address, np.array(self.addresses, dtype=np.uint64)[row]),
+            (self._history.size, recorded.size[request].astype(np.int64)),
+            (self._history.stream, recorded.stream[request].astype(np.uint64)),
+            (self._history.cause, np.where(is_free, ~event, event)[row] + is_second),
+        ]
+        for column, values in columns:
+            column.frombytes(values.tobytes())
+        self._history.pool.extend(pools[code] for code in self._source.pools[request].tolist())
 
 
 _MALLOC, _FREE = int(ReplayStep.MALLOC), int(ReplayStep.FREE)

@@ -99,6 +99,7 @@ def steps_of(trace: Trace, device: DeviceTrace) -> Steps:
     grown = _run_before(grows)
     step[grows & ~_leads_to(grows, action == Action.ALLOC)] = ReplayStep.GROW
     within = _within_malloc(events)
+    # Before the ladders, which make some frees wait.
     waited = int(np.count_nonzero(step == ReplayStep.REQUEST_FREE))
     return Steps(
         step=step,

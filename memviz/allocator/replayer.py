@@ -164,18 +164,10 @@ class SameRequests(OtherSettings):
         """Ignore recorded releases: `empty_cache` releases the model's own memory."""
 
 
-@dataclass(frozen=True)
-class Divergence:
-    event: int
-    """The recorded event at which they first differ."""
-    gives_back: bool
-    """The recording gives memory back there."""
+def divergence(source: Source, replayed: Replayed, total: int | None = None) -> int | None:
+    """Return the recorded event at which this replay of the recorded settings first differs from the recording.
 
-
-def divergence(source: Source, replayed: Replayed, total: int | None = None) -> Divergence | None:
-    """None where this replay of the recorded settings does all that is recorded, up to where it ran out.
-
-    `total` is the whole card that it was on.
+    None where it does all that is recorded, up to where it ran out. `total` is the whole card that it was on.
     """
     recorded = reserved_after(source.device)
     ours = reserved_after_events(replayed, len(source.device.events))
@@ -187,19 +179,13 @@ def divergence(source: Source, replayed: Replayed, total: int | None = None) -> 
         # The recording has the releases of a malloc before it.
         malloc = int(differs[0]) - 1
         ladders = (ladder for ladder in source.steps.before_mallocs if ladder.malloc not in source.steps.out_of_memory)
-        return _divergence_at(source, next((ladder.first for ladder in ladders if ladder.malloc == malloc), malloc))
+        return next((ladder.first for ladder in ladders if ladder.malloc == malloc), malloc)
     failed = source.steps.out_of_memory
     if replayed.oom is not None and replayed.oom.event not in failed:
-        return _divergence_at(source, replayed.oom.event)
+        return replayed.oom.event
     if not source.steps.before_mallocs and not failed and not replayed.retries:
         return None
     return _ComparedReplay(source, replayed.memory, total).divergence()
-
-
-def _divergence_at(source: Source, event: int) -> Divergence:
-    actions = source.device.events.action
-    gives_back = 0 <= event < len(actions) and actions[event] in (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)
-    return Divergence(event, bool(gives_back))
 
 
 def why_diverged(source: Source, recorded: Replayed, base: Replayed, total: int | None = None) -> str:
@@ -212,12 +198,13 @@ def why_diverged(source: Source, recorded: Replayed, base: Replayed, total: int 
     at = divergence(source, base, total)
     if at is None:
         return ""
-    where, event = "without a limit" if base.memory is None else f"in {bytes_text(base.memory)}", count_text(at.event)
-    if at.event in source.steps.out_of_memory:
+    where, event = "without a limit" if base.memory is None else f"in {bytes_text(base.memory)}", count_text(at)
+    if at in source.steps.out_of_memory:
         return f"it ran out of memory at event {event}, and {where} it does not"
-    if at.gives_back:
+    actions = source.device.events.action
+    if 0 <= at < len(actions) and actions[at] in (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP):
         return f"it released its cache for lack of memory at event {event}; {where} that is not needed"
-    if base.oom is not None and base.oom.event <= at.event:
+    if base.oom is not None and base.oom.event <= at:
         return f"it went on at event {event}, and {where} no memory is left"
     return f"it allocated more at event {event} than there is {where}"
 
@@ -243,17 +230,14 @@ class _ComparedReplay(OtherSettings):
         self.compared: list[int] = np.flatnonzero(events.action <= Action.SEGMENT_UNMAP).tolist()
         self.reached = 0
 
-    def divergence(self) -> Divergence | None:
+    def divergence(self) -> int | None:
+        is_whole = False
         try:
             self._run_to_its_end(None, self._compare)
+            is_whole = self.reached == len(self.compared) or self.oom is not None
         except _Diverged:
-            return self._divergence_here()
-        is_whole = self.reached == len(self.compared) or self.oom is not None
-        return None if is_whole and not self.starts_afresh else self._divergence_here()
-
-    def _divergence_here(self) -> Divergence:
-        ends = [*self.compared, len(self.entries)]
-        return _divergence_at(self.source, ends[self.reached])
+            pass
+        return None if is_whole and not self.starts_afresh else [*self.compared, len(self.entries)][self.reached]
 
     def _compare(self, action: Action, address: int, size: int, stream: int, pool: PoolId) -> None:
         if action is Action.OOM:
@@ -414,8 +398,7 @@ class Replayer(Source):
         `free` is the same without a memory limit, if the caller has it already.
         """
         # How many cards will have to be tried is not known.
-        tell = progress
-        half_done: Progress | None = None if tell is None else lambda done, total: tell(total, 2 * total)
+        half_done: Progress | None = None if progress is None else lambda done, total: progress(total, 2 * total)
         wanted = self.recorded if settings is None else settings
         endless = free or self.figures(wanted, afresh=afresh, progress=part_of(progress, 0, 2))
         for card in (CardMemory(size, overhead_bytes) for size in CARD_BYTES):
@@ -540,27 +523,22 @@ class Replayer(Source):
 
     def estimate(self, changed: Trace | None = None, *, expandable: bool = False) -> Figures:
         """Return the figures of `changed`, requests of the same device, or else of the recorded ones."""
-        return self._replayer_of(changed).figures(
-            self._with_expandable_segments(expandable), afresh=bool(self.layout.segments)
-        )
+        return self._estimating(changed, expandable).only_figures()
 
     def estimated_trace(
         self, changed: Trace | None, name: str, assumptions: tuple[str, ...], *, expandable: bool = False
     ) -> Trace:
         """Return the history of an estimate, marked as one."""
-        replayed = self._replayer_of(changed).replay(
-            self._with_expandable_segments(expandable), afresh=bool(self.layout.segments)
-        )
+        replayed = self._estimating(changed, expandable).result()
         about = replace(replayed.trace.about, on=f"{name}, {ESTIMATE}")
         text = f"It is {ESTIMATE}, not a recording. It assumes: {' '.join(assumptions)}"
         note = Note(ESTIMATE_CODE, text, level="warning", device=replayed.trace.devices[0].name)
         return replace(replayed.trace, about=about, notes=(note, *replayed.trace.notes))
 
-    def _replayer_of(self, changed: Trace | None) -> Replayer:
-        return self if changed is None else Replayer(changed)
-
-    def _with_expandable_segments(self, expandable: bool) -> Settings | None:
-        return replace(self.recorded, expandable_segments=True) if expandable else None
+    def _estimating(self, changed: Trace | None, expandable: bool) -> OtherSettings:
+        replayer = self if changed is None else Replayer(changed)
+        settings = replace(self.recorded, expandable_segments=True) if expandable else None
+        return replayer._replay_of(settings, None, afresh=bool(self.layout.segments))
 
 
 def always_had_room(on_card: Figures) -> bool:

@@ -63,20 +63,23 @@ def try_settings(
     smallest = replayer.smallest_card(
         settings, overhead_bytes=overhead_bytes, afresh=True, free=free, progress=part_of(progress, 2, 3)
     )
+    is_recorded = settings == replayer.recorded
+    # Neither start nor end of memory makes a difference to what is recorded.
+    is_as_recorded = (
+        is_recorded
+        and bool(ensure_replayed(replayer).is_exact)
+        and not replayer.layout.segments
+        and not replayer.releases.was_short
+        and (card is None or always_had_room(on_card))
+    )
     return SettingsTrial(
         **vars(replace(free, retries=on_card.retries, oom=on_card.oom)),
         text=settings.to_text(),
-        is_recorded=settings == replayer.recorded,
-        is_as_recorded=settings == replayer.recorded and _does_the_same(replayer, on_card),
+        is_recorded=is_recorded,
+        is_as_recorded=is_as_recorded,
         reserved_on_card_bytes=on_card.peak_reserved_bytes,
         smallest_card=smallest,
     )
-
-
-def _does_the_same(replayer: Replayer, on_card: Figures) -> bool:
-    """Neither start nor end of memory makes a difference to what is recorded."""
-    is_known = bool(ensure_replayed(replayer).is_exact) and not replayer.layout.segments
-    return is_known and not replayer.releases.was_short and (on_card.memory is None or always_had_room(on_card))
 
 
 WORTH_HELP = 200_000
@@ -138,16 +141,15 @@ class _Work:
             return None
 
     def do_rest(self, progress: Progress | None) -> None:
-        while (number := self.next()) is not None:
-            part = self._part(progress)
-            self.done[number] = try_settings(self.replayer, self.wanted[number], self.card, self.overhead_bytes, part)
+        count = len(self.wanted)
 
-    def _part(self, progress: Progress | None) -> Progress | None:
-        """Return progress that includes the replays by helpers."""
-        if progress is None:
-            return None
-        tell, count = progress, len(self.wanted)
-        return lambda done, total: tell(min(len(self.done) * total + done, count * total), count * total)
+        def tell(done: int, total: int) -> None:
+            # Replays by helpers count too.
+            if progress is not None:
+                progress(min(len(self.done) * total + done, count * total), count * total)
+
+        while (number := self.next()) is not None:
+            self.done[number] = try_settings(self.replayer, self.wanted[number], self.card, self.overhead_bytes, tell)
 
 
 @contextmanager
@@ -316,25 +318,17 @@ def search(
 
 
 def settings_to_try(replayer: Replayer, release: Release = NEWEST) -> list[Settings]:
-    wanted = dict.fromkeys(replace(replayer.recorded, **changes) for changes in _TRIED)
-    largest = _largest_segment(replayer)
-    return [
-        settings
-        for settings in wanted
-        if settings == replayer.recorded
-        or (_known_to(settings, release) and not _is_idle(settings, replayer.recorded, largest))
-    ]
+    recorded, largest = replayer.recorded, _largest_segment(replayer)
 
+    def can_matter(settings: Settings) -> bool:
+        keys = [part.partition(":")[0] for part in settings.to_text().split(",") if ":" in part]
+        most = settings.max_split_size
+        # A limit to splitting that no block reaches changes nothing; blocks in segments that expand may grow to it.
+        is_idle = most is not None and most > largest and most != recorded.max_split_size
+        return all(SINCE.get(key, (0, 0)) <= release for key in keys) and (not is_idle or settings.expandable_segments)
 
-def _known_to(settings: Settings, release: Release) -> bool:
-    keys = [part.partition(":")[0] for part in settings.to_text().split(",") if ":" in part]
-    return all(SINCE.get(key, (0, 0)) <= release for key in keys)
-
-
-def _is_idle(settings: Settings, recorded: Settings, largest: int) -> bool:
-    """A limit to splitting that no block reaches changes nothing; blocks in segments that expand may grow to it."""
-    most = settings.max_split_size
-    return most is not None and most != recorded.max_split_size and most > largest and not settings.expandable_segments
+    wanted = dict.fromkeys(replace(recorded, **changes) for changes in _TRIED)
+    return [settings for settings in wanted if settings == recorded or can_matter(settings)]
 
 
 def _largest_segment(replayer: Replayer) -> int:

@@ -374,21 +374,16 @@ def lay_out_as_recorded(allocator: CachingAllocator, layout: StartLayout, spaces
             pool.add(head)
             _cut_out_live_blocks(head, segment.blocks, live)
     for group, ranges in ranges_by_group(layout).items():
-        _lay_out_expandable(allocator, ranges, _expandable_segment(allocator, spaces, group, ranges), live)
+        begin = spaces.at_start[group]
+        if begin in allocator.segments:
+            # Only in a damaged file can another segment be there.
+            begin = ranges[0].address
+        page = SMALL_SEGMENT if group[2] else allocator.settings.large_segment_size
+        reserve = allocator.settings.address_space(allocator.device.card_bytes)
+        used = ranges[-1].end - begin
+        size = max(spaces.size(begin, reserve) // page, -(-used // page)) * page
+        _lay_out_expandable(allocator, ranges, ExpandableSegment(begin, size, page), live)
     return _count_live(allocator, layout, live)
-
-
-def _expandable_segment(
-    allocator: CachingAllocator, spaces: AddressSpaces, group: Group, ranges: list[StartSegment]
-) -> ExpandableSegment:
-    begin = spaces.at_start[group]
-    if begin in allocator.segments:
-        # Only in a damaged file can another segment be there.
-        begin = ranges[0].address
-    page = SMALL_SEGMENT if group[2] else allocator.settings.large_segment_size
-    reserve = allocator.settings.address_space(allocator.device.card_bytes)
-    used = ranges[-1].end - begin
-    return ExpandableSegment(begin, max(spaces.size(begin, reserve) // page, -(-used // page)) * page, page)
 
 
 def _lay_out_expandable(
@@ -449,14 +444,12 @@ def _count_live(allocator: CachingAllocator, layout: StartLayout, live: dict[int
 def lay_out_afresh(allocator: CachingAllocator, layout: StartLayout) -> dict[int, Block]:
     """Allocate the live blocks anew in order of address, under the allocator's own settings."""
     live: dict[int, Block] = {}
-    number = 0
-    for segment in layout.segments:
-        for wanted in segment.blocks:
-            block = allocator.malloc(wanted.requested or 1, segment.stream, segment.pool)
-            block.cause = FIRST_START_CAUSE - number
-            live[wanted.address] = block
-            number += 1
-            _wait_if_asked(allocator, block, wanted)
+    rows = ((segment, wanted) for segment in layout.segments for wanted in segment.blocks)
+    for number, (segment, wanted) in enumerate(rows):
+        block = allocator.malloc(wanted.requested or 1, segment.stream, segment.pool)
+        block.cause = FIRST_START_CAUSE - number
+        live[wanted.address] = block
+        _wait_if_asked(allocator, block, wanted)
     return live
 
 

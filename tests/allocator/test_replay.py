@@ -15,7 +15,7 @@ from memviz.allocator import replayer
 from memviz.allocator.event_replay import RequestReplay, _QuickReplay
 from memviz.allocator.recorded_replay import ensure_replayed
 from memviz.allocator.replay_result import Agreement, Figures, Mismatch, RanOut, Replayed
-from memviz.allocator.replayer import CardMemory, Divergence, Replayer, divergence, why_diverged
+from memviz.allocator.replayer import CardMemory, Replayer, divergence, why_diverged
 from memviz.allocator.settings import parse_settings
 from memviz.analysis.timeline import timeline
 from memviz.errors import TraceError, UsageError
@@ -303,9 +303,9 @@ def test_in_what_the_process_had_the_recorded_settings_do_what_is_recorded() -> 
     assert memory is not None
     for each in (memory.least, memory.most):
         assert divergence(source, limited(source, each), each) is None
-    assert divergence(source, limited(source, memory.most + 1), memory.most + 1) == Divergence(4, gives_back=True)
-    assert divergence(source, limited(source, None)) == Divergence(4, gives_back=True)
-    assert divergence(source, limited(source, memory.least - 2 * MiB)) == Divergence(8, gives_back=False)
+    assert divergence(source, limited(source, memory.most + 1), memory.most + 1) == 4
+    assert divergence(source, limited(source, None)) == 4
+    assert divergence(source, limited(source, memory.least - 2 * MiB)) == 8
 
 
 def test_every_reason_names_the_event_and_the_memory() -> None:
