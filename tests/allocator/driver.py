@@ -53,12 +53,4 @@ class Driver:
     @property
     def segments(self) -> list[int]:
         """Return the sizes of segments in order of creation; for an expandable segment, its address space."""
-        return [segment_size(head) for head in self.allocator.segments.values()]
-
-
-def blocks_of(head: Block) -> list[Block]:
-    return [*head.chain()]
-
-
-def segment_size(head: Block) -> int:
-    return sum(block.size for block in blocks_of(head))
+        return [sum(block.size for block in head.chain()) for head in self.allocator.segments.values()]

@@ -7,7 +7,7 @@ import pytest
 
 from memviz.allocator.blocks import AllocationFailed, Block, Platform, PoolId
 from memviz.trace.model import Action, Trace
-from tests.allocator.driver import Driver, MiB, blocks_of
+from tests.allocator.driver import Driver, MiB
 from tests.traces import read
 
 
@@ -38,7 +38,7 @@ class Recorder(Driver):
     def _segments(self) -> Iterable[dict[str, Any]]:
         for head in self.allocator.segments.values():
             run: list[Block] = []
-            for block in [*blocks_of(head), None]:
+            for block in [*head.chain(), None]:
                 if block is not None and block.mapped:
                     run.append(block)
                 elif run:

@@ -12,7 +12,7 @@ from memviz.allocator.caching import CachingAllocator, rounding, segment_size
 from memviz.allocator.settings import parse_settings
 from memviz.errors import UsageError
 from memviz.trace.reserved import round_sizes
-from tests.allocator.driver import Driver, GiB, MiB, blocks_of
+from tests.allocator.driver import Driver, GiB, MiB
 from tests.allocator.programs import SETTINGS, programs, take
 
 EXPANDABLE = "expandable_segments:True"
@@ -397,7 +397,7 @@ def test_a_request_beyond_the_reserved_address_space_fails():
 
 def in_pool(run: Driver, pool: tuple[int, int]) -> list[int]:
     heads = [head for head in run.allocator.segments.values() if head.pool.owner.id == pool]
-    return [sum(block.size for block in blocks_of(head) if block.mapped) for head in heads]
+    return [sum(block.size for block in head.chain() if block.mapped) for head in heads]
 
 
 @pytest.mark.parametrize(("settings", "segments"), [("", 4), (EXPANDABLE, 2)])
@@ -484,7 +484,7 @@ def test_addresses_in_use_never_overlap(steps: list[tuple[int, bool, int]]):
 
 
 def check(allocator: CachingAllocator) -> None:
-    blocks = [block for head in allocator.segments.values() for block in blocks_of(head)]
+    blocks = [block for head in allocator.segments.values() for block in head.chain()]
     check_tiling(allocator)
     check_lists(allocator, blocks)
     check_statistics(allocator, [block for block in blocks if block.mapped])
@@ -492,7 +492,7 @@ def check(allocator: CachingAllocator) -> None:
 
 def check_tiling(allocator: CachingAllocator) -> None:
     for address, head in allocator.segments.items():
-        blocks = blocks_of(head)
+        blocks = list(head.chain())
         assert head.address == address and head.prev is None
         for before, after in zip(blocks, blocks[1:], strict=False):
             assert after.prev is before and before.end == after.address
@@ -538,7 +538,7 @@ def drain(run: Driver, live: list[Block]) -> None:
     check(run.allocator)
     assert run.reserved == 0
     # Address space whose very first page found no memory stays reserved and empty, as in PyTorch.
-    assert not any(block.mapped for head in run.allocator.segments.values() for block in blocks_of(head))
+    assert not any(block.mapped for head in run.allocator.segments.values() for block in head.chain())
 
 
 @given(st.sampled_from(SETTINGS), st.sampled_from([None, 90 * MiB]), programs)

@@ -49,22 +49,16 @@ def takes(address: int = B, **more) -> dict:
     return event("segment_alloc", address, 30 * MiB, **more)
 
 
-def test_a_free_that_completes_at_once_is_one_step():
+def test_a_free_that_completes_at_once_is_one_step_and_one_that_waits_is_two():
     assert names(steps(alloc(A, 512), free(A, 512))) == ["MALLOC", "FREE", "NOTHING"]
-
-
-def test_one_that_waits_is_two():
     found = steps(alloc(A, 512), event("free_requested", A, 512), alloc(B, 512), event("free_completed", A, 512))
     assert names(found) == ["MALLOC", "REQUEST_FREE", "MALLOC", "COMPLETE_FREE"]
 
 
-def test_new_pages_belong_to_the_malloc_behind_them():
+def test_new_pages_belong_to_the_malloc_behind_them_or_stand_for_themselves():
     found = steps(event("segment_map", A, 20 * MiB), event("segment_map", A + 40 * MiB, 20 * MiB), alloc(A, 512))
     assert names(found) == ["NOTHING", "NOTHING", "MALLOC"]
     assert found.grown.tolist() == [0, 1, 2]
-
-
-def test_pages_that_no_malloc_follows_stand_for_themselves():
     found = steps(event("segment_map", A, 20 * MiB), event("oom", 0, 30 * MiB))
     assert names(found) == ["GROW", "OUT_OF_MEMORY"]
 
@@ -78,10 +72,8 @@ def test_another_stack_than_the_mallocs_says_that_the_program_called():
     mine, other = {"frames": [frame("step")]}, {"frames": [frame("empty_cache")]}
     assert not steps(gives_back(**other), takes(**mine), alloc(B, 30 * MiB, **mine)).before_mallocs
     assert len(steps(gives_back(**mine), takes(**mine), alloc(B, 30 * MiB, **mine)).before_mallocs) == 1
-
-
-def test_of_what_a_program_frees_some_may_have_been_made_where_the_next_malloc_stands():
-    mine, other = {"frames": [frame("step")]}, {"frames": [frame("load")]}
+    # Of what a program frees, some may have been made where the next malloc stands.
+    other = {"frames": [frame("load")]}
     found = steps(gives_back(A, **mine), gives_back(A + MiB, **other), takes(**mine), alloc(B, 30 * MiB, **mine))
     assert (list(found.emptied), found.before_mallocs) == ([0], ())
 
@@ -199,9 +191,6 @@ def test_without_events_of_segments_their_addresses_tell_the_platform(address: i
     assert platform_of(run.trace(1).devices[0]) == platform
 
 
-A, B = 0x7F1200000000, 0x7F3400000000
-
-
 def layout_of(trace: Trace, settings: Settings | None = None) -> StartLayout:
     return start_layout(trace, trace.devices[0], settings or Settings())
 
@@ -245,14 +234,11 @@ def test_a_gap_of_at_most_a_mebibyte_belonged_to_the_block_before_it():
     assert sizes(layout_of(trace)) == [(A, 20 * MiB)]
 
 
-def test_an_allocation_that_lands_in_a_larger_gap_shows_where_it_began():
+def test_an_allocation_that_lands_in_a_larger_gap_while_the_block_lived_shows_where_it_began():
     rest = 983_040
     events = [alloc(A + 5 * MiB + rest, 2 * MiB), free(A, 5 * MiB)]
     trace = trace_of(events, [segment(A, 20 * MiB, [block(A + 5 * MiB + rest, 2 * MiB)])])
     assert sizes(layout_of(trace)) == [(A, 5 * MiB + rest)]
-
-
-def test_only_while_the_block_lived():
     events = [free(A, 5 * MiB), alloc(A + 5 * MiB + 983_040, 2 * MiB)]
     trace = trace_of(events, [segment(A, 20 * MiB, [block(A + 5 * MiB + 983_040, 2 * MiB)])])
     assert sizes(layout_of(trace)) == [(A, 5 * MiB)]
@@ -281,20 +267,6 @@ def test_a_block_that_reaches_past_the_last_address_lies_in_no_segment():
     high = 2**64 - 512
     trace = trace_of([*free(high, MiB), alloc(high, MiB), event("segment_free", high, 20 * MiB)])
     assert (layout_of(trace).blocks, layout_of(trace).unplaced) == ((), 1)
-
-
-A = 0x7F1200000000
-LARGE = (0, (0, 0), False)
-
-
-def spaces(events, ends=()) -> AddressSpaces:
-    trace = trace_of(list(events), [*ends, segment(A - GiB, 2 * MiB, [])])
-    device = trace.devices[0]
-    return address_spaces(trace, device, start_layout(trace, device, Settings()))
-
-
-def maps(address: int, size: int = 20 * MiB) -> list[dict]:
-    return [event("segment_map", address, size), alloc(address, size)]
 
 
 def mapped(address: int, size: int) -> dict:

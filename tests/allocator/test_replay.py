@@ -268,21 +268,22 @@ def test_what_the_model_does_not_follow_is_noted(text, words):
     assert "settings_not_modelled" not in [note.code for note in replay(run.trace()).trace.notes]
 
 
-def test_pinned_memory_is_another_matter():
-    trace = trace_of([], [], host_segments=[segment(A, 2 * MiB, [block(A, 2 * MiB)])])
-    with pytest.raises(UsageError, match="another allocator"):
-        replay(trace)
-
-
-def test_another_backend_cannot_be_replayed():
-    trace = trace_of([alloc(A, 512)], [segment(A, 2 * MiB, [block(A, 512)])])
-    with pytest.raises(UsageError, match="driver's own allocator"):
-        replay(trace, settings=parse_settings("backend:cudaMallocAsync"))
-
-
-def test_segments_that_reach_past_the_last_address_are_refused_in_words():
-    with pytest.raises(UsageError, match="exceed the address space"):
-        replay(trace_of([alloc(0, 512)], [segment(-5, 2 * MiB, [block(-5, MiB)])]))
+@pytest.mark.parametrize(
+    ("trace", "settings", "words"),
+    [
+        (trace_of([], [], host_segments=[segment(A, 2 * MiB, [block(A, 2 * MiB)])]), "", "another allocator"),
+        (
+            trace_of([alloc(A, 512)], [segment(A, 2 * MiB, [block(A, 512)])]),
+            "backend:cudaMallocAsync",
+            "driver's own allocator",
+        ),
+        (trace_of([alloc(0, 512)], [segment(-5, 2 * MiB, [block(-5, MiB)])]), "", "exceed the address space"),
+    ],
+    ids=["pinned memory", "another backend", "segments past the last address"],
+)
+def test_what_cannot_be_replayed_is_refused_in_words(trace, settings, words):
+    with pytest.raises(UsageError, match=words):
+        replay(trace, settings=parse_settings(settings) if settings else None)
 
 
 def limited(source: Replayer, memory: int | None) -> Replayed:
@@ -362,9 +363,6 @@ def test_real_recordings_are_as_recorded_without_a_limit_and_not_in_less_than_th
     assert divergence(source, limited(source, None)) is None
     if len(source.device.events) > 1:
         assert source.what_if(card=CardMemory(source.as_recorded().peak_reserved_bytes * 9 // 10, 0)).divergence
-
-
-A, B = 0x7F1200000000, 0x7F3400000000
 
 
 def first_mismatch(trace: Trace) -> Mismatch:
@@ -483,7 +481,7 @@ def test_whatever_a_file_says_a_replay_comes_to_an_end(text, memory, events, seg
     assert result.peak_reserved_bytes >= result.reserved_end_bytes >= 0
 
 
-FOLDER = Path(__file__).parents[2] / "sample_traces"
+FOLDER = ROOT / "sample_traces"
 SAMPLES_AND_SETTINGS = [("late-start", "expandable_segments:True"), ("training", ""), ("out-of-memory", "")]
 
 
@@ -567,7 +565,7 @@ def test_nearly_all_of_a_recording_goes_the_quick_way(monkeypatch):
     assert 0 < slow < 0.2 * len(source.device.events)
 
 
-README = Path(__file__).parents[2] / "memviz" / "allocator" / "README.md"
+README = ROOT / "memviz" / "allocator" / "README.md"
 
 
 def fate(figures: Figures) -> str:

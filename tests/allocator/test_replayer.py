@@ -147,13 +147,10 @@ def test_what_was_live_before_may_not_fit_at_all():
     assert len(result.trace.devices[0].events) == 0
 
 
-def test_the_overhead_is_taken_from_the_card(growing):
+def test_the_overhead_is_taken_from_the_card_and_leaves_something(growing):
     result = Replayer(growing.trace()).what_if(settings=EXPANDABLE, card=CardMemory(2 * GiB))
     assert (result.replayed.memory, result.recorded.exact) == (2 * GiB - OVERHEAD_BYTES, True)
     assert Replayer(growing.trace()).what_if().replayed.exact
-
-
-def test_a_card_that_the_overhead_fills_is_refused(growing):
     with pytest.raises(UsageError, match="no memory left"):
         Replayer(growing.trace()).what_if(card=CardMemory(100 * MiB))
 
@@ -231,11 +228,12 @@ def test_the_context_decides_from_its_least_to_its_most(card: int, expected: str
     assert word(held(600, 400), card, known_in) == expected
 
 
-def test_the_prediction_may_be_wrong_either_way() -> None:
+def test_the_prediction_may_be_wrong_either_way_and_a_context_that_fills_the_card_leaves_nothing() -> None:
     assert word(held(1000), 1350, 1050) == "yes"
     assert word(held(1000), 1350, 1050, more=0.06) == "close"
     assert word(held(1000), 1090, 790) == "no"
     assert word(held(1000), 1090, 790, less=0.02) == "close"
+    assert word(held(1), 100, None) == "no"
 
 
 def test_what_gives_back_its_cache_is_replayed() -> None:
@@ -244,10 +242,6 @@ def test_what_gives_back_its_cache_is_replayed() -> None:
     assert word(trace, 800, None) == word(trace, 800, 500) == word(trace, 800, 520) == "yes"
     assert word(trace, 798, None) == word(trace, 798, 498) == "close"
     assert word(trace, 598, None) == word(trace, 598, 298) == "no"
-
-
-def test_of_a_card_that_the_context_fills_nothing_is_left() -> None:
-    assert word(held(1), 100, None) == "no"
 
 
 @pytest.mark.parametrize(

@@ -49,10 +49,6 @@ def test_settings_that_somebody_asked_for_are_ranked_with_them():
     assert mine in [each.settings for each in search(Replayer(cached(40).trace()), also=mine).tried]
 
 
-def tried(found: object, text: str) -> SettingsTrial:
-    return next(each for each in found.tried if each.text == text)  # type: ignore[attr-defined]
-
-
 def test_the_simplest_of_nearly_the_best_is_advised():
     run = cached(4500, 4582)
     found = search(Replayer(run.trace()))

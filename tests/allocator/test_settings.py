@@ -191,15 +191,15 @@ def test_pages_that_were_mapped_say_that_segments_expanded(settings, last):
     assert result.trace.notes[0].code == "settings_inferred"
 
 
-def test_what_the_file_names_is_taken():
-    trace = recorded("expandable_segments:True", {"expandable_segments": True})
-    assert settings_of(trace, trace.devices[0])[1] is False
-
-
-def test_whole_segments_say_nothing_of_the_kind():
-    trace = recorded("", None)
+@pytest.mark.parametrize(
+    ("text", "settings", "expands"),
+    [("expandable_segments:True", {"expandable_segments": True}, True), ("", None, False)],
+    ids=["named in the file", "whole segments"],
+)
+def test_where_the_file_tells_nothing_is_inferred(text, settings, expands):
+    trace = recorded(text, settings)
     found, inferred = settings_of(trace, trace.devices[0])
-    assert (found.expandable_segments, inferred) == (False, False)
+    assert (found.expandable_segments, inferred) == (expands, False)
 
 
 def test_frees_that_waited_for_another_stream_are_named_where_that_matters():
