@@ -32,11 +32,6 @@ def packed(root: Any, protocol: int = 4) -> bytes:
     return gzip.compress(pickle.dumps(root, protocol), 1)
 
 
-def references(count: int, place: int = 0) -> bytes:
-    """Return pickled list items that repeat the memo's value at this index."""
-    return b"(" + (b"h" + bytes([place])) * count + b"e"
-
-
 def hand_made(*parts: bytes) -> bytes:
     return gzip.compress(b"\x80\x03" + b"".join(parts) + b".")
 
@@ -62,16 +57,17 @@ def one_event_named_3_million_times() -> bytes:
     return hand_made(b"}X\x0d\x00\x00\x00device_traces](](", one, b"h\x00" * 3_000_000, b"ees")
 
 
-@refused
-def one_list_of_events_for_4000_devices() -> bytes:
-    events = [alloc(BASE + 512 * i, 512) for i in range(500)]
-    return packed({"segments": [], "device_traces": [events] * 4000})
-
-
-@refused
-def one_annotation_named_many_times() -> bytes:
-    one = {"name": "step", "stage": "START", "device": 0, "time_us": 1}
-    return packed(snapshot([alloc(BASE, 1)], external_annotations=[one] * 1_000_000))
+REFUSED |= {
+    "one_list_of_events_for_4000_devices": lambda: packed(
+        {"segments": [], "device_traces": [[alloc(BASE + 512 * i, 512) for i in range(500)]] * 4000}
+    ),
+    "one_annotation_named_many_times": lambda: packed(
+        snapshot(
+            [alloc(BASE, 1)],
+            external_annotations=[{"name": "step", "stage": "START", "device": 0, "time_us": 1}] * 1_000_000,
+        )
+    ),
+}
 
 
 @refused
@@ -85,7 +81,7 @@ def one_list_of_blocks_in_many_segments() -> bytes:
 def one_list_of_frames_for_all() -> bytes:
     """Return a snapshot whose events share one long list of frames, like torch's but longer."""
     frames = [frame(f"f{i}", line=i) for i in range(500)]
-    return packed(snapshot([each for i in range(2000) for each in (alloc(BASE + 512 * i, 512, frames=frames),)]))
+    return packed(snapshot([alloc(BASE + 512 * i, 512, frames=frames) for i in range(2000)]))
 
 
 # -- texts
@@ -307,14 +303,9 @@ READ |= {
 }
 
 
-def event_keys() -> bytes:
-    return texts(b"action", b"addr", b"size", b"compile_context", b"user_metadata", b"alloc", b"x")
-
-
 def with_events(events: bytes) -> bytes:
-    return hand_made(
-        b"(X\x01\x00\x00\x00_", event_keys(), b"X\x0d\x00\x00\x00device_traces", b"](](", events, b"ee", b"d"
-    )
+    keys = texts(b"action", b"addr", b"size", b"compile_context", b"user_metadata", b"alloc", b"x")
+    return hand_made(b"(X\x01\x00\x00\x00_", keys, b"X\x0d\x00\x00\x00device_traces", b"](](", events, b"ee", b"d")
 
 
 @read

@@ -288,18 +288,6 @@ def test_snapshots_of_xpu_and_npu_are_read(tmp_path: Path) -> None:
         assert timeline(device).reserved_peak_bytes == 2 << 20
 
 
-EVENT = alloc(
-    BASE,
-    1000,
-    time_us=5,
-    frames=[frame("forward", "model.py", 3)],
-    forward_frames=["text"],
-    compile_context="N/A",
-    user_metadata="step 1",
-    pool_id=(0, 3),
-)
-
-
 def own(**changed: Any) -> dict[str, Any]:
     labels = {"category": "AA==", "module": "AAAAAA==", "phase": "AA==", **changed}
     return {"version": 1, "modules": [""], "devices": [{"kind": "gpu", "device": 0, "events": labels}]}
@@ -324,7 +312,13 @@ def test_labels_that_do_not_fit_are_refused(value: Any, reason: str) -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        5,
+        [
+            5,
+            {},
+            {"version": 2},
+            {"version": 1, "modules": 5, "devices": 5, "about": 5},
+            {"version": 1, "devices": [[]]},
+        ],
         {},
         {"version": 2},
         {"version": 1, "modules": 5, "devices": 5, "about": 5},
@@ -400,7 +394,7 @@ def test_what_is_no_snapshot_is_refused(root: Any, reason: str) -> None:
 )
 def test_an_event_with_values_of_another_kind_is_refused(changed: dict[str, Any], reason: str) -> None:
     with pytest.raises(TraceError, match=reason):
-        trace_of([{**EVENT, **changed}])
+        trace_of([{**NEWEST, **changed}])
 
 
 def test_a_high_address_beside_one_that_is_no_number_is_refused() -> None:
@@ -458,7 +452,7 @@ def test_a_state_of_another_kind_is_unknown(state: Any) -> None:
 
 SOUND = {
     **snapshot(
-        [EVENT, *free(BASE, 1000)], [segment(BASE, 2 * MiB, [block(BASE + 512, 512, 400, frames=[frame("f")])])]
+        [NEWEST, *free(BASE, 1000)], [segment(BASE, 2 * MiB, [block(BASE + 512, 512, 400, frames=[frame("f")])])]
     ),
     "external_annotations": [{"name": "step", "stage": "START", "device": 0, "time_us": 1}],
     "allocator_settings": {"max_split_size": -1, "roundup_power2_divisions": {"1": 0}},

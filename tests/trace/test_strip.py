@@ -20,17 +20,12 @@ from memviz.trace.reserved import (
     round_sizes,
 )
 from memviz.trace.strip import short_paths, strip_paths
-from memviz.trace.write import snapshot_dict, write_json, write_pickle
+from memviz.trace.write import snapshot_dict, write_json
 from tests.real import each_real_file, read_once, requires_real
-from tests.traces import alloc, block, frame, read, segment, snapshot, trace_of
+from tests.trace.test_write import pickled
+from tests.traces import MiB, alloc, block, frame, read, segment, snapshot, trace_of
 
 FORWARD = '  File "/home/alice/secret/model.py", line 3, in forward\n    return self.net(x)\n'
-
-
-def pickled(trace: Trace) -> bytes:
-    file = io.BytesIO()
-    write_pickle(trace, file)
-    return file.getvalue()
 
 
 def exported(trace: Trace) -> bytes:
@@ -168,9 +163,6 @@ def test_real_files_lose_their_authors_and_nothing_else(path: Path) -> None:
     assert not any(f"/{name}/".encode() in text for name in homes)
 
 
-MiB = 1 << 20
-
-
 def rounded(*sizes: int, divisions: tuple[int, ...] = NO_DIVISIONS) -> list[int]:
     return round_sizes(np.array(sizes), divisions).tolist()
 
@@ -181,8 +173,6 @@ def slots(**mib: int) -> tuple[int, ...]:
 
 
 ALL_FOUR = (4,) * SLOTS
-# What '[64:8,128:2,256:2,512:2,1024:1,>:1]' becomes: the first pair also fills the lower slots.
-MIXED = (8,) * 7 + (2, 2, 2) + (1,) * 6
 
 
 def test_a_slot_without_divisions_keeps_the_plain_rule() -> None:
