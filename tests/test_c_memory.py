@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks.growth import make_file
+from tests.benchmarks.task import make_file
 
 pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be told")
 ROOT = Path(__file__).parents[1]

@@ -15,20 +15,18 @@ import asyncio
 import json
 import os
 import pickle
-import platform
 import statistics
 import time
 import zlib
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from datetime import date
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from tests.benchmarks.readme import README, write_table
+from tests.benchmarks.readme import README, measured_on, write_table
 from tests.server import Server, started
 from tests.traces import alloc, frame, free, snapshot
 
@@ -322,8 +320,7 @@ def _table(
     note = f" {args.note}" if args.note else ""
     return "\n".join(
         [
-            f"Measured on {date.today():%-d %B %Y}, CPython {platform.python_version()}, {os.cpu_count()} cores, "
-            f"{platform.system()}.{note} {done} of {args.visitors} visitors came to their end within {took:.0f} s, "
+            f"{measured_on()}{note} {done} of {args.visitors} visitors came to their end within {took:.0f} s, "
             f"{args.acting} acting at a time, each with {'one file' if len(files) == 1 else 'two files'} of "
             f"{args.events:,} events.",
             "",

@@ -12,14 +12,12 @@ import argparse
 import json
 import os
 import pickle
-import platform
 import resource
 import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from datetime import date
 from pathlib import Path
 
 from playwright.sync_api import sync_playwright
@@ -30,7 +28,7 @@ from memviz.ranks.row import Reduced
 from memviz.ranks.summary import summarize_ranks
 from memviz.trace.load import load_trace
 from tests.benchmarks.browser import ARGUMENTS, MARKS, marked, serving
-from tests.benchmarks.readme import README, write_table
+from tests.benchmarks.readme import README, measured_on, write_table
 from tests.traces import MiB, alloc, frame
 
 PLANTED_BYTES = 512 * MiB
@@ -46,14 +44,8 @@ def main() -> None:
             rows += _of_the_page(args.file, Path(folder), min(args.ranks, 64))
         if args.scheduler_file is not None:
             rows += _of_dask(args.scheduler_file, Path(folder), args.scheduler_ranks)
-    where = f"{platform.python_implementation()} {platform.python_version()}, {os.cpu_count()} cores"
-    heads = [
-        f"Measured on {date.today():%-d %B %Y}, {where}, {platform.system()}.",
-        "",
-        "| what | figure |",
-        "|---|---|",
-    ]
-    table = "\n".join([*heads, *(f"| {what} | {figure} |" for what, figure in rows)])
+    lines = [measured_on(), "", "| what | figure |", "|---|---|", *(f"| {what} | {figure} |" for what, figure in rows)]
+    table = "\n".join(lines)
     print(table)
     if args.write:
         write_table("ranks", table)

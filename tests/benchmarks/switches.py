@@ -10,7 +10,6 @@ optimization alone, without traces, as the page's price list does for sizes that
 import argparse
 import cProfile
 import json
-import os
 import pstats
 import subprocess
 import sys
@@ -18,7 +17,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +25,7 @@ from memviz.runner.jobs.worker import SearchPredictions, answer, warm_up
 from memviz.runner.listing import listing
 from memviz.runner.prices import PRESET_OPTIMIZER, price_requests
 from memviz.runner.request import Request, knob_text
-from tests.benchmarks.readme import README, write_table
+from tests.benchmarks.readme import README, measured_on, write_table
 
 _SWITCHES = ("checkpointing", "weight_offload", "split_feed_forward", "allocator_settings")
 """The first that a preset can have is switched."""
@@ -57,8 +55,7 @@ def main() -> None:
         rows.append(json.loads(done.stdout))
         print(_row(rows[-1]), flush=True)
     if args.write:
-        where = f"Python {sys.version.split()[0]}, {os.cpu_count()} cores, {sys.platform}"
-        head = f"Measured on {date.today():%-d %B %Y}, {where}. Seconds of processor time, in one process per preset."
+        head = f"{measured_on()} Seconds of processor time, in one process per preset."
         names = ["preset", "first answer", "the same again", "switch", "figures after", "trace written after"]
         names += ["all prices"] * args.prices
         lines = [head, "", f"| {' | '.join(names)} |", "|---" * len(names) + "|", *map(_row, rows)]

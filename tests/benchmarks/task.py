@@ -1,11 +1,15 @@
-"""Run one task in its own process, to isolate time and memory: `python -m tests.benchmarks.task NAME FILE`."""
+"""Tasks that run in a process of their own, to isolate time and memory: `python -m tests.benchmarks.task NAME FILE`."""
 
 import gc
+import os
 import pickle
 import sys
 import time
 from collections.abc import Callable
-from typing import NoReturn
+from pathlib import Path
+from typing import Any, NoReturn
+
+_EXPANDABLE = "expandable_segments:True"
 
 
 class _NoClasses(pickle.Unpickler):
@@ -20,57 +24,110 @@ def floor(path: str) -> None:
         _NoClasses(file).load()
 
 
-def load(path: str) -> None:
+def load(path: str) -> Any:
     """Load a file to the point where a view can be computed: read, match allocations, sum the timeline."""
     from memviz.analysis.timeline import timeline
     from memviz.trace.load import load_trace
 
-    for device in load_trace(path).devices:
+    trace = load_trace(path)
+    for device in trace.devices:
         timeline(device)
+    return trace
 
 
-def timeline_ms(path: str) -> None:
-    """Prints milliseconds of one timeline of 2,000 columns from an indexed trace, the median of 21."""
-    from memviz.analysis.timeline import by_event, timeline
-    from memviz.trace.load import load_trace
+def timeline(path: str) -> None:
+    from memviz.analysis.timeline import by_event
 
-    device = load_trace(path).devices[0]
-    timeline(device)
-    print(_median_ms(lambda: by_event(device, 2000)))
+    device = load(path).devices[0]
+    _print_ms(lambda: by_event(device, 2000))
 
 
-def first_timeline_ms(path: str) -> None:
-    """The same from a trace that was only read: matching and summing are in it."""
+def first_timeline(path: str) -> None:
+    """Time a timeline from a trace that was only read: matching and summing are in it."""
     from memviz.analysis.timeline import by_event
     from memviz.trace.load import load_trace
 
     device = load_trace(path).devices[0]
-    started = time.perf_counter()
-    by_event(device, 2000)
-    print(1000 * (time.perf_counter() - started))
+    _print_ms(lambda: by_event(device, 2000), times=1)
 
 
-def peak_ms(path: str) -> None:
-    """Time the table of live bytes at the peak by site, on an indexed trace."""
+def peak(path: str) -> None:
     from memviz.analysis.peak import peak
-    from memviz.analysis.timeline import timeline
+
+    trace = load(path)
+    _print_ms(lambda: peak(trace, trace.devices[0], top=20))
+
+
+def recorded(path: str) -> None:
+    replayer = _replayer(path)
+    replay: Any = _timed(replayer.as_recorded)
+    print(f"{replay.agreement.address_mismatches} addresses off")
+
+
+def expandable(path: str) -> None:
+    from memviz.allocator.settings import parse_settings
+
+    replayer, settings = _replayer(path), parse_settings(_EXPANDABLE)
+    _timed(lambda: replayer.replay(settings))
+
+
+def figures(path: str) -> None:
+    from memviz.allocator.settings import parse_settings
+
+    replayer, settings = _replayer(path), parse_settings(_EXPANDABLE)
+    _timed(lambda: replayer.figures(settings))
+
+
+def search(path: str) -> None:
+    from memviz.allocator.search import search
+
+    replayer = _replayer(path)
+    print(f"{len(_timed(lambda: search(replayer)).tried)} settings")
+
+
+def make_file(path: str | Path, allocations: int, stacks: int, devices: int) -> None:
+    """Write a snapshot of short-lived allocations from `stacks` stacks, spread over the devices."""
+    from tests.traces import alloc, frame, free
+
+    frames = [frame(f"layer_{i}", f"model_{i % 5}.py", i + 1) for i in range(1000)]
+    all_stacks = [[frames[i % 1000], frames[i // 1000], frames[0]] for i in range(stacks)]
+    own: list[list[dict[str, Any]]] = [[] for _ in range(devices)]
+    for i in range(allocations):
+        address, size, stack = (1 + i % 1000) << 21, 512 * (1 + i % 200), all_stacks[i % stacks]
+        own[i % devices].append(alloc(address, size, frames=stack, time_us=3 * i))
+        own[i % devices] += free(address, size, frames=stack, time_us=3 * i + 1)
+    with open(path, "wb") as file:
+        pickle.dump({"segments": [], "device_traces": own}, file)
+
+
+def _replayer(path: str) -> Any:
+    from memviz.allocator.replayer import Replayer
     from memviz.trace.load import load_trace
 
-    trace = load_trace(path)
-    timeline(trace.devices[0])
-    print(_median_ms(lambda: peak(trace, trace.devices[0], top=20)))
+    return Replayer(load_trace(path))
 
 
-def _median_ms(work: Callable[[], object], times: int = 21) -> float:
+def _timed(work: Callable[[], Any]) -> Any:
+    """Run the work and print its processor time, with its children's, and the time by the clock."""
+    used, begun = sum(os.times()[:4]), time.monotonic()
+    result = work()
+    print(f"{sum(os.times()[:4]) - used:.2f} s itself, {time.monotonic() - begun:.1f} s by the clock", end=" ")
+    return result
+
+
+def _print_ms(work: Callable[[], object], times: int = 21) -> None:
     taken = []
     for _ in range(times):
         started = time.perf_counter()
         work()
         taken.append(1000 * (time.perf_counter() - started))
-    return sorted(taken)[times // 2]
+    print(f"{sorted(taken)[times // 2]:.1f} ms itself")
 
 
-TASKS = {each.__name__: each for each in (floor, load, timeline_ms, first_timeline_ms, peak_ms)}
+TASKS = {
+    task.__name__: task for task in (floor, load, timeline, first_timeline, peak, recorded, expandable, figures, search)
+}
 
 if __name__ == "__main__":
-    TASKS[sys.argv[1]](sys.argv[2])
+    name, file, *counts = sys.argv[1:]
+    make_file(file, *map(int, counts)) if name == "make_file" else TASKS[name](file)
