@@ -6,11 +6,8 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("nbclient", reason="nbclient and ipykernel are not installed: tests/requirements.txt has them")
-pytest.importorskip("ipykernel", reason="nbclient and ipykernel are not installed: tests/requirements.txt has them")
-
 from tests.facts import missing
-from tests.results.test_notebook import PLOTLY, outputs_of
+from tests.results.test_open_trace import PLOTLY, outputs_of
 
 pytestmark = pytest.mark.slow
 

@@ -1,10 +1,18 @@
 """`memviz.open` and its results: the command line's own numbers, as objects, sentences, tables and frames."""
 
 import json
+import os
 import re
-from collections.abc import Callable
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import FrozenInstanceError, dataclass
 from html.parser import HTMLParser
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +27,7 @@ from memviz.results.result import Result
 from memviz.units import bytes_text
 from tests.facts import missing
 from tests.house.repository import ROOT
+from tests.runner.processes import PATIENCE_SECONDS
 from tests.traces import MiB, alloc, block, frame, free, segment, snapshot, trace_of
 
 SAMPLES = ROOT / "sample_traces"
@@ -333,3 +342,258 @@ def test_few_frames_with_long_names_in_many_orders_do_not_fill_the_machine() -> 
     with_stacks = sum("stack" in row for row in answer["rows"])
     assert (len(answer["rows"]), with_stacks + answer["stacks_left_out"]) == (100, 100)
     assert with_stacks > 0 and len(answer["rows"][0]["stack"]) == 200
+
+
+FILE = (ROOT / "sample_traces" / "training.pickle.gz").read_bytes()
+
+
+class Server(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        getattr(self, f"answer_{self.path.partition('?')[0].split('/')[1]}")()
+
+    def answer_good(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(FILE)
+
+    def answer_cut(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(FILE)))
+        self.end_headers()
+        self.wfile.write(FILE[:5000])
+
+    def answer_missing(self) -> None:
+        self.send_error(404)
+
+    def answer_elsewhere(self) -> None:
+        self.send_response(302)
+        self.send_header("Location", "/good/other-name.pickle.gz")
+        self.end_headers()
+
+    def answer_file(self) -> None:
+        self.send_response(302)
+        self.send_header("Location", "ftp://127.0.0.1/etc/passwd")
+        self.end_headers()
+
+    def answer_page(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"<html>")
+
+    def answer_drip(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        try:
+            for _ in range(200):
+                self.wfile.write(b"\x80")
+                self.wfile.flush()
+                time.sleep(0.05)
+        except OSError:
+            return
+
+    def log_message(self, *_: object) -> None:
+        return
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with serving() as place:
+        yield place
+
+
+@contextmanager
+def serving() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Server)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_it_is_the_file(address):
+    opened = memviz.open(f"{address}/good/my%20run.pickle.gz?download=1")
+    assert opened.trace.about.source == "my run.pickle.gz"
+    here = memviz.open(ROOT / "sample_traces" / "training.pickle.gz")
+    assert {**opened.as_json(), "file": ""} == {**here.as_json(), "file": ""}
+    assert here.compare(f"{address}/elsewhere/x.pickle.gz").delta_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("/missing/run.pickle", "^run.pickle: The server answered 404. Check the address.$"),
+        ("/cut/run.pickle", r"^run.pickle: The download ended after 5,000 of [\d,]+ bytes. Try again.$"),
+        ("/page/run.pickle", "^run.pickle: It is a web page without a snapshot inside."),
+        ("/file/run.pickle", "^run.pickle: The download failed .*ftp"),
+    ],
+)
+def test_what_comes_in_its_place_is_refused(path, words, address):
+    with pytest.raises(TraceError, match=words):
+        memviz.open(address + path)
+
+
+def test_more_bytes_or_seconds_than_allowed_are_not_taken(address, monkeypatch):
+    monkeypatch.setenv("MEMVIZ_MAX_FILE_BYTES", "5000")
+    with pytest.raises(TraceError, match="exceeds the limit of 5,000 bytes. If you trust the file, raise"):
+        memviz.open(f"{address}/good/run.pickle.gz")
+    # Without the time limit all 200 bytes would arrive, and the file be refused for its contents.
+    monkeypatch.setenv("MEMVIZ_MAX_SECONDS", "0.5")
+    with pytest.raises(TraceError, match="The download timed out after 0.5 s. Download it first"):
+        memviz.open(f"{address}/drip/run.pickle")
+
+
+def test_nobody_there_is_said():
+    with serving() as address:
+        pass
+    with pytest.raises(TraceError, match="^x.pickle: The download failed"):
+        memviz.open(f"{address}/good/x.pickle")
+
+
+@pytest.mark.parametrize(
+    "address", ["file:///etc/passwd", "ftp://host/x.pickle", "s3://bucket/x", "http://", "http://["]
+)
+def test_other_addresses_are_refused(address):
+    with pytest.raises(UsageError):
+        memviz.open(address)
+
+
+ONLY_NUMPY = """
+import sys
+
+class Nothing:
+    def find_spec(self, name, path=None, target=None):
+        first = name.partition(".")[0]
+        if first not in sys.stdlib_module_names and first not in ("memviz", "numpy"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Nothing())
+import memviz
+"""
+ALL_OF_IT = """
+trace = memviz.open("sample_traces/training.pickle.gz")
+results = [trace, trace.summary(), trace.peak(), trace.live_at(event=5).by("module"), trace.by("category")]
+results += [trace.segments_at(event=1000), trace.compare("sample_traces/training-checkpointed.pickle.gz")]
+results += [trace.replay(settings="expandable_segments:True", memory="24GiB")]
+for result in results:
+    assert str(result) and result._repr_html_() and result.as_json() and result.columns()
+print(len(results))
+"""
+
+
+REFUSED = """
+import memviz.errors
+try:
+    {asked}
+except memviz.errors.LibraryNeeded as error:
+    print(error)
+"""
+
+
+def run(program: str) -> tuple[str, str]:
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    return done.stdout.strip(), done.stderr
+
+
+def test_all_of_it_works_with_numpy_alone():
+    assert run(ONLY_NUMPY + ALL_OF_IT) == ("8", "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("library", "asked"),
+    [
+        ("pandas", "memviz.open('sample_traces/training.pickle.gz').peak().to_frame()"),
+        ("plotly", "memviz.figures.timeline(memviz.open('sample_traces/training.pickle.gz'))"),
+        ("torch", "memviz.predicting"),
+    ],
+)
+def test_what_needs_a_library_that_is_not_there_names_the_remedy(library: str, asked: str) -> None:
+    said, wrong = run(ONLY_NUMPY + REFUSED.format(asked=asked))
+    assert wrong == ""
+    remedy = "`pip install -r requirements.txt` brings it."
+    assert said.startswith(f"This needs {library}, which is not installed here. {remedy}")
+
+
+def test_memviz_itself_imports_nothing():
+    program = (
+        "import sys, memviz; print(*sorted(name for name in sys.modules if name.startswith(('memviz.', 'numpy'))))"
+    )
+    assert run(program) == ("", "")
+
+
+CELLS = {
+    "open": f"import memviz; training = memviz.open({str(TRAINING)!r}); training",
+    "peak": "training.peak()",
+    "print": "print(training.peak())",
+    "live": "training.live_at(event=1000, by='category')",
+    "segments": "training.segments_at(event=1000)",
+    "compare": "compared = training.compare('sample_traces/training-checkpointed.pickle.gz'); compared",
+    "replay": "training.replay(settings='expandable_segments:True')",
+    "frame": "training.by('category').to_frame()",
+    "timeline": "memviz.figures.timeline(training)",
+    "bars": "memviz.figures.peak(training.by('category'))",
+    "icicle": "memviz.figures.icicle(training)",
+    "map": "memviz.figures.segments(training)",
+    "waterfall": "memviz.figures.waterfall(compared)",
+    "error": "memviz.open('nothing.pickle')",
+}
+ANSWERS = ("open", "peak", "live", "segments", "compare", "replay")
+FIGURES = ("timeline", "bars", "icicle", "map", "waterfall")
+PLOTLY = "application/vnd.plotly.v1+json"
+
+
+def outputs_of(cells: dict[str, str]) -> dict[str, list[Any]]:
+    """Run the cells of a notebook in a kernel; return the outputs of each."""
+    for library in ("nbclient", "ipykernel"):
+        pytest.importorskip(library, reason=f"{library} is not installed: tests/requirements.txt has it")
+    import nbformat
+    from nbclient import NotebookClient
+    from traitlets.config import Config
+
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in cells.values()])
+    # Ports are chosen first and bound by the kernel later, when another process may have taken one.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        by_files = {"transport": "ipc", "ip": os.path.join(folder, "kernel")}
+        config = Config({"KernelManager": by_files if os.name == "posix" else {}})
+        patience = {"timeout": PATIENCE_SECONDS, "startup_timeout": PATIENCE_SECONDS}
+        resources = {"metadata": {"path": str(ROOT)}}
+        NotebookClient(notebook, config=config, allow_errors=True, resources=resources, **patience).execute()
+    return {name: cell["outputs"] for name, cell in zip(cells, notebook.cells, strict=True)}
+
+
+@pytest.fixture(scope="module")
+def executed() -> Iterator[dict[str, list[Any]]]:
+    yield outputs_of(CELLS)
+
+
+def test_only_the_cell_that_should_fails(executed):
+    assert [name for name, shown in executed.items() if any(part.output_type == "error" for part in shown)] == ["error"]
+    (failed,) = executed["error"]
+    with pytest.raises(TraceError) as caught:
+        memviz.open("nothing.pickle")
+    assert (failed.ename, failed.evalue) == ("TraceError", str(caught.value))
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_an_answer_shows_its_sentence_and_its_table(name, executed):
+    (shown,) = executed[name]
+    assert set(shown.data) == {"text/plain", "text/html"}
+    assert shown.data["text/plain"].endswith(".") and "\n" not in shown.data["text/plain"]
+    assert "<table" in shown.data["text/html"] and "<strong>" in shown.data["text/html"]
+
+
+def test_it_prints_the_same_sentence_and_a_frame_shows_as_a_frame(executed):
+    (printed,), (shown,) = executed["print"], executed["peak"]
+    assert printed.text == shown.data["text/plain"] + "\n" == f"{memviz.open(TRAINING).peak()}\n"
+    (shown,) = executed["frame"]
+    assert 'class="dataframe"' in shown.data["text/html"] and "activation" in shown.data["text/html"]
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_figure_is_drawn_by_the_notebook(name, executed):
+    (shown,) = executed[name]
+    assert shown.data[PLOTLY]["data"]
