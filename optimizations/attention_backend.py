@@ -69,8 +69,7 @@ class AttentionBackend:
             raise ValueError(f"backend is {self.backend!r}; it must be one of {', '.join(_KERNELS)}.")
 
     def check(self, model: nn.Module, *, training: bool) -> None:
-        _refuse_without_attention(model)
-        _refuse_other_backends(model)
+        _refuse_other_attention(model)
         if self.strict and self.backend != "math":
             # That of most of its weights.
             sizes: Counter[torch.dtype] = Counter({torch.float32: 0})
@@ -87,8 +86,7 @@ class AttentionBackend:
                 self._refuse_heads(name, module, 16 // dtype.itemsize)
 
     def apply(self, model: nn.Module) -> Callable[[], None]:
-        _refuse_without_attention(model)
-        _refuse_other_backends(model)
+        _refuse_other_attention(model)
         with contextlib.ExitStack() as undo:
             for part in _not_sdpa(model):
                 undo.callback(part.set_attn_implementation, part.config._attn_implementation)
@@ -203,11 +201,6 @@ def _diffusers_backend(processor: Any) -> str:
     return str(getattr(own, "value", own))
 
 
-def _refuse_without_attention(model: nn.Module) -> None:
-    if not any(_may_attend(module.forward, type(module), set()) for module in model.modules()):
-        raise ValueError("This model computes no attention, so attention_backend has no effect. Drop it.")
-
-
 def _may_attend(function: Any, kind: type, seen: set[CodeType]) -> bool:
     """Return whether a forward names attention or calls a function that does; a callable without code counts."""
     function = inspect.unwrap(function)
@@ -245,7 +238,9 @@ def _plain_function(value: Any) -> Any:
     return inspect.unwrap(getattr(value, "__func__", value)) if callable(value) else None
 
 
-def _refuse_other_backends(model: nn.Module) -> None:
+def _refuse_other_attention(model: nn.Module) -> None:
+    if not any(_may_attend(module.forward, type(module), set()) for module in model.modules()):
+        raise ValueError("This model computes no attention, so attention_backend has no effect. Drop it.")
     for part in _not_sdpa(model):
         if not getattr(part, "_supports_sdpa", False):
             raise ValueError(f"{type(part).__name__} computes attention by itself, without PyTorch's SDPA kernels.")

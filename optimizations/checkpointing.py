@@ -210,7 +210,10 @@ def _listed_blocks(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Modul
     children = [(f"{path}.{name}".lstrip("."), child) for name, child in module.named_children()]
     if isinstance(module, nn.ModuleList | nn.Sequential):
         large = [(name, child) for name, child in children if any(True for _ in child.children())]
-        if len(large) > 1 and _same_kind([child for _, child in large]):
+        classes = {getattr(type(child), "unchecked_class", type(child)) for _, child in large}
+        # Of one class, or of classes that offer checkpointing, as layers of transformers do.
+        alike = len(classes) == 1 or all(hasattr(kind, "gradient_checkpointing") for kind in classes)
+        if len(large) > 1 and alike:
             for name, child in large:
                 # One with a switch of its own checkpoints what is listed inside of it, as in diffusers' UNets.
                 inside = list(_listed_blocks(child, name)) if "gradient_checkpointing" in vars(child) else []
@@ -218,12 +221,6 @@ def _listed_blocks(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Modul
             return
     for name, child in children:
         yield from _listed_blocks(child, name)
-
-
-def _same_kind(modules: list[nn.Module]) -> bool:
-    """Return whether all are of one class, or of classes that offer checkpointing, as layers of transformers do."""
-    classes = {getattr(type(module), "unchecked_class", type(module)) for module in modules}
-    return len(classes) == 1 or all(hasattr(kind, "gradient_checkpointing") for kind in classes)
 
 
 def _checkpointed_class(plain: Any, strategy: Checkpointing, number: int) -> type[nn.Module]:

@@ -41,27 +41,27 @@ _LOSS = "ForCausalLMLoss"
 _CHANGES_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
 
 
+def _knob(default: Any, help: str, **more: Any) -> Any:
+    return field(default=default, metadata={"help": help, **more})
+
+
 @dataclass(frozen=True)
 class ChunkedCrossEntropy:
     """`undo = ChunkedCrossEntropy().apply(model)`, then `model(input_ids=..., labels=...).loss` as before."""
 
-    tokens: int = field(
-        default=_TOKENS,
-        metadata={
-            "help": "tokens per chunk, whose logits are live at once",
-            "least": 1,
-            "says": "logits of {} tokens at once",
-            "counted_in": "rows",
-        },
+    tokens: int = _knob(
+        _TOKENS,
+        "tokens per chunk, whose logits are live at once",
+        least=1,
+        says="logits of {} tokens at once",
+        counted_in="rows",
     )
-    by: str = field(default="torch", metadata={"help": "kernels of PyTorch or Liger", "choices": _BY})
-    accum_dtype: str = field(
-        default="weight",
-        metadata={
-            "help": "dtype of the head's gradient sum over chunks",
-            "choices": _ACCUM_DTYPES,
-            "says": "head's gradient summed in {}",
-        },
+    by: str = _knob("torch", "kernels of PyTorch or Liger", choices=_BY)
+    accum_dtype: str = _knob(
+        "weight",
+        "dtype of the head's gradient sum over chunks",
+        choices=_ACCUM_DTYPES,
+        says="head's gradient summed in {}",
     )
 
     name: ClassVar[str] = "chunked_cross_entropy"
@@ -156,7 +156,7 @@ class _SumOfLosses(torch.autograd.Function):
             counts = target != targets.ignored
             place = target.where(counts, torch.zeros_like(target))[:, None]
             total -= logarithms.gather(1, place)[:, 0].where(counts, total.new_zeros(())).sum()
-            if gradients.wanted:
+            if any(needs):
                 gradients.add(piece, weight, logarithms.exp_(), place, counts)
             del logarithms
         ctx.gradients = gradients
@@ -187,10 +187,6 @@ class _Gradients:
         sums_in = accum_dtype or (torch.float32 if weight.dtype is torch.float16 else weight.dtype)
         self.weight = torch.zeros_like(weight, dtype=sums_in) if needs[1] else None
         self.bias = torch.zeros_like(bias, dtype=torch.float32) if needs[2] and bias is not None else None
-
-    @property
-    def wanted(self) -> bool:
-        return self.pieces is not None or self.weight is not None or self.bias is not None
 
     def add(self, piece: Tensor, weight: Tensor, shares: Tensor, place: Tensor, counts: Tensor) -> None:
         """`shares` is the softmax, and becomes its difference to the target."""

@@ -82,15 +82,12 @@ class ChunkedFeedForward:
         """Call `function` on all rows of `x`, some at a time, and of tensors with the same rows."""
         if x.dim() < 2 or x.numel() // x.shape[-1] <= self.tokens:
             return function(x, *more)
-        pieces = list(zip(*(self._cut(tensor) for tensor in (x, *more)), strict=True))
+        rows: list[Any] = [tensor.reshape(-1, tensor.shape[-1]) for tensor in (x, *more)]
+        pieces = list(zip(*(tensor.split(self.tokens) for tensor in rows), strict=True))
         if torch.is_grad_enabled():
             again = functools.partial(checkpoint, function, use_reentrant=False) if self.recompute else function
             return torch.cat([again(*piece) for piece in pieces]).view(*x.shape[:-1], -1)
         return _fill_output(function, pieces).view(*x.shape[:-1], -1)
-
-    def _cut(self, tensor: Tensor) -> tuple[Tensor, ...]:
-        pieces: tuple[Tensor, ...] = tensor.reshape(-1, tensor.shape[-1]).split(self.tokens)  # type: ignore[no-untyped-call]
-        return pieces
 
     def _chosen(self, model: nn.Module) -> dict[str, nn.Module]:
         modules = {name or "(the model)": module for name, module in feed_forwards(model)}

@@ -150,8 +150,9 @@ class Adapted(nn.Module):
 
     def __init__(self, base: nn.Module, rank: int, alpha: float) -> None:
         super().__init__()
-        wide, narrow = _sizes(base)
         weight: Any = base.weight
+        # GPT-2's Conv1D has its matrix transposed.
+        wide, narrow = weight.shape if isinstance(base, nn.Linear) else weight.shape[::-1]
         dtype = weight.dtype if weight.is_floating_point() and weight.element_size() > 1 else torch.float32
         self.base = base
         self.lora_down = nn.Linear(narrow, rank, bias=False, device=weight.device, dtype=dtype)
@@ -185,14 +186,6 @@ def merge(model: nn.Module) -> None:
             weight: Any = module.base.weight
             weight += (product if isinstance(module.base, nn.Linear) else product.t()).to(weight.dtype)
             module.lora_up.weight.zero_()
-
-
-def _sizes(layer: Any) -> tuple[int, int]:
-    """Output and input channels. GPT-2's Conv1D has its matrix transposed."""
-    if isinstance(layer, nn.Linear):
-        return layer.out_features, layer.in_features
-    narrow, wide = layer.weight.shape
-    return wide, narrow
 
 
 def _linear_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

@@ -83,7 +83,7 @@ class OptimizerInBackward:
         _observer.listeners.append(steps)
         _observer.listen()
         # A deleted model needs no undo.
-        return weakref.finalize(model, _let_go, steps)
+        return weakref.finalize(model, steps.let_go)
 
 
 class _Steps:
@@ -114,15 +114,11 @@ class _Steps:
         self.optimizers[optimizer] = _SteppedOptimizer(optimizer, weights, self.micro_batches)
 
     def let_go(self) -> None:
+        _observer.listeners.remove(self)
+        _observer.listen()
         for hooked in self.optimizers.values():
             hooked.leave(set(hooked.hooks))
         self.optimizers.clear()
-
-
-def _let_go(steps: _Steps) -> None:
-    _observer.listeners[:] = [listener for listener in _observer.listeners if listener is not steps]
-    _observer.listen()
-    steps.let_go()
 
 
 class _SteppedOptimizer:

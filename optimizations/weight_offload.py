@@ -127,7 +127,7 @@ class WeightOffload:
         if self.granularity == "part":
             for unit in units:
                 unit.until = units
-            undo.callback(model.register_forward_hook(_Away(units), always_call=True).remove)
+            undo.callback(model.register_forward_hook(units[0].end_pass, always_call=True).remove)
         if self.ahead:
             ahead = _Ahead()
             for unit in units:
@@ -287,8 +287,7 @@ class _Unit:
 
     def enter(self, module: nn.Module, _: Any) -> None:
         if not self.here:
-            for unit in self.until:
-                unit.go()
+            self.end_pass()
             self.here = True
             if self.ahead is not None:
                 self.ahead.arrive_at(self)
@@ -310,6 +309,11 @@ class _Unit:
             self.here = False
             for weight in self.weights:
                 weight.go()
+
+    def end_pass(self, *_: Any) -> None:
+        """Let the part go that stayed, before another comes and after the whole model."""
+        for unit in self.until:
+            unit.go()
 
     def restore(self) -> None:
         for weight in self.weights:
@@ -382,17 +386,6 @@ class _Ahead:
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
             yield
-
-
-class _Away:
-    """After the whole model: no part waits on the device for the next pass."""
-
-    def __init__(self, units: list[_Unit]) -> None:
-        self.units = units
-
-    def __call__(self, *_: Any) -> None:
-        for unit in self.units:
-            unit.go()
 
 
 def _uncalled(model: nn.Module) -> list[str]:
