@@ -232,7 +232,11 @@ class _Comparison:
 
         Bit for bit includes the random numbers; where the changed model draws the same, they are compared too.
         """
-        if not ran.draws or self.claim == "bitwise" or self._draws_like(ran):
+        draws = ran.draws and self.claim != "bitwise"
+        if draws:
+            with self._changed() as changed:
+                draws = not self._changed_step.run(changed).draws_like(ran)
+        if not draws:
             yield False
             return
         with dropout_as_factor(), ExitStack() as off:
@@ -242,10 +246,6 @@ class _Comparison:
                 off.enter_context(dropout_off(self.reference))
             self.notes.append(f"Compared with dropout {how}: optimizations may draw other random numbers.")
             yield True
-
-    def _draws_like(self, ran: StepResult) -> bool:
-        with self._changed() as changed:
-            return self._changed_step.run(changed).draws_like(ran)
 
     @contextmanager
     def _changed(self) -> Iterator[nn.Module]:
@@ -264,7 +264,8 @@ class _Comparison:
         if self.step.training and steps:
             first = _trained(deepcopy(self.reference), self.step, steps, make)
             # What two runs agree on to the bit needs no second curve.
-            same = _same(ran, again)
+            pairs = [(ran.outputs, again.outputs), (ran.gradients, again.gradients)]
+            same = all(torch.equal(one, other[name]) for ours, other in pairs for name, one in ours.items())
             losses = first, first if same else _trained(deepcopy(self.reference), self.step, steps, make)
         # Where outputs are claimed to the bit, gradients may still be added up in another type.
         rounds = self.claim in ("rounding", "training") or (self.claim == "bitwise" and self.step.training)
@@ -424,11 +425,6 @@ class _Baseline:
     """With those."""
 
 
-def _same(one: StepResult, other: StepResult) -> bool:
-    pairs = [(getattr(one, kind), getattr(other, kind)) for kind in ("outputs", "gradients")]
-    return all(torch.equal(tensor, second[name]) for first, second in pairs for name, tensor in first.items())
-
-
 def _exceeds_rounding(ran: StepResult, result: StepResult, outputs: Mapping[str, Difference], bounds: Rounding) -> bool:
     """Return True if any difference exceeds what float32 rounding explains."""
     gaps = [gap.relative_l2 for gap in outputs.values()]
@@ -560,8 +556,7 @@ def _reduced_model_of(plan: Plan) -> Workload:
     twin, pieces, batch = plan.workload.small(), pieces_of(plan.optimizations), getattr(plan.workload, "batch", None)
     if pieces is None or not isinstance(batch, int):
         return twin
-    reduced_workload: Workload = replace(twin, batch=_fewer_pieces(pieces).pieces + bool(batch % pieces.pieces))  # type: ignore[type-var]
-    return reduced_workload
+    return replace(twin, batch=_fewer_pieces(pieces).pieces + bool(batch % pieces.pieces))  # type: ignore[call-arg]
 
 
 def _fewer_pieces(pieces: GradientAccumulation) -> GradientAccumulation:
@@ -590,16 +585,17 @@ def in_proportion(value: int, total: int, reduced: int) -> int:
 
 def _counts(own: Workload, twin: Workload, unit: str) -> tuple[int, int]:
     """Tokens of a batch ("rows") or of a sequence ("sequence"), in the largest input of both."""
-    count: Callable[[Tensor], int] = _count_rows if unit == "rows" else lambda one: one.shape[1] if one.dim() > 1 else 1
+
+    def count(tensor: Tensor) -> int:
+        if unit == "sequence":
+            return tensor.shape[1] if tensor.dim() > 1 else 1
+        # Channels come last; of latents count the elements, which grow with the tokens.
+        return tensor.numel() // (tensor.shape[-1] if tensor.dim() == 3 and tensor.is_floating_point() else 1)
+
     meta = torch.device("meta")
     total, reduced = ({name: count(x) for name, x in flatten(one.inputs(meta)).items()} for one in (own, twin))
     name = max(total, key=lambda one: total[one])
     return max(total[name], 1), max(reduced.get(name, 1), 1)
-
-
-def _count_rows(tensor: Tensor) -> int:
-    """Count rows of a channels-last tensor; of latents count the elements, which grow with the tokens."""
-    return tensor.numel() // (tensor.shape[-1] if tensor.dim() == 3 and tensor.is_floating_point() else 1)
 
 
 def place_of(mode: str) -> torch.device:

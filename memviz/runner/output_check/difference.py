@@ -53,10 +53,6 @@ def one_rounding(dtype: torch.dtype) -> float:
     return unit_roundoff(dtype) / math.sqrt(3)
 
 
-def accumulator(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
 def coarsest(dtypes: set[torch.dtype]) -> torch.dtype:
     """Return the floating point dtype that rounds most; float32 if there is none."""
     floating = [dtype for dtype in dtypes if dtype.is_floating_point]
@@ -70,7 +66,8 @@ def coarser(dtype: torch.dtype, other: torch.dtype) -> bool:
 def expected(dtype: torch.dtype, work: tuple[int, int], *, on_cuda: bool = False) -> float:
     """The formula above. `work` is (reductions, longest). On CUDA, float32 products may run as TF32."""
     reductions, longest = work
-    accumulated = math.sqrt(longest) * one_rounding(accumulator(dtype))
+    accumulator = torch.float64 if dtype == torch.float64 else torch.float32
+    accumulated = math.sqrt(longest) * one_rounding(accumulator)
     stored = _TF32 / math.sqrt(3) if on_cuda and dtype == torch.float32 else one_rounding(dtype)
     return math.sqrt(max(reductions, 1)) * (stored + accumulated)
 
@@ -279,7 +276,11 @@ class _DifferenceSums:
         same_type = reference.dtype == actual.dtype
         unequal = (_as_integers(reference) != _as_integers(actual)) if same_type else exact != changed
         self.unequal += int(unequal.sum())
-        finite = self._count_nonfinite(exact, changed)
+        finite = exact.isfinite() & changed.isfinite()
+        same = (exact == changed) | (exact.isnan() & changed.isnan())
+        nonfinite = (~exact.isfinite(), ~changed.isfinite(), ~finite & ~same)
+        self.nonfinite = [count + int(flags.sum()) for count, flags in zip(self.nonfinite, nonfinite, strict=True)]
+        self.outside += int(nonfinite[2].sum())
         if not bool(finite.all()):
             reference, actual, exact, changed = reference[finite], actual[finite], exact[finite], changed[finite]
             unequal = unequal[finite]
@@ -289,21 +290,9 @@ class _DifferenceSums:
         if same_type and not reference.dtype.is_floating_point:
             # Whole numbers above 2**53 can differ and still be the same in float64.
             distance = torch.where(unequal, distance.clamp(min=1), distance)
-        self._add_elements(exact, distance)
-        self._add_norms(exact, changed, distance)
         distances = ulps_between(reference, actual)
         if distances is not None:
             self.ulps.add(distances)
-
-    def _count_nonfinite(self, exact: Tensor, actual: Tensor) -> Tensor:
-        one, other = exact.isfinite(), actual.isfinite()
-        same = (exact == actual) | (exact.isnan() & actual.isnan())
-        nonfinite = (~one, ~other, ~(one & other) & ~same)
-        self.nonfinite = [count + int(flags.sum()) for count, flags in zip(self.nonfinite, nonfinite, strict=True)]
-        self.outside += int(nonfinite[2].sum())
-        return one & other
-
-    def _add_elements(self, exact: Tensor, distance: Tensor) -> None:
         rtol, atol = self.tolerance
         size = exact.abs()
         self.finite += exact.numel()
@@ -313,14 +302,12 @@ class _DifferenceSums:
         # Integers have no tolerance: relative to zero, their absolute difference counts.
         self.worst = max(self.worst, float((distance / size.clamp(min=atol or 1.0)).max()))
         self.reference_absmax = max(self.reference_absmax, float(size.max()))
-
-    def _add_norms(self, exact: Tensor, actual: Tensor, distance: Tensor) -> None:
         if self.scale != 1:
-            exact, actual, distance = exact / self.scale, actual / self.scale, distance / self.scale
+            exact, changed, distance = exact / self.scale, changed / self.scale, distance / self.scale
         self.squares += float(distance @ distance)
         self.reference_squares += float(exact @ exact)
-        self.ours_squares += float(actual @ actual)
-        self.product += float(exact @ actual)
+        self.ours_squares += float(changed @ changed)
+        self.product += float(exact @ changed)
         self.spread.add(exact)
 
     def result(self, reference: Tensor, actual: Tensor) -> Difference:

@@ -13,7 +13,17 @@ from memviz.runner.output_check.comparison import compare_outputs
 from memviz.runner.output_check.difference import one_rounding
 from memviz.runner.output_check.model_runs import OperatorChange
 from memviz.runner.output_check.verdict import Claim, Numerics, Signal, layer_title, scientific, share_text, signal_of
-from tests.runner.output_check.models import FeedForward, Stack, nothing, split_wrongly, stack, tokens, with_forward
+from tests.runner.output_check.models import (
+    GEGLU,
+    FeedForward,
+    Stack,
+    SwiGLU,
+    nothing,
+    split_wrongly,
+    stack,
+    tokens,
+    with_forward,
+)
 
 Undo = Callable[[], None]
 BUG = "This is a bug, not rounding."
@@ -329,56 +339,60 @@ def test_plain_layers_of_default_initialization_end_in_a_bias_and_residual_ones_
     assert residual.varying > 0.9 and residual.words == ""
 
 
-def test_an_output_far_smaller_than_its_input_says_so():
+def test_an_output_far_smaller_than_its_input_says_so_one_row_varies_and_nothing_has_no_signal():
     x = torch.randn(1000, 4)
     found = signal_of([x], [x * 1e-3])
     assert found is not None
     assert found.varying > 0.9
     assert found.words.startswith("The output's standard deviation is ")
-
-
-def test_one_row_varies_by_definition():
-    found = signal_of([], [torch.tensor([[1.0, 2.0]])])
-    assert found == Signal(None, 0.5, 1.0)
-
-
-@pytest.mark.parametrize("outputs", [[], [torch.tensor([1, 2])], [torch.empty(0)]])
-def test_nothing_to_look_at(outputs):
-    assert signal_of([torch.ones(1)], outputs) is None
+    assert signal_of([], [torch.tensor([[1.0, 2.0]])]) == Signal(None, 0.5, 1.0)
+    for outputs in ([], [torch.tensor([1, 2])], [torch.empty(0)]):
+        assert signal_of([torch.ones(1)], outputs) is None
 
 
 @pytest.mark.parametrize(
-    ("value", "text"),
-    [(1.34e-7, "1.3e-07"), (0.0, "0"), (-2.5, "-2.5e+00"), (math.inf, "infinite"), (math.nan, "not a number")],
-)
-def test_scientific(value, text):
-    assert scientific(value) == text
-
-
-def test_what_is_not_known_is_a_dash():
-    assert scientific(None) == "–"
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(1.394, "139 %"), (0.0275, "2.8 %"), (0.0005, "5.0e-04"), (2.1e-7, "2.1e-07"), (0, "0"), (math.inf, "infinite")],
-)
-def test_relative_differences_are_percentages_where_those_can_be_read(value, text):
-    assert share_text(value) == text
-
-
-@pytest.mark.parametrize(
-    ("path", "words"),
+    ("text_of", "texts"),
     [
-        ("", "the output"),
-        ("0", "layer 0"),
-        ("layers.0", "layer 0"),
-        ("transformer.h.11", "layer 11"),
-        ("transformer_blocks.3", "transformer block 3"),
-        ("transformer_blocks.3.ff", "ff of transformer block 3"),
-        ("model.layers.1.mlp", "mlp of layer 1"),
-        ("encoder.attn1", "encoder.attn1"),
+        (scientific, {1.34e-7: "1.3e-07", 0.0: "0", -2.5: "-2.5e+00", math.inf: "infinite", math.nan: "not a number"}),
+        (scientific, {None: "–"}),
+        # Percentages where those can be read.
+        (share_text, {1.394: "139 %", 0.0275: "2.8 %", 0.0005: "5.0e-04", 2.1e-7: "2.1e-07", 0: "0"}),
+        (layer_title, {"": "the output", "0": "layer 0", "layers.0": "layer 0", "transformer.h.11": "layer 11"}),
+        (layer_title, {"transformer_blocks.3": "transformer block 3", "model.layers.1.mlp": "mlp of layer 1"}),
+        (layer_title, {"transformer_blocks.3.ff": "ff of transformer block 3", "encoder.attn1": "encoder.attn1"}),
     ],
 )
-def test_a_place_is_named_as_people_name_it(path, words):
-    assert layer_title(path) == words
+def test_figures_and_places_in_words(text_of, texts):
+    assert {value: text_of(value) for value in texts} == texts
+
+
+each_kind = pytest.mark.parametrize("kind", [GEGLU, SwiGLU])
+each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+each_stack = pytest.mark.parametrize("residual", [False, True], ids=["plain", "residual"])
+
+
+@each_kind
+@each_dtype
+@each_stack
+@pytest.mark.parametrize("only_bias", [False, True], ids=["first version", "later version"])
+def test_both_are_called_bugs_in_the_first_layer(kind, dtype, residual, only_bias):
+    wrong = split_wrongly(only_bias=only_bias)
+    build = stack(kind, residual=residual, dtype=dtype)
+    found = compare_outputs(build, tokens(dtype=dtype), wrong, training=False, claim="rounding")
+    said = found.verdict.sentence("Split feed-forward")
+    assert found.verdict.ok is False
+    assert found.verdict.place == ("layers.0.ff" if residual else "layers.0")
+    where = "ff of layer 0" if residual else "layer 0"
+    assert said.startswith(f"Split feed-forward claims equal output up to rounding, but {where} differs by ")
+    assert said.endswith(" %. This is a bug, not rounding.")
+
+
+def test_the_first_version_hides_in_plain_layers():
+    """Its absolute difference looks like rounding; the same error with residuals does not."""
+    split = split_wrongly(only_bias=False)
+    hidden = compare_outputs(stack(sizes=(256, 1024)), tokens(8, 256), split, training=False, claim="rounding")
+    output = hidden.outputs[0].difference
+    assert output.absmax < 3e-3
+    assert output.relative_l2 < 0.05
+    assert hidden.layers[0].alone.relative_l2 > 1.3
+    assert hidden.signal is not None and hidden.signal.words
