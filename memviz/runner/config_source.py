@@ -11,7 +11,7 @@ import os
 import re
 import urllib.request
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError, URLError
@@ -51,15 +51,8 @@ _IGNORED = {
 """Keys that the run sets itself, or that are no part of the model."""
 
 
-@dataclass(frozen=True)
-class _Bound:
-    names: re.Pattern[str]
-    most: int
-    what: str
-
-
 _BOUNDS = tuple(
-    _Bound(re.compile(names), most, what)
+    (re.compile(names), most, what)
     for names, most, what in (
         (r"theta|token_id|token_index|seed|freq|base", 1 << 62, ""),
         (r"vocab|position|max_|context|length|_ctx|num_embeddings|buckets", 1 << 24, "table entries"),
@@ -189,13 +182,12 @@ def _settings(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _check_numbers(values: dict[str, Any]) -> None:
     for key, value in _settings(values):
-        bound = next(bound for bound in _BOUNDS if bound.names.search(key))
+        most, what = next((most, what) for names, most, what in _BOUNDS if names.search(key))
         for number in _integers(value):
-            if abs(number) > bound.most:
-                what = f" {bound.what}" if bound.what else ""
+            if abs(number) > most:
                 digits = len(str(abs(number)))
                 text = f"{number:,}" if digits < 19 else f"about 1e{digits - 1}"
-                raise UsageError(f"{key} is {text}; the limit is {bound.most:,}{what}.")
+                raise UsageError(f"{key} is {text}; the limit is {most:,}{f' {what}' if what else ''}.")
 
 
 def _integers(value: Any) -> Iterator[int]:

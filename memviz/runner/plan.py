@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import builtins
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from importlib.resources import files
@@ -151,7 +151,7 @@ def plan_of(request: Request) -> Plan:
         workload = make_workload(request.workload, request.settings)
     if workload.training and workload.micro_batches < parallel.pipeline:
         # As many microbatches as the pipeline has stages, so that all of them have work.
-        workload = replace(workload, micro_batches=parallel.pipeline)  # type: ignore[type-var]
+        workload = replace(workload, micro_batches=parallel.pipeline)
     chosen = {name: optimization_of(name, knobs) for name, knobs in request.optimizations}
     if len(chosen) != len(request.optimizations):
         raise UsageError(
@@ -312,7 +312,11 @@ def code_of(
     bodies = [*then, *loop]
     if names := _names_of_the_reader(bodies):
         bodies.insert(0, f"# From your code: {', '.join(names)}.")
-    return "\n\n".join([*first, *_import_lines(imports), *bodies])
+    if imports:
+        where = '# "pip install ." in memviz\'s checkout, or copy these files here and drop "memviz.optimizations."'
+        lines = (f"from memviz.optimizations.{module} import {name}" for module, name in imports)
+        first.append("\n".join((where, *lines)))
+    return "\n\n".join([*first, *bodies])
 
 
 @cache
@@ -361,13 +365,6 @@ def _library_call(change: Any, plan: Plan) -> Mapping[str, Any] | None:
         if is_expressed and is_wanted and library in call.get("of", [library]):
             return {**call, "code": call["code"].strip().format(**values)}
     return None
-
-
-def _import_lines(imports: Sequence[tuple[str, str]]) -> Iterator[str]:
-    if not imports:
-        return
-    where = '# "pip install ." in memviz\'s checkout, or copy these files here and drop "memviz.optimizations."'
-    yield "\n".join((where, *(f"from memviz.optimizations.{module} import {name}" for module, name in imports)))
 
 
 def _names_of_the_reader(bodies: Sequence[str]) -> list[str]:

@@ -75,15 +75,8 @@ class Seed:
     rows: Callable[[Tell], Iterator[PublishedRow]]
 
     def as_json(self, row: PublishedRow) -> dict[str, Any]:
-        return {
-            "seed": self.name,
-            "case": row.case,
-            "figure": row.figure,
-            "published": row.published,
-            "ours": row.ours,
-            "difference_percent": row.difference_percent,
-            "note": row.note,
-        }
+        names = ("case", "figure", "published", "ours", "difference_percent", "note")
+        return {"seed": self.name, **{name: getattr(row, name) for name in names}}
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self, get_type_hints
+from typing import Any, NamedTuple, Self, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -22,15 +22,8 @@ from torch import Tensor, nn
 from memviz.errors import UsageError
 from memviz.runner.output_check.model_runs import flatten
 from memviz.runner.own_source import function_in, functions_of, read_argument
-from memviz.runner.request import as_text, check_knobs, knob, knobs_of, with_knobs
-from memviz.runner.workloads.workload import (
-    DTYPES,
-    check_micro_batches,
-    micro_batches_knob,
-    mode_knob,
-    parameters_text,
-    seed_knob,
-)
+from memviz.runner.request import as_text, knob, knobs_of, with_knobs
+from memviz.runner.workloads.workload import DTYPES, Workload, parameters_text
 from memviz.units import kind_text
 
 _AS_BUILT = "as built"
@@ -47,28 +40,17 @@ class BuiltModel(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class OwnModel:
-    name: ClassVar[str] = "own"
-    title: ClassVar[str] = "Your model (Python file)"
-    sentence: ClassVar[str] = "A function in a Python file that returns a model and its inputs."
+class OwnModel(Workload):
+    name = "own"
+    title = "Your model (Python file)"
+    sentence = "A function in a Python file that returns a model and its inputs."
 
     file: str = field(default="", metadata={"python_only": True})
     function: str = field(default="", metadata={"python_only": True})
     arguments: tuple[tuple[str, str], ...] = field(default=(), metadata={"python_only": True})
     """Texts for the function's own parameters."""
     dtype: str = knob(_AS_BUILT, "number format to convert weights and inputs to", choices=(_AS_BUILT, *DTYPES))
-    mode: str = mode_knob("inference")
-    micro_batches: int = micro_batches_knob()
-    seed: int = seed_knob()
     _made: dict[str, BuiltModel] = field(default_factory=dict, init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        check_knobs(self)
-        check_micro_batches(self.micro_batches, training=self.training)
-
-    @property
-    def training(self) -> bool:
-        return self.mode == "training"
 
     def build(self) -> nn.Module:
         built = self._call()

@@ -163,20 +163,14 @@ def _shallow(values: Mapping[str, Any]) -> dict[str, Any]:
     return {**reduced, **beyond, "vocab_size": _FEW_TOKENS}
 
 
-def _can_divide(values: Mapping[str, Any], by: int) -> bool:
-    heads = [values[name] for name in _HEADS if isinstance(values.get(name), int)]
-    widths = [values[name] for name in _WIDTHS if isinstance(values.get(name), int)]
-    return all(head % by == 0 or (head < by and by % head == 0) for head in heads) and not any(
-        width % by for width in widths
-    )
-
-
-def _divided_widths(values: Mapping[str, Any], by: int) -> dict[str, Any]:
-    reduced = dict(values)
-    for name in (*_HEADS, *_WIDTHS):
-        if isinstance(reduced.get(name), int):
-            reduced[name] = max(1, reduced[name] // by)
-    return reduced
+def _narrowed(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the values with heads and widths divided, as far as that goes evenly: the narrowest first, itself last."""
+    heads = {name: values[name] for name in _HEADS if isinstance(values.get(name), int)}
+    widths = {name: values[name] for name in _WIDTHS if isinstance(values.get(name), int)}
+    for by in (*_DIVISORS, 1):
+        even_heads = all(head % by == 0 or (head < by and by % head == 0) for head in heads.values())
+        if even_heads and not any(width % by for width in widths.values()):
+            yield {**values, **{name: max(1, value // by) for name, value in (heads | widths).items()}}
 
 
 def check_has_cache(kind: type[Any], config: Any) -> None:
@@ -239,9 +233,20 @@ def add_lora(model: nn.Module, rank: int) -> nn.Module:
     adapted = {layer: sides for layer in model.modules() if (sides := _layer_widths(layer)) and layer is not head}
     if not adapted:
         raise UsageError(f"{type(model).__name__} has no linear layer for LoRA. Set mode=training.")
-    for layer, sides in adapted.items():
-        _add_adapter_layers(layer, rank, *sides)
+    for layer, (into, out) in adapted.items():
+        place: dict[str, Any] = {"device": layer.weight.device, "dtype": layer.weight.dtype, "bias": False}
+        layer.lora_down, layer.lora_up = nn.Linear(into, rank, **place), nn.Linear(rank, out, **place)
+        with torch.no_grad():
+            # As training starts it is nothing; a twin that is compared needs something to differ by.
+            layer.lora_up.weight.normal_(std=0.02)
+        layer.register_forward_hook(_add_adapter)
     return model
+
+
+def _add_adapter(layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
+    added: Tensor = layer.lora_up(layer.lora_down(inputs[0]))  # type: ignore[operator]
+    # Common default: alpha is twice the rank.
+    return output + added * 2.0
 
 
 def _layer_widths(layer: nn.Module) -> tuple[int, int] | None:
@@ -257,34 +262,11 @@ def _layer_widths(layer: nn.Module) -> tuple[int, int] | None:
     return None
 
 
-def _add_adapter_layers(layer: nn.Module, rank: int, into: int, out: int) -> None:
-    place = {"device": layer.weight.device, "dtype": layer.weight.dtype, "bias": False}
-    down, up = nn.Linear(into, rank, **place), nn.Linear(rank, out, **place)  # type: ignore[arg-type]
-    with torch.no_grad():
-        # As training starts it is nothing; a twin that is compared needs something to differ by.
-        up.weight.normal_(std=0.02)
-    layer.lora_down, layer.lora_up = down, up
-    layer.register_forward_hook(_add_adapter)
-
-
-def _add_adapter(layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
-    added: Tensor = layer.lora_up(layer.lora_down(inputs[0]))  # type: ignore[operator]
-    # Common default: alpha is twice the rank.
-    return output + added * 2.0
-
-
 _POSITIONS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_target_positions")
 _BESIDE_TOKENS = 2
 """RoBERTa's table of positions begins behind that of padding."""
 _PIXELS, _CHANNELS = 224, 3
 _USUAL_SEQUENCE = 1024
-
-
-@dataclass(frozen=True)
-class InputSizes:
-    batch: int
-    sequence: int
-    training: bool
 
 
 def positions_of(config: Any) -> int | None:
@@ -306,38 +288,28 @@ def main_input(kind: type[Any]) -> str:
     return str(getattr(kind, "main_input_name", "input_ids"))
 
 
-def model_inputs(kind: type[Any], config: Any, sizes: InputSizes, draw: RandomInputs) -> dict[str, Any]:
-    takes, inputs = inspect.signature(kind.forward).parameters, _contents(kind, config, sizes, draw)
-    if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in takes:
-        inputs["decoder_input_ids"] = _tokens(draw, config, sizes)
-    labels = _labels(kind, inputs, draw, config) if sizes.training else {}
-    return {**inputs, **({"use_cache": False} if "use_cache" in takes else {}), **labels}
-
-
-def _contents(kind: type[Any], config: Any, sizes: InputSizes, draw: RandomInputs) -> dict[str, Any]:
-    takes, main = inspect.signature(kind.forward).parameters, main_input(kind)
+def model_inputs(kind: type[Any], config: Any, shape: tuple[int, int], draw: RandomInputs) -> dict[str, Any]:
+    """`shape` is (sequences or pictures, tokens)."""
+    takes, main, (batch, length) = inspect.signature(kind.forward).parameters, main_input(kind), shape
     inputs: dict[str, Any] = {}
     if main == "pixel_values" or ("return_loss" in takes and "pixel_values" in takes):
         part = getattr(config, "vision_config", None) or config
         size = getattr(part, "image_size", None) or _PIXELS
         sides = (size, size) if isinstance(size, int) else (size[0], size[1])
-        inputs["pixel_values"] = draw.normal(sizes.batch, getattr(part, "num_channels", None) or _CHANNELS, *sides)
+        inputs["pixel_values"] = draw.normal(batch, getattr(part, "num_channels", None) or _CHANNELS, *sides)
     if main == "input_features":
         # Whisper's thirty seconds, of which its first layers keep every second frame.
-        inputs["input_features"] = draw.normal(sizes.batch, config.num_mel_bins, 2 * config.max_source_positions)
+        inputs["input_features"] = draw.normal(batch, config.num_mel_bins, 2 * config.max_source_positions)
     if main == "input_values":
-        # So many samples that the convolutions leave `sequence` frames, or a few more.
-        strides = prod(getattr(config, "conv_stride", (1,)))
-        inputs["input_values"] = draw.normal(sizes.batch, (sizes.sequence + 1) * strides)
+        # So many samples that the convolutions leave as many frames as tokens, or a few more.
+        inputs["input_values"] = draw.normal(batch, (length + 1) * prod(getattr(config, "conv_stride", (1,))))
     if main == "input_ids" or ("pixel_values" in inputs and "input_ids" in takes):
-        inputs["input_ids"] = _tokens(draw, config, sizes)
+        inputs["input_ids"] = draw.integers(config.get_text_config().vocab_size, batch, length)
     if not inputs:
         raise UsageError(f"{kind.__name__} takes {main}, which is not supported here. Use FILE.py:function.")
+    if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in takes:
+        inputs["decoder_input_ids"] = draw.integers(config.get_text_config().vocab_size, batch, length)
     return inputs
-
-
-def _tokens(draw: RandomInputs, config: Any, sizes: InputSizes) -> Any:
-    return draw.integers(config.get_text_config().vocab_size, sizes.batch, sizes.sequence)
 
 
 def _labels(kind: type[Any], inputs: dict[str, Any], draw: RandomInputs, config: Any) -> dict[str, Any]:
@@ -377,9 +349,7 @@ class ConfiguredModel(FromConfiguration):
     sequence: int | None = knob(None, "tokens per sequence (default: 1024, or the model's positions if fewer)", least=1)
     tokens: int = knob(0, "tokens in the KV cache in inference, the last of them computed; 0: no cache", least=0)
     mode: str = knob(
-        "training",
-        "training: of all weights; lora: adapters only; inference: no gradients",
-        choices=tuple(_MODES),
+        "training", "training: of all weights; lora: adapters only; inference: no gradients", choices=tuple(_MODES)
     )
     rank: int = knob(16, "rank of the LoRA adapters", least=1)
     dtype: str = knob(_AS_CONFIGURED, "number format of weights and inputs", choices=(_AS_CONFIGURED, *DTYPES))
@@ -399,10 +369,13 @@ class ConfiguredModel(FromConfiguration):
     def _inputs(self, draw: RandomInputs) -> dict[str, Any]:
         config, kind = self._parsed
         length = 1 if self.tokens else self._length
-        inputs = model_inputs(kind, config, InputSizes(self.batch, length, self.training), draw)
+        inputs = model_inputs(kind, config, (self.batch, length), draw)
+        labels = _labels(kind, inputs, draw, config) if self.training else {}
+        if "use_cache" in inspect.signature(kind.forward).parameters:
+            inputs["use_cache"] = False
         if self.tokens:
             inputs |= {cache_argument(kind, config): filled_cache(config, self.tokens - 1), "use_cache": True}
-        return inputs
+        return inputs | labels
 
     def loss(self, output: Any) -> Tensor:
         return default_loss(output)
@@ -411,8 +384,7 @@ class ConfiguredModel(FromConfiguration):
         """The narrowest that can be built, without a cache."""
         length, rank = min(self._length, 64), min(self.rank, 4)
         twin = replace(self, batch=min(self.batch, 2), sequence=length, tokens=0, rank=rank, dtype="fp32")
-        shallow = _shallow({**config_of(self._values).to_dict(), **self._values})
-        for values in [*(_divided_widths(shallow, by) for by in _DIVISORS if _can_divide(shallow, by)), shallow]:
+        for values in _narrowed(_shallow({**config_of(self._values).to_dict(), **self._values})):
             narrow = replace(twin, config=json.dumps(values, default=str))
             # Not every model goes together with fewer heads or channels.
             with suppress(UsageError), torch.device("meta"):

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -69,41 +69,6 @@ class RandomInputs:
             return make().to(self.device, dtype)
 
 
-class Workload(Protocol):
-    """A model with random weights, its inputs and its loss. A frozen dataclass of knobs."""
-
-    name: ClassVar[str]
-    title: ClassVar[str]
-    sentence: ClassVar[str]
-
-    @property
-    def training(self) -> bool: ...
-
-    @property
-    def dtype(self) -> str: ...
-
-    @property
-    def micro_batches(self) -> int: ...
-
-    @property
-    def seed(self) -> int: ...
-
-    def build(self) -> nn.Module:
-        """The model on torch's current default device, meta included, in its dtype."""
-
-    def inputs(self, device: torch.device, micro_batch: int = 0) -> dict[str, Any]:
-        """Keyword arguments of the model; other numbers, equal shapes, for every micro-batch."""
-
-    def loss(self, output: Any) -> Tensor:
-        """Return a scalar computed from the output of the model."""
-
-    def small(self) -> Self:
-        """A twin that a CPU steps through in a second or two, with as many kinds of blocks and a signal in all."""
-
-    def describe(self) -> str:
-        """Model, parameters, shapes and what is run, in a line."""
-
-
 def dtype_knob(default: str) -> Any:
     return knob(default, "number format of weights and inputs", choices=tuple(DTYPES), last=True)
 
@@ -154,13 +119,59 @@ class Shape:
     """Positions turn queries and keys, instead of being added once at the start."""
 
 
-@dataclass(frozen=True)
-class FromConfiguration(ABC):
-    """A model of a library, made from a configuration. Subclasses are frozen dataclasses of its knobs."""
+@dataclass(frozen=True, eq=False)
+class Workload(ABC):
+    """A model with random weights, its inputs and its loss. Subclasses are frozen dataclasses of its knobs."""
 
     name: ClassVar[str]
     title: ClassVar[str]
     sentence: ClassVar[str]
+
+    dtype: str = dtype_knob("bf16")
+    mode: str = mode_knob("inference")
+    micro_batches: int = micro_batches_knob()
+    seed: int = seed_knob()
+
+    def __post_init__(self) -> None:
+        check_knobs(self)
+        if self.micro_batches > 1 and not self.training:
+            raise UsageError(
+                f"micro_batches is {self.micro_batches}, but only training has micro-batches. Set mode=training."
+            )
+        self._check()
+
+    def _check(self) -> None:  # noqa: B027 - most have no such shapes
+        """Raise UsageError for impossible shapes, with what would work."""
+
+    @property
+    def training(self) -> bool:
+        return self.mode == "training"
+
+    @abstractmethod
+    def build(self) -> nn.Module:
+        """The model on torch's current default device, meta included, in its dtype."""
+
+    @abstractmethod
+    def inputs(self, device: torch.device, micro_batch: int = 0) -> dict[str, Any]:
+        """Keyword arguments of the model; other numbers, equal shapes, for every micro-batch."""
+
+    @abstractmethod
+    def loss(self, output: Any) -> Tensor:
+        """Return a scalar computed from the output of the model."""
+
+    @abstractmethod
+    def small(self) -> Self:
+        """A twin that a CPU steps through in a second or two, with as many kinds of blocks and a signal in all."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """Model, parameters, shapes and what is run, in a line."""
+
+
+@dataclass(frozen=True)
+class FromConfiguration(Workload):
+    """A model of a library, made from a configuration."""
+
     published: ClassVar[tuple[Published, ...]] = ()
     library: ClassVar[str] = ""
     kind: ClassVar[str] = ""
@@ -175,20 +186,6 @@ class FromConfiguration(ABC):
     """Upper limits of knobs in the reduced model."""
     reduced: ClassVar[Mapping[str, Any]] = {}
     """Other knobs of the reduced model."""
-
-    dtype: str = dtype_knob("bf16")
-    mode: str = mode_knob("inference")
-    micro_batches: int = micro_batches_knob()
-    seed: int = seed_knob()
-
-    def __post_init__(self) -> None:
-        check_knobs(self)
-        check_micro_batches(self.micro_batches, training=self.training)
-        self._check()
-
-    @property
-    def training(self) -> bool:
-        return self.mode == "training"
 
     def build(self) -> nn.Module:
         with default_dtype(DTYPES[self.dtype]):
@@ -225,9 +222,6 @@ class FromConfiguration(ABC):
             with torch.device("meta"):
                 self.build()
         return _parameters[self]
-
-    def _check(self) -> None:  # noqa: B027 - most have no such shapes
-        """Raise UsageError for impossible shapes, with what would work."""
 
     def _model(self) -> Any:
         kind = getattr(importlib.import_module(self.library), self.kind)
@@ -268,11 +262,6 @@ def check_multiple(name: str, value: int, of: int, *, plus: int = 0, why: str) -
         near = " or ".join(str(number) for number in (lower, lower + of) if number > 0)
         rule = f"{plus} more than a multiple of {of}" if plus else f"a multiple of {of}"
         raise UsageError(f"{name} is {value}; it must be {rule}, such as {near}, because {why}.")
-
-
-def check_micro_batches(count: int, *, training: bool) -> None:
-    if count > 1 and not training:
-        raise UsageError(f"micro_batches is {count}, but only training has micro-batches. Set mode=training.")
 
 
 def check_share(name: str, value: float) -> None:

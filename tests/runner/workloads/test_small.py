@@ -92,33 +92,18 @@ def test_every_block_can_be_seen_in_the_output_which_its_seed_decides(name, sett
 
 
 @CASES
-def test_twins_are_small_fp32_and_their_own_twins(name, settings):
+def test_twins_are_small_fp32_and_their_own_twins_micro_batches_differ_and_meta_has_the_same_shapes(name, settings):
     workload = twin(name, settings)
     assert workload.dtype == "fp32"
     assert workload.small() == workload
     assert workload.training == make_workload(name, dict(settings)).training
-
-
-@CASES
-def test_micro_batches_differ(name, settings):
-    workload = twin(name, settings)
     first, again, second = (workload.inputs(CPU, number) for number in (0, 0, 1))
-    same = [torch.equal(first[key], again[key]) for key in first if isinstance(first[key], torch.Tensor)]
-    other = [torch.equal(first[key], second[key]) for key in first if isinstance(first[key], torch.Tensor)]
-    assert all(same)
-    assert not all(other)
-
-
-@CASES
-def test_inputs_without_numbers_have_the_same_shapes(name, settings):
-    workload = twin(name, settings)
-    real, empty = workload.inputs(CPU), workload.inputs(torch.device("meta"))
-    shapes = [
-        {key: (each.shape, each.dtype) for key, each in inputs.items() if isinstance(each, torch.Tensor)}
-        for inputs in (real, empty)
-    ]
-    assert shapes[0] == shapes[1]
-    assert list(real) == list(empty)
+    empty = workload.inputs(torch.device("meta"))
+    assert list(first) == list(empty)
+    tensors = [key for key, value in first.items() if isinstance(value, torch.Tensor)]
+    assert all(torch.equal(first[key], again[key]) for key in tensors)
+    assert not all(torch.equal(first[key], second[key]) for key in tensors)
+    assert all((first[key].shape, first[key].dtype) == (empty[key].shape, empty[key].dtype) for key in tensors)
 
 
 TILED = [

@@ -1,6 +1,7 @@
 """Modes, lengths, number formats and caches of a model that a config.json describes."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -152,3 +153,17 @@ def test_a_window_shorter_than_the_sequence_takes_a_mask() -> None:
     )
     # One byte for each pair of tokens.
     assert long.peak_requested_bytes >= short.peak_requested_bytes + 4096 * 4096
+
+
+PUBLISHED = [json.loads(line) for line in (Path(__file__).parent / "published.jsonl").read_text().splitlines()]
+"""Published models: page, number of parameters, and differences from the default configuration of the class."""
+
+
+@pytest.mark.parametrize("row", PUBLISHED[:8] + slow(*PUBLISHED[8:]), ids=lambda row: row["source"].rpartition("/")[2])
+def test_its_weights_are_exact(row: dict[str, Any]) -> None:
+    workload = configured_workload("config.json", {"dtype": "bf16"}, checked_config(json.dumps(row["config"])))
+    with torch.device("meta"):
+        model = workload.build()
+    weights = list(model.parameters())
+    assert sum(weight.numel() for weight in weights) == row["parameters"]
+    assert sum(weight.numel() * weight.element_size() for weight in weights) == 2 * row["parameters"]
