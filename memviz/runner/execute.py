@@ -26,6 +26,7 @@ from memviz.runner.measure.measured_run import measure
 from memviz.runner.plan import Plan
 from memviz.runner.request import RankClass, Run
 from memviz.runner.step import (
+    PEAKS,
     Outcome,
     Tell,
     attention_kernels_restored,
@@ -56,12 +57,7 @@ _COUNTED = ("flops", "bytes_moved", "host_bytes", "link_bytes")
 
 
 def predict(
-    plan: Plan,
-    tell: Tell,
-    rank: GroupRank | None = None,
-    *,
-    figures_only: bool = False,
-    repeats: bool = True,
+    plan: Plan, tell: Tell, rank: GroupRank | None = None, *, figures_only: bool = False, repeats: bool = True
 ) -> Outcome:
     """Predict the steps of a plan on its card, or on the card of one rank.
 
@@ -103,7 +99,6 @@ def _predict(
         def begin_counting() -> None:
             before.update({name: getattr(device, name) for name in _COUNTED})
 
-        begin_counting()
         with keeping_what_was_recorded(device):
             trace, weights_bytes, loaded_bytes = _record_steps(
                 plan, device, model, tell, begin_counting, follows=trained
@@ -114,7 +109,8 @@ def _predict(
             **peaks_of(device, loaded_bytes),
             **{name: (getattr(device, name) - before[name]) // plan.request.steps for name in _COUNTED},
             "pinned_host_bytes": device.pinned_host_bytes,
-            "host_peak_bytes": max(loaded_on_host, _whole_mib(device.recorder.host_memory.peak.total_bytes)),
+            # Whole MiB, rounded up: how long small CPU tensors live depends on when Python collects cycles.
+            "host_peak_bytes": max(loaded_on_host, -(-device.recorder.host_memory.peak.total_bytes >> 20) << 20),
             "warnings": device.warnings(),
             "notes": (*device.unseen(), *filter(None, [unproven_sentence(device.unproven())])),
         }
@@ -147,21 +143,11 @@ def _figures_of(device: PredictedDevice) -> Figures | None:
     return Figures(device.settings, None, requested, allocated, reserved, device.reserved_bytes, 0, None)
 
 
-def _whole_mib(size: int) -> int:
-    """Round up: how long small CPU tensors live depends on when Python collects cycles."""
-    return -(-size >> 20) << 20
-
-
 def _has_equal_layers(plan: Plan) -> bool:
     """Return False for a user's own program, and where a pass learns from another or weights are stepped within."""
     learns = any(getattr(optimization, "ahead", False) for optimization in plan.optimizations)
     steps = any(optimization.name == "optimizer_in_backward" for optimization in plan.optimizations)
     return isinstance(plan.workload, FromConfiguration) and not learns and not steps
-
-
-def _has_equal_passes(plan: Plan) -> bool:
-    """Return False where the hooks of a pass count passes, which a repeated pass does not call."""
-    return all(optimization.name != "flat_gradients" for optimization in plan.optimizations)
 
 
 def _record_steps(
@@ -178,7 +164,9 @@ def _record_steps(
     weights_bytes, loaded_bytes = own_bytes(model), device.peak_allocated_bytes
     if device.passes.is_on and follows:
         device.blocks.follow(model)
-    run_pass = device.passes.run if _has_equal_passes(plan) else run_always
+    # A repeated pass does not call the hooks of flat gradients, which count passes.
+    is_counted = any(optimization.name == "flat_gradients" for optimization in plan.optimizations)
+    run_pass = run_always if is_counted else device.passes.run
     trace = take_steps(plan, device, model, tell, warmed=warmed, make_passes=passes, run_pass=run_pass)
     return trace, weights_bytes, loaded_bytes
 
@@ -200,15 +188,13 @@ def predict_again(plan: Plan, done: Outcome) -> Run:
         error = replace(error, **elsewhere)
     replayer.calls = replace(done.said, reset=0)
     results = {
-        "peak_allocated_bytes": figures.peak_allocated_bytes,
-        "peak_reserved_bytes": figures.peak_reserved_bytes,
-        "peak_requested_bytes": figures.peak_requested_bytes,
+        **{name: getattr(figures, name) for name in PEAKS},
         "fit": fit_of_replay(replayer, settings, plan.card, None, error),
         **{name: getattr(run, name) for name in _OF_WHAT_IT_DOES},
         "expected_error": error,
+        "took_seconds": time.perf_counter() - begun,
     }
-    again = run_with(plan, "predicted", plan.card.name, results | {"took_seconds": time.perf_counter() - begun})
-    return replace(again, provenance=run.provenance)
+    return replace(run_with(plan, "predicted", plan.card.name, results), provenance=run.provenance)
 
 
 def predict_plan(plan: Plan, tell: Tell, *, figures_only: bool = False) -> Outcome:
@@ -224,11 +210,9 @@ def predict_plan(plan: Plan, tell: Tell, *, figures_only: bool = False) -> Outco
         done = predict(plan, tell_rank, GroupRank(number, count), figures_only=figures_only)
         return replace(done, run=replace(done.run, rank=number))
 
-    return _largest_rank(classes_of(count, lambda ranks: list(map(predict_rank, ranks)), same_program=True))
-
-
-def _largest_rank(classes: list[tuple[list[int], Outcome]]) -> Outcome:
-    """Return the outcome of the rank that reserves most, with those of the other classes."""
+    classes: list[tuple[list[int], Outcome]]
+    classes = classes_of(count, lambda ranks: list(map(predict_rank, ranks)), same_program=True)
+    # The rank that reserves most speaks for all.
     _, most = max(classes, key=lambda item: item[1].run.peak_reserved_bytes)
     figures = tuple(RankClass.of(ranks, one.run) for ranks, one in classes)
     took = sum(one.run.took_seconds for _, one in classes)

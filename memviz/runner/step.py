@@ -234,14 +234,13 @@ def keeping_what_was_recorded(device: RunDevice) -> Iterator[None]:
         raise Interrupted(trace, live) from error
 
 
+PEAKS = ("peak_allocated_bytes", "peak_reserved_bytes", "peak_requested_bytes")
+
+
 def peaks_of(device: PredictedDevice | CudaDevice, loaded_bytes: int) -> dict[str, Any]:
     """`loaded_bytes` is the peak of loading, in allocated bytes."""
-    return {
-        "peak_while_loading": 0 < device.peak_allocated_bytes <= loaded_bytes,
-        "peak_allocated_bytes": device.peak_allocated_bytes,
-        "peak_reserved_bytes": device.peak_reserved_bytes,
-        "peak_requested_bytes": device.peak_requested_bytes,
-    }
+    peaks = {name: getattr(device, name) for name in PEAKS}
+    return {"peak_while_loading": 0 < device.peak_allocated_bytes <= loaded_bytes, **peaks}
 
 
 def sizes_of(model: nn.Module) -> dict[str, int]:
@@ -294,11 +293,7 @@ def run_with(plan: Plan, mode: Any, device: str, values: dict[str, Any]) -> Run:
         device=device,
         why="",
         window=plan.window,
-        provenance={
-            "python": platform.python_version(),
-            "seed": str(plan.workload.seed),
-            **library_versions(),
-        },
+        provenance={"python": platform.python_version(), "seed": str(plan.workload.seed), **library_versions()},
         command=command_of(plan.request),
         code=code_of_plan(plan),
         library_code=library_code_of(plan),

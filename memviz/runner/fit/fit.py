@@ -33,6 +33,7 @@ from optimizations import Optimization
 LARGEST = ("batch", "sequence")
 _MOST_REASONS = 3
 _NAMED_LAST = ("allocator_settings", "attention_backend")
+_COSTS = ("flops", "bytes_moved", "host_bytes", "link_bytes", "seconds_low", "seconds_high")
 
 Named = Callable[[tuple[Optimization, ...]], str]
 
@@ -237,15 +238,7 @@ def trial_json(trial: Trial) -> dict[str, Any]:
         "pinned_host_bytes": trial.prediction.pinned_host_bytes,
         "host_peak_bytes": trial.prediction.host_peak_bytes,
         "fits_host": trial.fits_host,
-        "cost": {
-            "flops": cost.flops,
-            "bytes_moved": cost.bytes_moved,
-            "host_bytes": cost.host_bytes,
-            "link_bytes": cost.link_bytes,
-            "seconds_low": cost.seconds_low,
-            "seconds_high": cost.seconds_high,
-            "per": plan_of(request).unit,
-        },
+        "cost": {**{name: getattr(cost, name) for name in _COSTS}, "per": plan_of(request).unit},
         "command": trial.prediction.command,
         "code": trial.prediction.code,
     }

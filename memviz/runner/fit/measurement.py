@@ -143,7 +143,7 @@ def measured_json(each: Measurement, label: str) -> dict[str, Any]:
 
 def worker_gpus(client: Any, address: str) -> list[Gpu]:
     """Return each GPU once, though several workers may see it; UsageError where there is none, or not our memviz."""
-    states = _on_every_worker(client, address, by_value(_remote_state), "measure")
+    states = _on_every_worker(client, address, by_value(_on_worker), "state_of_worker", task="measure")
     _refuse_other_code({worker: state["code"] for worker, state in states.items()}, address, builds=False)
     gpus: dict[str, Gpu] = {}
     for worker, state in states.items():
@@ -163,13 +163,13 @@ def worker_gpus(client: Any, address: str) -> list[Gpu]:
 
 def worker_threads(client: Any, address: str) -> int:
     """Return how many predict at once; UsageError where their predictions would differ from ours."""
-    _refuse_other_code(_on_every_worker(client, address, code_state, "predict"), address, builds=True)
+    _refuse_other_code(_on_every_worker(client, address, code_state, task="predict"), address, builds=True)
     return max(1, sum(int(threads) for threads in client.nthreads().values()))
 
 
-def _on_every_worker(client: Any, address: str, state: Any, task: str) -> dict[str, Any]:
+def _on_every_worker(client: Any, address: str, function: Any, *arguments: Any, task: str) -> dict[str, Any]:
     try:
-        states: dict[str, Any] = client.run(state)
+        states: dict[str, Any] = client.run(function, *arguments)
     except Exception as error:
         raise UsageError(
             f"The workers of {address} cannot {task} ({first_line(error)}). They need the installation of this "
@@ -189,11 +189,11 @@ def _refuse_other_code(codes: Mapping[str, str], address: str, *, builds: bool) 
         )
 
 
-def _remote_state() -> dict[str, Any]:
-    """Report the state of the worker it runs on. It is sent as code, since the scheduler need not have memviz."""
-    from memviz.runner.fit.measurement import state_of_worker
+def _on_worker(name: str, *arguments: Any) -> Any:
+    """Call a function of this module on a worker. It is sent as code, since the scheduler need not have memviz."""
+    from memviz.runner.fit import measurement
 
-    return state_of_worker()
+    return getattr(measurement, name)(*arguments)
 
 
 def state_of_worker() -> dict[str, Any]:
@@ -203,17 +203,12 @@ def state_of_worker() -> dict[str, Any]:
 
 def _measure_on(client: Any, worker: str, key: str, uuid: str) -> Measure:
     def measure(request: Request) -> Any:
-        arguments = (by_value(_remote_measure), request.as_json(), key, uuid)
-        answer = client.submit(*arguments, pure=False, workers=[worker], allow_other_workers=False)
+        arguments = ("measure_on_worker", request.as_json(), key, uuid)
+        options = {"pure": False, "workers": [worker], "allow_other_workers": False}
+        answer = client.submit(by_value(_on_worker), *arguments, **options)
         return event_of(answer.result(), Path())
 
     return measure
-
-
-def _remote_measure(request: dict[str, Any], key: str, uuid: str) -> dict[str, Any]:
-    from memviz.runner.fit.measurement import measure_on_worker
-
-    return measure_on_worker(request, key, uuid)
 
 
 def measure_on_worker(request: dict[str, Any], key: str, uuid: str) -> dict[str, Any]:
@@ -235,22 +230,14 @@ class DaskWorker:
 
     def run(self, requests: Sequence[Request], *, figures_only: bool) -> Iterator[RunEvent]:
         assert figures_only
-        messages = self._client.submit(
-            by_value(_remote_predict), [one.as_json() for one in requests], pure=False
-        ).result()
+        arguments = ("predict_on_worker", [one.as_json() for one in requests])
+        messages = self._client.submit(by_value(_on_worker), *arguments, pure=False).result()
         yield from (event_of(message, Path()) for message in messages)
 
     def close(self) -> None:
         """Keep its process for the next search; it ends with the worker of Dask."""
 
     kill = close
-
-
-def _remote_predict(requests: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Predict on the worker it runs on. It is sent as code, since the scheduler need not have memviz."""
-    from memviz.runner.fit.measurement import predict_on_worker
-
-    return predict_on_worker(requests)
 
 
 def predict_on_worker(requests: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -24,6 +24,7 @@ _SOURCES = ("memviz/runner", "memviz/allocator", "memviz/trace", "optimizations"
 _FOLDER = Path("memviz") / "fit"
 _SAYS_NOTHING = ("cancelled", "timeout", "host memory", "killed", "not begun")
 """Failures that may not happen again."""
+_WORK = ("flops", "bytes_moved", "host_bytes", "link_bytes")
 _MOST_BYTES = 64 << 20
 """Some fifty thousand predictions; more are not cached."""
 
@@ -58,29 +59,24 @@ class Prediction:
 
     def is_twin(self, other: Prediction) -> bool:
         """Return whether both run the same program: the same memory requests and the same work."""
-        work = self.flops, self.bytes_moved, self.host_bytes, self.link_bytes, self.pinned_host_bytes
-        others = other.flops, other.bytes_moved, other.host_bytes, other.link_bytes, other.pinned_host_bytes
-        return bool(self.requests) and self.requests == other.requests and work == others
+        names = ("requests", *_WORK, "pinned_host_bytes")
+        return bool(self.requests) and all(getattr(self, name) == getattr(other, name) for name in names)
 
 
 def prediction_of(event: RunEvent) -> Prediction:
     run = event.run
     if run is None:
         return Prediction(refused=event.text or "Its worker ended without a result.")
+    counts = ("peak_allocated_bytes", "peak_reserved_bytes", *_WORK, "pinned_host_bytes")
+    counted: dict[str, Any] = {name: getattr(run, name) or 0 for name in counts}
     return Prediction(
-        run.peak_allocated_bytes,
-        run.peak_reserved_bytes,
-        run.fit.fits if run.fit else None,
-        run.fit.word if run.fit else "",
-        run.fit.peak_reserved_bytes if run.fit else 0,
-        run.flops or 0,
-        run.bytes_moved or 0,
-        run.host_bytes or 0,
-        run.command,
-        run.code,
-        pinned_host_bytes=run.pinned_host_bytes or 0,
+        **counted,
+        fits=run.fit.fits if run.fit else None,
+        fit=run.fit.word if run.fit else "",
+        reserved_on_card_bytes=run.fit.peak_reserved_bytes if run.fit else 0,
+        command=run.command,
+        code=run.code,
         host_peak_bytes=run.host_peak_bytes,
-        link_bytes=run.link_bytes or 0,
         expected_error=run.expected_error.as_json() if run.expected_error else None,
         of_classes=tuple((one.flops, one.bytes_moved, one.host_bytes, one.link_bytes) for one in run.classes),
         warnings=run.warnings,

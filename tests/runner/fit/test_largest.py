@@ -1,10 +1,12 @@
-"""The largest value that fits: exact for any peak, and in few predictions if the peak is nearly linear."""
+"""The largest values that fit: exact for any peak, in few predictions where it is nearly linear; and a grid of them."""
+
+from collections.abc import Mapping
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memviz.runner.fit.largest import Largest, SearchStopped, largest_that_fits
+from memviz.runner.fit.largest import Largest, SearchStopped, grid_json, grid_of, largest_that_fits
 
 GiB = 1 << 30
 SEGMENTS = (
@@ -150,3 +152,46 @@ def test_memory_that_does_not_grow_ends_without_a_border() -> None:
     found = largest_that_fits(machine, machine.usable)
     assert found is not None
     assert not found.next_fails
+
+
+class Grown:
+    """Memory that grows with tokens, and a table that grows with the square of a sequence."""
+
+    def __init__(self, longest: int = 10**6) -> None:
+        self.longest = longest
+        self.asked: list[tuple[int, int]] = []
+
+    def peak(self, batch: int, sequence: int) -> int:
+        return 2 * GiB + batch * (sequence * (1 << 20) + sequence * sequence)
+
+    def __call__(self, values: Mapping[str, int]) -> tuple[bool, int] | str:
+        batch, sequence = values["batch"], values["sequence"]
+        self.asked.append((batch, sequence))
+        if sequence > self.longest:
+            return f"The longest is {self.longest}."
+        return self.peak(batch, sequence) <= 24 * GiB, self.peak(batch, sequence)
+
+
+def test_every_border_is_the_last_batch_that_fits() -> None:
+    machine = Grown()
+    grid = grid_of(machine, 1024, 24 * GiB)
+    assert [row.sequence for row in grid.rows] == [256, 512, 1024, 2048, 4096]
+    for row in grid.rows:
+        fitting = [batch for batch in range(1, 200) if machine.peak(batch, row.sequence) <= 24 * GiB]
+        assert (row.largest, row.is_exact) == (max(fitting), True)
+        assert all(peak == machine.peak(batch, row.sequence) for batch, peak in row.peaks.items())
+    # Every column up to the border, and one beyond it.
+    assert grid.batches[0] == 1 and grid.batches[-1] > max(row.largest for row in grid.rows)
+    for row in grid.rows:
+        assert {batch for batch in grid.batches if batch <= row.largest} <= set(row.peaks)
+    assert len(machine.asked) == len(set(machine.asked)) <= 60
+
+
+def test_a_sequence_that_the_model_does_not_take_has_no_row() -> None:
+    grid = grid_of(Grown(longest=1024), 1024, 24 * GiB)
+    assert [row["sequence"] for row in grid_json(grid)["rows"]] == [256, 512, 1024]
+
+
+def test_where_not_even_one_fits_the_border_is_nothing() -> None:
+    grid = grid_of(Grown(), 40_000, 24 * GiB)
+    assert [row.largest for row in grid.rows][-1] == 0

@@ -142,28 +142,15 @@ def test_a_search_ends_once_many_tries_gain_nothing_but_makes_those_that_were_as
 
 
 @pytest.mark.slow
-def test_what_is_refused_is_kept_apart_and_what_was_asked_for_comes_first(tmp_path: Path) -> None:
+def test_what_is_refused_is_kept_apart_the_request_first_and_does_not_count_as_a_try(tmp_path: Path) -> None:
     class Refusing(Teller):
         def one(self, request: Request) -> Prediction:
-            names = [name for name, _ in request.optimizations]
-            return Prediction(1, 1) if names == ["allocator_settings"] else Prediction(refused=f"Not with {names}.")
-
-    space = space_of(Request("gpt2", {"layers": "2"}), "outputs")
-    searched = search(space, cast(Predictor, Refusing(KeptPredictions(tmp_path), 1)))
-    assert searched.ways and len(searched.refused) == searched.tried - len(searched.ways)
-    assert searched.refused[0] == "Not with []."
-
-
-@pytest.mark.slow
-def test_what_is_refused_does_not_count_as_a_try(tmp_path: Path) -> None:
-    class Refusing(Teller):
-        def one(self, request: Request) -> Prediction:
-            is_refused = len(request.optimizations) == 2
-            return Prediction(refused="Not two.") if is_refused else super().one(request)
+            is_refused = len(request.optimizations) in (0, 2)
+            return Prediction(refused=f"Not {request.optimizations}.") if is_refused else super().one(request)
 
     space = space_of(Request("gpt2", {"layers": "2"}, optimizer="adamw"), "outputs")
     searched = search(space, cast(Predictor, Refusing(KeptPredictions(tmp_path), 1)), tries=40)
-    assert searched.refused and len(searched.ways) == 40
+    assert searched.refused[0] == "Not ()." and len(searched.ways) == 40
     assert searched.tried == searched.planned == 40 + len(searched.refused)
 
 
@@ -232,33 +219,30 @@ def test_what_is_replayed_with_another_is_tried_with_it(tmp_path: Path) -> None:
     assert searched.tried == len(space.candidates) == teller.made == 2 * len(asked)
 
 
-def test_another_search_has_an_order_of_its_own(tmp_path: Path) -> None:
-    kept = KeptPredictions(tmp_path)
-    kept.add_to_order("one", (0, 1))
-    kept.add_to_order("other", (2, 3))
-    again = KeptPredictions(tmp_path)
-    assert [list(again.order_of(name)) for name in ("one", "other", "third")] == [[(0, 1)], [(2, 3)], []]
-
-
 POINTS = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=30)
 
 
-def test_cheapest_first_each_dearer_and_smaller() -> None:
-    ways = [way(3, 10), way(1, 30), way(2, 30, "checkpointing"), way(2, 20, "split_feed_forward"), way(4, 12)]
-    assert answer_of(*ways).front("outputs") == (ways[1], ways[3], ways[0])
+SPLIT, CHECKPOINTED, SETTINGS = "split_feed_forward", "checkpointing", "allocator_settings"
 
 
-def test_of_equal_ways_the_one_with_the_fewest_changes() -> None:
-    ways = [way(1, 30, "checkpointing", "allocator_settings"), way(1, 30), way(1, 30, "checkpointing")]
+@pytest.mark.parametrize(
+    ("ways", "chosen", "front"),
+    [
+        # Cheapest first, each next one dearer and smaller.
+        ([way(3, 10), way(1, 30), way(2, 30, CHECKPOINTED), way(2, 20, SPLIT), way(4, 12)], 1, (1, 3, 0)),
+        # Of equal ways the one with the fewest changes.
+        ([way(1, 30, CHECKPOINTED, SETTINGS), way(1, 30), way(1, 30, CHECKPOINTED)], 1, (1,)),
+        # What fits as it is stays as it is where a change costs nothing, and the change is on the front all the same.
+        ([way(1, 20, SETTINGS), way(1, 30), way(2, 10, CHECKPOINTED)], 1, (0, 2)),
+        # The cheapest that fits is not the smallest.
+        ([way(1, 30, fits=False), way(2, 20), way(3, 10)], 1, (0, 1, 2)),
+        ([way(1, 30, fits=False)], None, (0,)),
+    ],
+)
+def test_the_way_that_is_chosen_and_the_front(ways: list[Trial], chosen: int | None, front: tuple[int, ...]) -> None:
     answer = answer_of(*ways)
-    assert (answer.chosen, answer.front("outputs")) == (ways[1], (ways[1],))
-
-
-def test_what_fits_as_it_is_stays_as_it_is_where_a_change_costs_nothing() -> None:
-    """Such as settings of the allocator, which are on the front all the same."""
-    ways = [way(1, 20, "allocator_settings"), way(1, 30), way(2, 10, "checkpointing")]
-    answer = answer_of(*ways)
-    assert (answer.chosen, answer.front("outputs")) == (ways[1], (ways[0], ways[2]))
+    assert answer.chosen == (None if chosen is None else ways[chosen])
+    assert answer.front("outputs") == tuple(ways[number] for number in front)
 
 
 def test_what_needs_more_host_memory_than_there_is_does_not_fit() -> None:
@@ -267,12 +251,6 @@ def test_what_needs_more_host_memory_than_there_is_does_not_fit() -> None:
     cheap = replace(cheap, prediction=replace(cheap.prediction, host_peak_bytes=9 << 30))
     dear = replace(dear, prediction=replace(dear.prediction, host_peak_bytes=8 << 30))
     assert answer_of(cheap, dear).chosen == dear and cheap.fits_host is False
-
-
-def test_the_cheapest_that_fits_is_not_the_smallest() -> None:
-    ways = [way(1, 30, fits=False), way(2, 20), way(3, 10)]
-    assert answer_of(*ways).chosen == ways[1]
-    assert answer_of(*ways[:1]).chosen is None
 
 
 @given(POINTS)

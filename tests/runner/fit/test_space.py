@@ -1,12 +1,14 @@
-"""The configurations that a search tries."""
+"""The configurations that a search tries, and what each costs."""
 
 from dataclasses import replace
 from functools import cache
 
 import pytest
 
+from memviz.predictor.cards import CARDS
+from memviz.runner.fit import cost
 from memviz.runner.fit import space as fit_space
-from memviz.runner.fit.cost import KEEPS, Cost, Keep, Work, cost_of, speed_of
+from memviz.runner.fit.cost import KEEPS, CardSpeed, Cost, Keep, Work, cost_of, speed_of
 from memviz.runner.fit.fit import trial_label
 from memviz.runner.fit.predictions import Prediction
 from memviz.runner.fit.search import Trial
@@ -40,10 +42,10 @@ def test_the_first_is_the_way_that_was_asked_for() -> None:
     changed = [space.candidates[place].request for place in others]
     assert {name for name, _ in changed[1].optimizations} == {"checkpointing", "chunked_cross_entropy"}
     assert all(len(each.optimizations) + (each.optimizer != "adamw") == 1 for each in changed if each is not changed[1])
-    assert {name for name, _ in space.candidates[everything].request.optimizations} >= {
-        "checkpointing",
-        "flat_gradients",
-    }
+    together = {name for name, _ in space.candidates[everything].request.optimizations}
+    # The option named first is on; options incompatible with it are off.
+    assert together >= {"checkpointing", "flat_gradients", "split_feed_forward"}
+    assert "chunked_feed_forward" not in together
 
 
 def test_what_must_stay_decides_what_may_change() -> None:
@@ -51,30 +53,15 @@ def test_what_must_stay_decides_what_may_change() -> None:
     assert {candidate.keeps for candidate in outputs.candidates.values()} == {"outputs"}
     assert {candidate.keeps for candidate in training.candidates.values()} == {"outputs", "training"}
     assert "layerwise_casting" not in names_on(outputs) | names_on(training)
-    assert {candidate.request.optimizer for candidate in outputs.candidates.values()} == {
-        "adamw",
-        "adamw-fused",
-        "adamw-for-loop",
-    }
+    optimizers = {candidate.request.optimizer for candidate in outputs.candidates.values()}
+    assert optimizers == {"adamw", "adamw-fused", "adamw-for-loop"}
     assert any(candidate.request.optimizer == "sgd" for candidate in training.candidates.values())
     sizes = [sum(map(len, each.options)) for each in (outputs, training, nothing)]
     assert sizes[0] < sizes[1] < sizes[2]
 
 
 @pytest.mark.slow
-def test_weights_in_fewer_bits_belong_to_what_keeps_nothing() -> None:
-    space = inference_space()
-    casting = [
-        candidate
-        for candidate in space.candidates.values()
-        if "layerwise_casting" in dict(candidate.request.optimizations)
-    ]
-    assert casting
-    assert {each.keeps for each in casting} == {"nothing"}
-
-
-@pytest.mark.slow
-def test_half_precision_is_a_change_of_training_and_of_the_outputs_of_inference() -> None:
+def test_half_precision_is_a_change_of_training_and_weights_in_fewer_bits_keep_nothing() -> None:
     def keeps_of(space: Space) -> set[str]:
         candidates = space.candidates.values()
         return {
@@ -84,11 +71,13 @@ def test_half_precision_is_a_change_of_training_and_of_the_outputs_of_inference(
         }
 
     assert keeps_of(space_of(Request("feed_forward", {"mode": "training"}), "nothing")) == {"training"}
-    assert keeps_of(inference_space()) == {"nothing"}
-
-
-def test_what_has_no_effect_in_inference_is_not_tried_there() -> None:
-    assert names_on(inference_space()).isdisjoint({"checkpointing", "flat_gradients"})
+    space = inference_space()
+    assert keeps_of(space) == {"nothing"}
+    requests = {each.keeps: dict(each.request.optimizations) for each in space.candidates.values()}
+    assert {keeps for keeps, on in requests.items() if "layerwise_casting" in on} <= {"nothing"}
+    # What has no effect in inference is not tried there.
+    assert "layerwise_casting" in names_on(space)
+    assert names_on(space).isdisjoint({"checkpointing", "flat_gradients"})
 
 
 def test_what_was_asked_for_is_always_on() -> None:
@@ -123,14 +112,6 @@ def test_a_space_that_is_too_large_to_look_at_is_drawn_from_and_begins_as_ever(m
     assert list(again.candidates) == list(drawn.candidates)
     for candidate in drawn.candidates.values():
         plan_of(candidate.request)
-
-
-def test_all_together_is_all_that_goes_together() -> None:
-    """The option named first is on; options incompatible with it are off."""
-    space = training_space("outputs")
-    everything = space.candidates[list(space.first())[1]].request
-    assert {"split_feed_forward", "checkpointing"} <= {name for name, _ in everything.optimizations}
-    assert "chunked_feed_forward" not in {name for name, _ in everything.optimizations}
 
 
 def test_those_that_differ_in_the_allocators_settings_alone() -> None:
@@ -205,3 +186,44 @@ def test_what_is_sent_and_waited_for_costs_time() -> None:
     other = cost_of(Work(0, 0, 0, link_bytes=300_000_000_000, leaves_machine=True, stretch=1.5), speed)
     assert (one.seconds_low, other.seconds_low) == (1.0, 1.5)
     assert one.seconds_high and other.seconds_high and other.seconds_high == 1.5 * 6 * one.seconds_high
+
+
+SPEED = CardSpeed(half_tflops=100, single_tflops=20, memory_gb_per_second=1000, host_gb_per_second=10)
+
+
+@pytest.mark.parametrize(
+    ("work", "low"),
+    [
+        (Work(200 * 10**12, 0, 0), 2.0),
+        (Work(0, 500 * 10**9, 0), 0.5),
+        (Work(0, 0, 30 * 10**9), 3.0),
+        (Work(200 * 10**12, 500 * 10**9, 30 * 10**9), 3.0),
+    ],
+)
+def test_at_best_the_slowest_of_the_three_decides(work: Work, low: float) -> None:
+    assert cost_of(work, SPEED, "bf16").seconds_low == pytest.approx(low)
+
+
+def test_at_worst_they_come_one_after_the_other_and_none_at_its_best() -> None:
+    cost = cost_of(Work(30 * 10**12, 500 * 10**9, 4 * 10**9), SPEED, "bf16")
+    assert cost.seconds_high == pytest.approx(1.0 + 1.0 + 1.0)
+    assert cost.seconds_low is not None
+    assert cost.seconds_low < cost.rank < cost.seconds_high
+
+
+def test_a_number_format_that_nobody_knows_widens_the_interval() -> None:
+    half, single, either = (cost_of(Work(10**12, 0, 0), SPEED, dtype) for dtype in ("bf16", "fp32", ""))
+    assert (either.seconds_low, either.seconds_high) == (half.seconds_low, single.seconds_high)
+
+
+def test_a_card_whose_limits_are_not_known_gets_no_seconds_and_still_an_order() -> None:
+    small, large = (cost_of(Work(flops, 10, 0), None) for flops in (100, 200))
+    assert small.seconds_low is small.seconds_high is None
+    assert small.rank < large.rank
+
+
+def test_every_speed_is_of_a_card_that_is_known() -> None:
+    assert set(cost._SPEEDS) <= {card.name for card in CARDS}
+    for speed in cost._SPEEDS.values():
+        assert speed.half_tflops > speed.single_tflops > 1
+        assert speed.memory_gb_per_second > speed.host_gb_per_second
