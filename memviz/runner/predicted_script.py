@@ -200,7 +200,15 @@ class ExitFunctions(list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, An
 @contextmanager
 def exit_functions() -> Iterator[ExitFunctions]:
     """Collect the `atexit` functions that a program registers in this context."""
-    functions = ExitFunctions([(_join_processes, (os.getpid(), set(active_children())), {})])
+    parent, others = os.getpid(), set(active_children())
+
+    def join_processes() -> None:
+        """Wait for processes of multiprocessing as Python does at its end; `others` were there before."""
+        for process in active_children() if os.getpid() == parent else ():
+            if process not in others and not process.daemon:
+                process.join()
+
+    functions = ExitFunctions([(join_processes, (), {})])
     register, unregister = atexit.register, atexit.unregister
 
     def registered(func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Callable[..., Any]:
@@ -220,14 +228,6 @@ def exit_functions() -> Iterator[ExitFunctions]:
         patches.replace(atexit, "register", registered)
         patches.replace(atexit, "unregister", unregistered)
         yield functions
-
-
-def _join_processes(parent: int, others: set[BaseProcess]) -> None:
-    """Wait for processes of multiprocessing as Python does at its end; `others` were there before."""
-    if os.getpid() == parent:
-        for process in active_children():
-            if process not in others and not process.daemon:
-                process.join()
 
 
 def parse_optimizations(texts: Sequence[str], knobs: Sequence[tuple[str, str]]) -> tuple[Optimization, ...]:
@@ -285,9 +285,14 @@ class ModelChanges:
         def moved(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if self._within:
                 return move(model, *args, **kwargs)
+            to_card, dtype = name == "cuda", None
+            if name == "to":
+                # The pretended card is torch's meta device.
+                device, dtype, *_ = _parse_to(*args, **kwargs)
+                to_card = device is not None and device.type in ("cuda", "meta")
             self._within = True
             try:
-                done = self._load(model, move, *_move_target(name, args, kwargs))
+                done = self._load(model, move, to_card, dtype)
                 if not done:
                     move(model, *args, **kwargs)
             finally:
@@ -347,15 +352,6 @@ class ModelChanges:
         return True
 
 
-def _move_target(name: str, args: Any, kwargs: Any) -> tuple[bool, Any]:
-    """Return whether a method of a module moves it to the card, and to which dtype."""
-    if name != "to":
-        return name == "cuda", None
-    # The pretended card is torch's meta device.
-    device, dtype, *_ = _parse_to(*args, **kwargs)
-    return device is not None and device.type in ("cuda", "meta"), dtype
-
-
 UNUSED = 2
 """Exit status for an answer to a line that reads no value, as for every usage error."""
 NOT_KNOWN = 4
@@ -372,6 +368,8 @@ _STARTED_OTHERS = f"the main process {_NO_MEMORY} and started other processes, w
 # it runs as that rank.
 
 _START = Path(__file__).parent / "child_start"
+_ORDER = "order.json"
+"""File with the settings of the prediction, as the parent wrote them."""
 _SERVANTS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 """Processes that multiprocessing starts for itself."""
 
@@ -429,33 +427,21 @@ class Children:
         return ""
 
 
-class ChildFolder:
-    """Folder that the children leave their figures in."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    @property
-    def order(self) -> dict[str, Any]:
-        """Settings of the prediction, as the parent wrote them."""
-        order: dict[str, Any] = json.loads((self.path / "order.json").read_text(encoding="utf-8"))
-        return order
-
-    def collect(self, commands: Mapping[str, int]) -> Children:
-        """`commands` are those that the parent itself is known to have started."""
-        started = {mark.stem: json.loads(mark.read_text()) for mark in sorted(self.path.glob("*.started"))}
-        known = Counter(commands)
-        predicted, lost = [], []
-        for mark, argv in started.items():
-            file = self.path / f"{mark}.json"
-            if file.exists():
-                figures = json.loads(file.read_text(encoding="utf-8"))
-                predicted.append(Child(command_text(argv), figures))
-                known.update(figures["processes"])
-            elif (self.path / f"{mark}.torch").exists():
-                lost.append(command_text(argv))
-        own = sum(not any(servant in word for word in argv for servant in _SERVANTS) for argv in started.values())
-        return Children(tuple(predicted), tuple(lost), known.total() <= own)
+def collect_children(folder: Path, commands: Mapping[str, int]) -> Children:
+    """`commands` are those that the parent itself is known to have started."""
+    started = {mark.stem: json.loads(mark.read_text()) for mark in sorted(folder.glob("*.started"))}
+    known = Counter(commands)
+    predicted, lost = [], []
+    for mark, argv in started.items():
+        file = folder / f"{mark}.json"
+        if file.exists():
+            figures = json.loads(file.read_text(encoding="utf-8"))
+            predicted.append(Child(command_text(argv), figures))
+            known.update(figures["processes"])
+        elif (folder / f"{mark}.torch").exists():
+            lost.append(command_text(argv))
+    own = sum(not any(servant in word for word in argv for servant in _SERVANTS) for argv in started.values())
+    return Children(tuple(predicted), tuple(lost), known.total() <= own)
 
 
 def command_text(argv: list[str]) -> str:
@@ -466,11 +452,10 @@ def command_text(argv: list[str]) -> str:
 
 
 @contextmanager
-def following_children(order: Mapping[str, Any], outputs: OutputFolder) -> Iterator[ChildFolder]:
-    """Let processes that are started from now on be predicted with these settings."""
+def following_children(order: Mapping[str, Any], outputs: OutputFolder) -> Iterator[Path]:
+    """Let processes that are started from now on be predicted with these settings, and leave figures in a folder."""
     with TemporaryDirectory(prefix="memviz-children-") as path, Patches() as patches:
-        folder = ChildFolder(Path(path))
-        (folder.path / "order.json").write_text(json.dumps(order), encoding="utf-8")
+        Path(path, _ORDER).write_text(json.dumps(order), encoding="utf-8")
         variables = {
             FOLLOWED_CHILDREN: path,
             FOLDERS: outputs.as_variable(),
@@ -479,7 +464,7 @@ def following_children(order: Mapping[str, Any], outputs: OutputFolder) -> Itera
         for name, value in variables.items():
             patches.restore(os.environ, name)
             os.environ[name] = value
-        yield folder
+        yield Path(path)
 
 
 @dataclass
@@ -635,7 +620,10 @@ class ScriptPrediction:
         verdicts = [*own, *(child.figures["fits"] for child in self.children)]
         if False in verdicts:
             return False
-        return None if self.not_known or None in verdicts or not self._fit_together else True
+        # All peaks on a card have to fit it at once, each with a context of its own.
+        card, context = self.estimate.card, self.estimate.context.most_bytes
+        together = (peaks + count * context <= card.memory_bytes for _, count, peaks in self.shared_cards())
+        return None if self.not_known or None in verdicts or not all(together) else True
 
     @property
     def fit_word(self) -> FitWord | None:
@@ -654,12 +642,6 @@ class ScriptPrediction:
         for card, peak in processes:
             reserved.setdefault(card, []).append(peak)
         return [(card, len(peaks), sum(peaks)) for card, peaks in reserved.items() if len(peaks) > 1]
-
-    @property
-    def _fit_together(self) -> bool:
-        """True if all peaks on a card fit it at once, each with a context of its own."""
-        card, context = self.estimate.card, self.estimate.context.most_bytes
-        return all(peaks + count * context <= card.memory_bytes for _, count, peaks in self.shared_cards())
 
 
 def _answers_of(device: PredictedDevice) -> tuple[tuple[str, ...], str, tuple[str, ...]]:
@@ -697,7 +679,7 @@ def predict_script(
             os._exit(status)
         trace = device.finish()
         estimate = estimate_of(device, trace, steps=steps.taken)
-        children = folder.collect(estimate.commands)
+        children = collect_children(folder, estimate.commands)
         files = outputs.close(), order.outputs
     if children.are_all:
         estimate = _without_commands(estimate)
@@ -717,7 +699,7 @@ def predict_script(
 def predict_child(mark: Path) -> None:
     """Predict this process from now on: called in a child of a predicted program when it has imported torch."""
     mark.with_suffix(".torch").touch()
-    order = ScriptOrder.of_json(ChildFolder(mark.parent).order)
+    order = ScriptOrder.of_json(json.loads((mark.parent / _ORDER).read_text(encoding="utf-8")))
     device = device_of(order)
     changes = ModelChanges(order.optimizations, device.recorder.assumptions)
     stack = ExitStack()
@@ -752,7 +734,12 @@ def _run_script(script: Script, at_exit: ExitFunctions, ended: Callable[[], None
         script.run_to_its_end(ended)
         status = 0
     except SystemExit as error:
-        status = _status_of(error)
+        # As Python does: None is 0, and anything but a number is printed.
+        code = error.code
+        if code is not None and not isinstance(code, int):
+            sys.stderr.write(f"{code}\n")
+            code = 1
+        status = code or 0
     except KeyboardInterrupt as error:
         at_exit.run()
         return INTERRUPTED, stopped_by_interrupt(error)
@@ -765,14 +752,6 @@ def _run_script(script: Script, at_exit: ExitFunctions, ended: Callable[[], None
         status = 1
     at_exit.run()
     return status, None
-
-
-def _status_of(error: SystemExit) -> int:
-    """Return the exit status as Python does: None is 0, and anything but a number is printed."""
-    if error.code is None or isinstance(error.code, int):
-        return error.code or 0
-    sys.stderr.write(f"{error.code}\n")
-    return 1
 
 
 def stop_behind(error: BaseException | None) -> Stopped | None:
