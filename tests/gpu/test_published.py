@@ -53,8 +53,9 @@ def _split(whole: float, split: float) -> tuple[Way, ...]:
     return Way("whole", published_seconds=whole), Way("split", how, split)
 
 
-def _checkpointed(name: str, every: str, per_second: float) -> Way:
-    return Way(name, (("checkpointing", {"every": every}),), 1 / per_second)
+def _checkpointed(name: str, every: int | None) -> Way:
+    changes = (("checkpointing", {"every": str(every)}),) if every else ()
+    return Way(name, changes, 1 / published._PER_SECOND[name][0])
 
 
 def _joined(how: str) -> Way:
@@ -65,26 +66,12 @@ TABLES = (
     Table(
         "split-feed-forward",
         "feed_forward",
-        {
-            "activation=gelu": _split(1.29, 1.40),
-            "activation=gelu-approximate": _split(1.29, 1.28),
-            "activation=geglu": _split(1.92, 1.92),
-            "activation=geglu-approximate": _split(1.30, 1.70),
-            "activation=swiglu": _split(1.92, 1.92),
-            "activation=linear-silu": _split(1.29, 1.29),
-        },
+        {f"activation={name}": _split(*seconds) for name, seconds in published._SPLIT_SECONDS.items()},
     ),
     Table(
         "checkpointing",
         "ltx_video",
-        {
-            "mode=training": (
-                Way("none", published_seconds=1 / 1.680),
-                _checkpointed("every block", "1", 1.358),
-                _checkpointed("every 2nd block", "2", 1.539),
-                _checkpointed("every 4th block", "4", 1.658),
-            )
-        },
+        {"mode=training": tuple(_checkpointed(name, every) for name, every, _ in published._CHECKPOINTING_CASES)},
     ),
     Table(
         "flat-gradients", "transformer_block", {"seed=0": (_joined("plain"), _joined("list_then_cat"), _joined("flat"))}

@@ -1,10 +1,10 @@
 """A config.json is read within bounds, and forbidden contents are refused with a message before a build."""
 
-from __future__ import annotations
-
+import io
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.error import HTTPError
 
@@ -57,13 +57,10 @@ def test_what_is_absurd_is_refused_before_anything_is_built(values: Any, words: 
     assert words in refusal(values)
 
 
-@pytest.mark.parametrize("key", ["auto_map", "trust_remote_code", "custom_generate"])
-def test_code_of_its_own_is_never_run(key: str) -> None:
-    for values in ({**LLAMA, key: {"AutoModel": "x.py"}}, {**LLAMA, "text_config": {key: "x.py"}}):
-        assert f"{key} names custom code, which memviz does not run. Remove it if transformers" in refusal(values)
-
-
-def test_weights_from_elsewhere_are_never_loaded() -> None:
+def test_code_of_its_own_is_never_run_and_weights_from_elsewhere_are_never_loaded() -> None:
+    for key in ("auto_map", "trust_remote_code", "custom_generate"):
+        for values in ({**LLAMA, key: {"AutoModel": "x.py"}}, {**LLAMA, "text_config": {key: "x.py"}}):
+            assert f"{key} names custom code, which memviz does not run. Remove it if transformers" in refusal(values)
     assert "Set it to false" in refusal({"model_type": "detr", "use_pretrained_backbone": True})
     assert checked_config(json.dumps({"model_type": "detr", "use_pretrained_backbone": False}))
 
@@ -98,39 +95,20 @@ def test_a_file_a_folder_and_what_is_none(tmp_path: Path) -> None:
         read_config(str(tmp_path / "gone.json"))
 
 
-def test_nothing_is_asked_of_the_hub_unless_the_owner_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_the_hub_one_file_is_fetched_and_bounded_where_the_owner_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, contents = [], [json.dumps(LLAMA).encode(), b" " * (4 * MOST_BYTES)]
+
+    def open_address(request: Any, timeout: float) -> io.BytesIO:
+        asked.append(request.full_url)
+        return io.BytesIO(contents.pop(0))
+
+    monkeypatch.setattr(config_source, "build_opener", lambda *handlers: SimpleNamespace(open=open_address))
     monkeypatch.delenv(config_source.SWITCH, raising=False)
     with pytest.raises(UsageError, match="downloads from the Hugging Face Hub are off.* set MEMVIZ_HUB=1"):
         read_config("somebody/model")
-
-
-class Hub:
-    """A network stand-in with one file at one address."""
-
-    def __init__(self, content: bytes) -> None:
-        self.content, self.asked = content, list[str]()
-
-    def open(self, request: Any, timeout: float) -> Hub:
-        self.asked.append(request.full_url)
-        return self
-
-    def read(self, most: int) -> bytes:
-        return self.content[:most]
-
-    def __enter__(self) -> Hub:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        return
-
-
-def test_where_it_is_on_one_file_is_fetched_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(config_source.SWITCH, "1")
-    hub = Hub(json.dumps(LLAMA).encode())
-    monkeypatch.setattr(config_source, "build_opener", lambda *handlers: hub)
     assert read_config("somebody/model") == '{"model_type":"llama"}'
-    assert hub.asked == ["https://huggingface.co/somebody/model/resolve/main/config.json"]
-    hub.content = b" " * (4 * MOST_BYTES)
+    assert asked == ["https://huggingface.co/somebody/model/resolve/main/config.json"]
     with pytest.raises(UsageError, match="somebody/model: it is larger than"):
         read_config("somebody/model")
 

@@ -1,6 +1,8 @@
-"""A workload on several GPUs: what each rank holds, which are equal, and the one that speaks for all."""
+"""A workload on several GPUs: what each rank holds, which are equal, and gradients that are those of one process."""
 
 import json
+import os
+import subprocess
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -21,6 +23,7 @@ from memviz.runner.plan import plan_of
 from memviz.runner.request import Request, Run, file_of_rank, load_run, parallel_of
 from memviz.runner.step import Outcome
 from memviz.trace.model import Category
+from tests import forked
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")]
 LLAMA = {"size": "8b", "layers": "3", "narrow": "4", "sequence": "64"}
@@ -177,3 +180,27 @@ def test_each_class_has_a_file(tmp_path: Path) -> None:
         assert of_rank.rank == one.predicted_rank and of_rank.peak_reserved_bytes == one.peak_reserved_bytes
         assert trace.about.facts["rank"] == str(one.predicted_rank)
     assert len(list(tmp_path.iterdir())) == len(run.classes) == 2
+
+
+ROUNDING = 1e-4
+WAYS = (
+    *("tensor", "pipeline", "shard", "shard+chunked_cross_entropy", "shard+chunked_feed_forward"),
+    *("tensor+chunked_feed_forward", "pipeline+chunked_feed_forward"),
+)
+
+
+def test_gradients_are_those_of_one_process(tmp_path: Path) -> None:
+    ranks = [_begun(GroupRank(number, 2), tmp_path / "meet") for number in range(2)]
+    for process in ranks:
+        out, errors = process.communicate(timeout=forked.MOST_SECONDS)
+        assert process.returncode == 0, errors
+        off = dict(line.split() for line in out.splitlines())
+        assert tuple(off) == WAYS and all(float(share) < ROUNDING for share in off.values()), out
+
+
+def _begun(rank: GroupRank, meet_at: Path) -> subprocess.Popen[str]:
+    environment = {**os.environ, **rank.environment, "MEET_AT": meet_at.as_uri(), "CUDA_VISIBLE_DEVICES": ""}
+    environment |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(forked.ROOT)}
+    program = ["-W", "ignore", "-m", "tests.runner.two_processes", *WAYS]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return forked.start(program, of=forked.with_torch, cwd=forked.ROOT, env=environment, **streams)
