@@ -7,7 +7,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +72,6 @@ from memviz.ui.upload.reading import Readings
 from memviz.ui.upload.samples import OFFERED_SAMPLES, record_html, samples_html, welcome_html
 from memviz.ui.what_if import programs as what_if_programs
 from memviz.ui.what_if import tab as what_if
-from memviz.ui.what_if.question import WhatIfState
 
 _UI = Path(__file__).parent
 STYLES = (
@@ -223,13 +222,15 @@ class _Page:
             self._follow_finding, [self.session, self.run.state], [*outputs, self.run.state], **PRIVATE
         )
         led.then(None, js=_TO_THE_TOP)
-        what_if_state = self.what_if.parts["state"]
-        opens = self.what_if.parts["keep"].click(self._open_replay, [self.session, what_if_state], outputs, **PRIVATE)
+        what_if_state, run_inputs = self.what_if.parts["state"], [self.session, self.run.state]
+        replay = self._showing(self.what_if.open_replay)
+        opens = self.what_if.parts["keep"].click(replay, [self.session, what_if_state], outputs, **PRIVATE)
         opens.then(None, js=_TO_THE_TOP)
-        self.run.results.click(self._open_runs, [self.session, self.run.state], outputs, **IN_PARTS)
-        self.run.fit_clicked.then(self._open_point, [self.session, self.run.state], outputs, **IN_PARTS)
-        self.ranks.one.click(self._open_rank, [self.session], outputs, **PRIVATE)
-        self.run.kept.click(self._reopen_run, [self.session, self.run.visitor], outputs, **IN_PARTS)
+        self.run.results.click(self._showing(self.run.open_clicked_traces), run_inputs, outputs, **IN_PARTS)
+        self.run.fit_clicked.then(self._showing(self.run.open_point), run_inputs, outputs, **IN_PARTS)
+        self.ranks.one.click(self._showing(self.ranks.open_clicked), [self.session], outputs, **PRIVATE)
+        reopen = self._showing(self.run.reopen_run)
+        self.run.kept.click(reopen, [self.session, self.run.visitor], outputs, **IN_PARTS)
         # The badges of what is compared stand in the sidebar too.
         self.compare.traces.change(self._traces, [self.session], [self.traces], **PRIVATE)
         saving: dict[str, Any] = {"api_visibility": "private", "trigger_mode": "always_last", **IN_TURN}
@@ -261,21 +262,29 @@ class _Page:
             *what_if.show(current, tab),
         ]
 
+    def _showing(self, answer: Callable[..., tuple[Session, str | None]]) -> Callable[..., list[Any]]:
+        """An event handler that shows the session and the tab that `answer` returns, if it changes the session."""
+
+        @wraps(answer)
+        def show(current: Session, *args: Any) -> list[Any]:
+            session, tab = answer(current, *args)
+            return self._shown(session, tab=tab) if session is not current else [gr.skip() for _ in self.outputs]
+
+        return show
+
     def _arrived(self, current: Session, event: gr.EventData) -> list[Any]:
         """Open a file that came by `routes`. Its key is a secret of the visitor's browser."""
         message = clicked(event)
         after = on_upload(self.context, current, message)
-        values = self._shown(after, tab=self._tab_of_ranks(current, after, are_many="begins" in message))
+        # A table of ranks was uploaded, or the files of several ranks together.
+        has_table = after.table and after.table != current.table
+        shows_ranks = has_table or ("begins" in message and has_ranks(self.context, after))
+        values = self._shown(after, tab=ranks.ID if shows_ranks else None)
         if "beside" in message and after.current == current.current:
             # Explore shows what it showed: of many files each would be its picture and its findings anew.
             for output in self.explore.outputs:
                 values[self.outputs.index(output)] = gr.skip()
         return values
-
-    def _tab_of_ranks(self, before: Session, after: Session, *, are_many: bool) -> str | None:
-        """Return the Ranks tab if a table of ranks was just uploaded, or the files of several ranks together."""
-        has_come = after.table and after.table != before.table
-        return ranks.ID if has_come or (are_many and has_ranks(self.context, after)) else None
 
     def _act(self, current: Session, event: gr.EventData) -> list[Any]:
         data = clicked(event)
@@ -297,26 +306,6 @@ class _Page:
         tab = data.get("tab")
         values = self._shown(current, tab=tab if tab in (what_if.ID, run.ID) else None)
         return [*values, run.with_finding(state, data.get("finding", "")) if tab == run.ID else gr.skip()]
-
-    def _open_replay(self, current: Session, state: WhatIfState, event: gr.EventData) -> list[Any]:
-        session, tab = what_if.open_replay(self.what_if.answers, current, state, event)
-        return self._shown(session, tab=tab)
-
-    def _open_rank(self, current: Session, event: gr.EventData) -> list[Any]:
-        session, tab = ranks.pressed(self.context, current, event)
-        return self._shown(session, tab=tab)
-
-    def _open_runs(self, current: Session, state: RunState, event: gr.EventData) -> list[Any]:
-        return self._shown_if_changed(current, *self.run.open_clicked_traces(current, state, event))
-
-    def _open_point(self, current: Session, state: RunState) -> list[Any]:
-        return self._shown_if_changed(current, *self.run.open_point(current, state))
-
-    def _reopen_run(self, current: Session, visitor: str, event: gr.EventData) -> list[Any]:
-        return self._shown_if_changed(current, *self.run.reopen_run(current, visitor, event))
-
-    def _shown_if_changed(self, before: Session, after: Session, tab: str) -> list[Any]:
-        return self._shown(after, tab=tab) if after is not before else [gr.skip() for _ in self.outputs]
 
     def _traces(self, current: Session) -> str:
         return traces_html(current, self.context.of, self.context.tables.get(current.table))
@@ -390,20 +379,14 @@ class _Page:
         if sample is None or not wanted.startswith(SAMPLE):
             return None
         opened = open_sample(self.context.store, session, replace(sample, files=(file,)))
-        if not action:
-            return opened
-        after = with_estimate(self.context, opened, action)
-        return after if after is not opened else None
+        after = with_estimate(self.context, opened, action) if action else opened
+        return after if after is not opened or not action else None
 
 
 def _drop_target(label: str, name: str, height: int) -> None:
     """A place for files, which `Arrivals` takes from it."""
     # No list of endings: what a file is, is found out by looking into it.
     gr.File(label=label, file_count="multiple", elem_id=name, height=height, show_label=True, interactive=True)
-
-
-_MIDDLEWARE = [Middleware(RequestGuard), Middleware(StaticCache)]
-"""In the order in which a request passes them."""
 
 
 def launch_options() -> dict[str, Any]:
@@ -420,7 +403,12 @@ def launch_options() -> dict[str, Any]:
         # Of all events together. Whoever follows a run keeps one, and a thread is made only when it is needed.
         "max_threads": 2 * run_programs.MOST_WAITING,
         "max_file_size": routes.most_bytes(),
-        "app_kwargs": {"routes": routes.routes(), "middleware": _MIDDLEWARE, "lifespan": _while_up},
+        # A request passes the middleware in this order.
+        "app_kwargs": {
+            "routes": routes.routes(),
+            "middleware": [Middleware(RequestGuard), Middleware(StaticCache)],
+            "lifespan": _while_up,
+        },
         "allowed_paths": [],
     }
 

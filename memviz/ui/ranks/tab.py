@@ -82,6 +82,10 @@ class RanksTab:
         compared = None if shown is None else compared_jobs(self.context, current, shown)
         return ["" if shown is None else _verdict(shown, card, compared), card]
 
+    def open_clicked(self, session: Session, event: gr.EventData) -> tuple[Session, str | None]:
+        """The session with the rank opened, or compared with the median rank, and the tab that shows it."""
+        return pressed(self.context, session, clicked(event))
+
 
 def show(context: Context, session: Session) -> list[Any]:
     """The values of `RanksTab.outputs`: the tab is there where ranks are."""
@@ -169,9 +173,7 @@ def _rank(data: dict[str, str], name: str = "rank") -> int | None:
     return whole_number(data.get(name, ""))
 
 
-def pressed(context: Context, session: Session, event: gr.EventData) -> tuple[Session, str | None]:
-    """The session with the rank opened, or compared with the median rank, and the tab that shows it."""
-    data = clicked(event)
+def pressed(context: Context, session: Session, data: dict[str, str]) -> tuple[Session, str | None]:
     shown, rank = shown_ranks(context, session, _rank(data, "job") or 0), _rank(data)
     if shown is None or rank is None or shown.job.of(rank) is None:
         return session, None

@@ -47,6 +47,11 @@ class FollowedTrace:
 
 
 class WhatIfTab:
+    """The tab's components and event handlers. They cache replays, and of a visitor only the running job.
+
+    Each answer begins with a part: Gradio empties the outputs of a generator that yields nothing.
+    """
+
     def __init__(self, context: Context, tabs: gr.Tabs, turn: TabTurn, samples: Html) -> None:
         """`samples` are shown while no trace is open."""
         replays = Replays(context)
@@ -74,66 +79,27 @@ class WhatIfTab:
         """Components by the names of `PARTS`. The page hears clicks of `offer` (samples) and `keep` (a trace)."""
         self.trace = gr.State(FollowedTrace())
         """A change of it answers anew, if the tab is being looked at."""
-        self.looked_at = gr.State(False)
-        self.answers = WhatIfAnswers(context, replays, samples)
-        self.outputs = [self.looked_at, self.trace]
-        self.answer = [parts[name] for name in PARTS]
-        _WhatIfEvents(context, self).wire(tabs, turn)
-
-
-def open_replay(
-    answers: WhatIfAnswers, session: Session, state: WhatIfState, event: gr.EventData
-) -> tuple[Session, str | None]:
-    """The session with the displayed replay as one more open trace, and the tab that shows it, if there is one."""
-    tab = "compare" if clicked(event).get("act") == "compare" else "explore"
-    after = answers.with_replay(state, session, compared=tab == "compare")
-    return after, tab if after != session else None
-
-
-def show(session: Session, tab: str | None) -> list[Any]:
-    """The values of `WhatIfTab.outputs`: all that the tab needs to know to answer when it is looked at.
-
-    `tab` is the one that the page selects itself, for which Gradio sends no event.
-    """
-    key = timeline_key(session.current)
-    return [tab == ID if tab else gr.skip(), FollowedTrace(key, tab == ID)]
-
-
-def state_from_link(session: Session, query: Mapping[str, str]) -> WhatIfState:
-    """Return a state that holds a link's question as an earlier question about the open trace."""
-    assert session.current is not None
-    return WhatIfState(left=((timeline_key(session.current), question_in(query)),))
-
-
-def _updates(**values: Any) -> list[Any]:
-    """One for each of `PARTS`; what is not given stays as it is."""
-    return [values.get(name, gr.skip()) for name in PARTS]
-
-
-class _WhatIfEvents:
-    """Event handlers of the tab. They cache replays, and of a visitor only the running job.
-
-    Each answer begins with a part: Gradio empties the outputs of a generator that yields nothing.
-    """
-
-    def __init__(self, context: Context, tab: WhatIfTab) -> None:
+        looked_at = gr.State(False)
         self.context = context
-        self.answers = tab.answers
-        self.tab = tab
+        self.answers = WhatIfAnswers(context, replays, samples)
         self.jobs = BackgroundJobs()
-
-    def wire(self, tabs: gr.Tabs, turn: TabTurn) -> None:
-        tab, parts = self.tab, self.tab.parts
-        state, answer = parts["state"], tab.answer
-        tab.trace.change(self._follow, [tab.trace, state, tab.looked_at], [tab.looked_at, *answer], **IN_PARTS)
+        self.outputs = [looked_at, self.trace]
+        state, answer = parts["state"], [parts[name] for name in PARTS]
+        self.trace.change(self._follow, [self.trace, state, looked_at], [looked_at, *answer], **IN_PARTS)
         for turned in (tabs, turn):
-            turned.select(self._turn, [tab.trace, state], [tab.looked_at, *answer], **IN_PARTS)
+            turned.select(self._turn, [self.trace, state], [looked_at, *answer], **IN_PARTS)
         parts["form"].input(self._changed, state, answer, **IN_PARTS)
         parts["form"].click(self._pressed, state, answer, **IN_PARTS)
         parts["table"].click(self._used, state, answer, **IN_PARTS)
         parts["waiting"].click(self._cancel, None, parts["waiting"], **IN_PARTS)
         parts["plot"].select(self._moved, state, [parts["head"], parts["maps"]], **IN_PARTS)
         parts["blocks"].click(self._blocks, state, answer, **IN_PARTS)
+
+    def open_replay(self, session: Session, state: WhatIfState, event: gr.EventData) -> tuple[Session, str | None]:
+        """The session with the displayed replay as one more open trace, and the tab that shows it, if there is one."""
+        tab = "compare" if clicked(event).get("act") == "compare" else "explore"
+        after = self.answers.with_replay(state, session, compared=tab == "compare")
+        return after, tab if after != session else None
 
     @ends_without_change
     def _follow(
@@ -282,6 +248,26 @@ class _WhatIfEvents:
         values = self.answers.answer_values(state, answer)
         if is_newest():
             yield values
+
+
+def show(session: Session, tab: str | None) -> list[Any]:
+    """The values of `WhatIfTab.outputs`: all that the tab needs to know to answer when it is looked at.
+
+    `tab` is the one that the page selects itself, for which Gradio sends no event.
+    """
+    key = timeline_key(session.current)
+    return [tab == ID if tab else gr.skip(), FollowedTrace(key, tab == ID)]
+
+
+def state_from_link(session: Session, query: Mapping[str, str]) -> WhatIfState:
+    """Return a state that holds a link's question as an earlier question about the open trace."""
+    assert session.current is not None
+    return WhatIfState(left=((timeline_key(session.current), question_in(query)),))
+
+
+def _updates(**values: Any) -> list[Any]:
+    """One for each of `PARTS`; what is not given stays as it is."""
+    return [values.get(name, gr.skip()) for name in PARTS]
 
 
 def _visitor(request: gr.Request) -> str:

@@ -4,8 +4,6 @@ import csv
 import json
 import re
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import gradio as gr
 import pytest
@@ -34,10 +32,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def open_all(context: Context, folder: Path) -> Session:
     return opened(*map(load_trace, sorted(folder.iterdir())), context=context)[1]
-
-
-def click(**data: object) -> Any:
-    return SimpleNamespace(_data=data)
 
 
 def is_there(context: Context, session: Session) -> bool:
@@ -123,26 +117,26 @@ def test_a_rank_leads_to_its_trace_and_to_compare(context: Context, folder: Path
     session = open_all(context, folder)
     keys = {number: trace.key for number, trace in open_ranks(context, session).items()}
     assert words(one_rank(context, session, 1)).startswith("Rank 1")
-    after, tab = pressed(context, session, click(act="open-rank", rank="2"))
+    after, tab = pressed(context, session, {"act": "open-rank", "rank": "2"})
     assert (after.chosen, tab) == (keys[2], "explore")
-    after, tab = pressed(context, session, click(act="compare-rank", rank="3"))
+    after, tab = pressed(context, session, {"act": "compare-rank", "rank": "3"})
     assert (after.compared, tab) == ((keys[1], keys[3]), "compare")
 
 
 @pytest.mark.parametrize("data", [{}, {"rank": "99"}, {"rank": "-1"}, {"rank": "x" * 50}, {"act": "open-rank"}])
 def test_what_no_button_says_changes_nothing(context: Context, folder: Path, data: dict[str, str]) -> None:
     session = open_all(context, folder)
-    assert pressed(context, session, click(**{"act": "open-rank", **data})) == (session, None)
+    assert pressed(context, session, {"act": "open-rank", **data}) == (session, None)
 
 
 def test_ranks_that_were_given_are_read_when_somebody_wants_them(folder: Path) -> None:
     given: RankSummary = read(folder)
     context = Context(TraceStore(), given_ranks=given)
     assert is_there(context, Session())
-    session, tab = pressed(context, Session(), click(act="compare-rank", rank="3"))
+    session, tab = pressed(context, Session(), {"act": "compare-rank", "rank": "3"})
     assert tab == "compare"
     assert [trace.name for trace in session.opened] == ["run.rank1", "run.rank3"]
-    again, _ = pressed(context, session, click(act="open-rank", rank="3"))
+    again, _ = pressed(context, session, {"act": "open-rank", "rank": "3"})
     assert again.opened == session.opened and again.current is not None and again.current.name == "run.rank3"
 
 
@@ -151,7 +145,7 @@ def test_a_file_that_has_gone_is_said(tmp_path: Path) -> None:
     context = Context(TraceStore(), given_ranks=read(folder))
     (folder / "run.rank1.pickle").unlink()
     with pytest.raises(gr.Error, match="The file does not exist"):
-        pressed(context, Session(), click(act="open-rank", rank="1"))
+        pressed(context, Session(), {"act": "open-rank", "rank": "1"})
 
 
 def test_of_many_that_come_together_the_first_is_looked_at(context: Context, folder: Path) -> None:
@@ -178,7 +172,7 @@ def test_a_table_that_was_brought_is_drawn_and_opens_nothing_of_its_places(
     assert values[1]["chosen"] == 3 and "5 ranks" in words(values[0])
     assert "Open in Explore" not in str(values)
     with pytest.raises(gr.Error, match="no longer open"):
-        pressed(context, session, click(act="open-rank", rank="3"))
+        pressed(context, session, {"act": "open-rank", "rank": "3"})
     row = traces_html(session, context.of, context.tables.get(session.table))
     assert "ranks.parquet" in words(row) and "5 ranks" in words(row)
     closed = session_after(context, session, {"act": "close", "key": session.table})
@@ -212,7 +206,7 @@ def test_a_second_job_is_told_apart_and_compared(context: Context, tmp_path: Pat
         value["peaks"] == [120 * MiB, 144 * MiB, 120 * MiB, 120 * MiB] and 'aria-pressed="true">' + names[1] in verdict
     )
     assert 'data-job="1"' in one
-    after, _ = pressed(context, session, click(act="open-rank", rank="1", job="1"))
+    after, _ = pressed(context, session, {"act": "open-rank", "rank": "1", "job": "1"})
     assert after.chosen == session.opened[4].key
     closed = session
     for opened_later in session.opened[3:]:

@@ -6,21 +6,30 @@ from typing import Any
 
 import pytest
 
+from memviz.ui.shell.background_jobs import BackgroundJobs
 from memviz.ui.shell.session import Context
 from memviz.ui.what_if.answer import PARTS, WhatIfAnswers
 from memviz.ui.what_if.question import Question, WhatIfState
 from memviz.ui.what_if.replays import Replays
-from memviz.ui.what_if.tab import FollowedTrace, _WhatIfEvents
+from memviz.ui.what_if.tab import FollowedTrace, WhatIfTab
 
 VERDICT = 1 + PARTS.index("verdict")
 FORM, WAITING = PARTS.index("form"), PARTS.index("waiting")
 
 
+REQUEST: Any = SimpleNamespace(session_hash="somebody", request=None)
+
+
+def tab_of(context: Context) -> WhatIfTab:
+    """The tab without its components."""
+    tab = WhatIfTab.__new__(WhatIfTab)
+    tab.context, tab.answers, tab.jobs = context, WhatIfAnswers(context, Replays(context)), BackgroundJobs()
+    return tab
+
+
 def followed(context: Context, trace: FollowedTrace) -> list[list[Any]]:
     """The answer of a tab that is not looked at."""
-    tab: Any = SimpleNamespace(answers=WhatIfAnswers(context, Replays(context)))
-    request: Any = SimpleNamespace(session_hash="somebody", request=None)
-    return list(_WhatIfEvents(context, tab)._follow(trace, WhatIfState(), False, request))
+    return list(tab_of(context)._follow(trace, WhatIfState(), False, REQUEST))
 
 
 def test_turned_to_by_the_page_it_answers_though_a_turn_elsewhere_came_late(context: Context, key: str) -> None:
@@ -38,14 +47,12 @@ def test_a_trace_that_nobody_looks_at_here_is_not_replayed(context: Context, key
 def test_an_answer_does_not_take_away_the_words_of_a_refusal_that_came_meanwhile(
     context: Context, key: str, monkeypatch: pytest.MonkeyPatch, while_it: str
 ) -> None:
-    answers = WhatIfAnswers(context, Replays(context))
-    tab: Any = SimpleNamespace(answers=answers)
-    request: Any = SimpleNamespace(session_hash="somebody", request=None)
-    events = _WhatIfEvents(context, tab)
+    tab = tab_of(context)
+    answers = tab.answers
     state, refused = WhatIfState(key, Question(max_split="128")), WhatIfState(key, Question(max_split="2"))
     said: list[list[Any]] = []
     has_begun = threading.Event()
-    second = threading.Thread(target=lambda: said.extend(events._answer(refused, request)))
+    second = threading.Thread(target=lambda: said.extend(tab._answer(refused, REQUEST)))
 
     def ask_meanwhile() -> None:
         if not has_begun.is_set():
@@ -68,7 +75,7 @@ def test_an_answer_does_not_take_away_the_words_of_a_refusal_that_came_meanwhile
     plain_find, plain_drawn = answers.find, answers.answer_values
     monkeypatch.setattr(answers, "find", find)
     monkeypatch.setattr(answers, "answer_values", drawn)
-    for values in events._answer(state, request):
+    for values in tab._answer(state, REQUEST):
         if while_it == "is sent" and "Replaying" in str(values[WAITING]):
             ask_meanwhile()
         said.append(values)
@@ -84,13 +91,11 @@ def test_an_answer_does_not_take_away_the_words_of_a_refusal_that_came_meanwhile
 def test_an_answer_about_a_trace_that_is_closed_meanwhile_is_not_shown(
     context: Context, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers = WhatIfAnswers(context, Replays(context))
-    tab: Any = SimpleNamespace(answers=answers)
-    request: Any = SimpleNamespace(session_hash="somebody", request=None)
-    events = _WhatIfEvents(context, tab)
+    tab = tab_of(context)
+    answers = tab.answers
     state = WhatIfState(key, Question(max_split="128"))
     emptied: list[list[Any]] = []
-    closing = threading.Thread(target=lambda: emptied.extend(events._follow(FollowedTrace(), state, False, request)))
+    closing = threading.Thread(target=lambda: emptied.extend(tab._follow(FollowedTrace(), state, False, REQUEST)))
     plain_find = answers.find
 
     def find(*given: Any) -> Any:
@@ -100,7 +105,7 @@ def test_an_answer_about_a_trace_that_is_closed_meanwhile_is_not_shown(
         return plain_find(*given)
 
     monkeypatch.setattr(answers, "find", find)
-    said = list(events._answer(state, request))
+    said = list(tab._answer(state, REQUEST))
     closing.join(60)
     assert not any("<h1" in str(values[VERDICT - 1]) for values in said)
     assert emptied[0][VERDICT] == ""
