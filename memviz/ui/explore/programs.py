@@ -27,7 +27,7 @@ from memviz.ui.shell.programs import (
     row_count,
     with_worded_errors,
 )
-from memviz.ui.shell.temporary_files import page_file
+from memviz.ui.shell.temporary_files import file_with, text_writer
 
 _LONGEST_QUERY = 400
 _MOST_DEVICES = 64
@@ -155,4 +155,5 @@ def report(files: list[str]) -> str:
         if not isinstance(files, list) or not files:
             raise UsageError("files must be a list of at least one snapshot.")
         check_count(len(files))
-        return page_file("report.html", report_page([open_upload(file) for file in files]))
+        page = report_page([open_upload(file) for file in files])
+        return file_with("report.html", text_writer(lambda: page))

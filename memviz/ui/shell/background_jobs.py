@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -70,12 +71,12 @@ class BackgroundJob:
         self.share = done / max(total, 1)
 
 
+@dataclass(eq=False)
 class _Answers:
     """Number of the newest request of one visitor, and its lock."""
 
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.asked = 0
+    asked: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 class BackgroundJobs:

@@ -97,9 +97,8 @@ class Housekeeping:
         self._silent = {key: self._silent.get(key, now) for key in waiting}
         for key, since in self._silent.items():
             if now - since > _HALF_OPEN_SECONDS:
-                each = waiting[key]
                 with suppress(RuntimeError):
-                    each.loop.call_soon_threadsafe(partial(_close_if_half_open, each))
+                    waiting[key].loop.call_soon_threadsafe(partial(_close_if_half_open, waiting[key]))
 
 
 def _is_half_open(connection: Any) -> bool:

@@ -35,10 +35,8 @@ _FILE_META = {"_type": "gradio.FileData"}
 
 def resolve_uploads(components: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
     """Replace addresses of uploads by their paths; UsageError for any other address, which Gradio would fetch."""
-    files = [
-        _as_files(value) if isinstance(component, gr.File) else value
-        for component, value in zip(components, inputs, strict=False)
-    ]
+    pairs = zip(components, inputs, strict=False)
+    files = [_as_files(value) if isinstance(component, gr.File) else value for component, value in pairs]
     # Gradio looks for files in values of every kind, however deep.
     return [*mapped(files, _with_path), *inputs[len(components) :]]
 
@@ -107,12 +105,8 @@ _KINDS = {
 }
 
 _META = {"type": "object", "properties": {"_type": {"type": "string", "const": "gradio.FileData"}}}
-_FILE = {
-    "title": "FileData",
-    "type": "object",
-    "properties": {"path": {"type": "string"}, "meta": _META},
-    "required": ["path"],
-}
+_PARTS = {"path": {"type": "string"}, "meta": _META}
+_FILE = {"title": "FileData", "type": "object", "properties": _PARTS, "required": ["path"]}
 """Gradio's own refers to places that are elsewhere once it is a part of a larger schema."""
 
 
@@ -175,16 +169,18 @@ def with_worded_errors() -> Iterator[None]:
 
 
 def json_safe_answer(answer: dict[str, Any]) -> dict[str, Any]:
-    """Make an answer valid JSON without `path` keys: Gradio's client takes an object with one for a file to fetch."""
-    safe_answer: dict[str, Any] = mapped(json_safe(answer), _without_path)
+    """Make an answer valid JSON, with the key `path` of a layer renamed to `module`.
+
+    Gradio's client takes an object with a path for a file to fetch.
+    """
+
+    def without_path(value: Any) -> Any:
+        if not isinstance(value, dict) or not isinstance(value.get("path"), str):
+            return value
+        return {"module" if key == "path" else key: item for key, item in value.items()}
+
+    safe_answer: dict[str, Any] = mapped(json_safe(answer), without_path)
     return safe_answer
-
-
-def _without_path(value: Any) -> Any:
-    """Rename the key `path` of a layer, as on the command line, to `module`."""
-    if not isinstance(value, dict) or not isinstance(value.get("path"), str):
-        return value
-    return {"module" if key == "path" else key: item for key, item in value.items()}
 
 
 def grouping_of(by: object) -> str:
@@ -226,7 +222,10 @@ def serve_agents(page: Any) -> None:
     page.temp_file_sets.append(files)
 
     def write(data: Any, root_url: str) -> Any:
-        return written([short_json(item) if _is_answer(item) else item for item in data], root_url)
+        answers = [isinstance(item, dict) and "path" not in item for item in data]
+        return written(
+            [short_json(item) if is_one else item for item, is_one in zip(data, answers, strict=True)], root_url
+        )
 
     def take(value: Any, places: Any) -> Any:
         converted = read(value, places)
@@ -245,14 +244,14 @@ def _own_files(value: Any) -> Iterator[str]:
             yield from _own_files(item)
 
 
-def _is_answer(value: Any) -> bool:
-    return isinstance(value, dict) and "path" not in value
-
-
 def short_json(answer: dict[str, Any]) -> str:
     """Stacks lose their outer frames first, then whichever list is the longest its end."""
+
+    def cut_text(value: Any) -> Any:
+        return f"{value[:_LONGEST_TEXT]}..." if isinstance(value, str) and len(value) > _LONGEST_TEXT else value
+
     left_off: dict[str, int] = {}
-    shortened = mapped(answer, _cut_text)
+    shortened = mapped(answer, cut_text)
     if len(json.dumps(shortened)) > MOST_AGENT_BYTES:
         for place, items in _all_lists(shortened):
             if place.rpartition(".")[2] in _STACKS and len(items) > _FRAMES:
@@ -272,10 +271,6 @@ def short_json(answer: dict[str, Any]) -> str:
 def _cut_list(items: list[Any], to: int, place: str, left_off: dict[str, int]) -> None:
     left_off[place] = left_off.get(place, 0) + len(items) - to
     del items[to:]
-
-
-def _cut_text(value: Any) -> Any:
-    return f"{value[:_LONGEST_TEXT]}..." if isinstance(value, str) and len(value) > _LONGEST_TEXT else value
 
 
 def _all_lists(value: Any, place: str = "") -> Iterator[tuple[str, list[Any]]]:

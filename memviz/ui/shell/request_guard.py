@@ -37,28 +37,23 @@ class RefusedBody(UsageError):
     """Not what any page would send."""
 
 
-async def read_body(receive: Receive, most: int, seconds: float = _SECONDS) -> bytes:
+async def read_body(receive: Receive, most: int) -> bytes:
     """Refused where it is larger or does not come. A sender listens only once it has sent all, so all is heard out."""
-    try:
-        return await asyncio.wait_for(_read_at_most(receive, most), seconds)
-    except TimeoutError:
-        raise RefusedBody("The rest of the request did not arrive.") from None
-
-
-async def _read_at_most(receive: Receive, most: int) -> bytes:
     pieces: list[bytes] = []
     size, more = 0, True
-    while more and size < _MOST_DRAINED:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise RefusedBody("The request was interrupted.")
-        piece = message.get("body", b"")
-        size += len(piece)
-        if size > most:
-            pieces.clear()
-        else:
-            pieces.append(piece)
-        more = message.get("more_body", False)
+    try:
+        async with asyncio.timeout(_SECONDS):
+            while more and size < _MOST_DRAINED:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise RefusedBody("The request was interrupted.")
+                pieces.append(message.get("body", b""))
+                size += len(pieces[-1])
+                if size > most:
+                    pieces.clear()
+                more = message.get("more_body", False)
+    except TimeoutError:
+        raise RefusedBody("The rest of the request did not arrive.") from None
     if size > most:
         raise RefusedBody(f"The request has more than {most:,} bytes.")
     return b"".join(pieces)
@@ -85,7 +80,7 @@ def json_safe_text(value: object) -> str:
 
 
 def json_safe(value: Any) -> Any:
-    """The same, of lists and objects of any depth; what is neither finite nor infinite in JSON is null."""
+    """The same, of lists and objects of any depth; what is no finite number in JSON is null."""
     if isinstance(value, str):
         return json_safe_text(value)
     if isinstance(value, float):
@@ -101,6 +96,7 @@ NAMES_SETTING = "MEMVIZ_ALLOWED_HOSTS"
 _HOST_SETTINGS = ("SPACE_HOST", "GRADIO_SERVER_NAME", "GRADIO_ROOT_PATH", "JUPYTERHUB_HOST", "JUPYTERHUB_PUBLIC_URL")
 """Environment variables that hold host names, lists of them, or whole addresses."""
 _SPACE_DOMAIN = ".hf.space"
+"""Only the host of Spaces assigns names below it."""
 _HOST_NAME = re.compile(r"[a-z0-9_.:-]{1,253}", re.ASCII)
 
 
@@ -118,13 +114,9 @@ def allowed_names(environment: Mapping[str, str] = os.environ) -> frozenset[str]
     """`*` is every name, and `.example.org` or `*.example.org` all below that one."""
     texts = [environment.get(name, "") for name in (NAMES_SETTING, *_HOST_SETTINGS)]
     names = {_pattern(name) for text in texts for name in re.split(r"[,\s]+", text) if name}
+
     machine = socket.gethostname().lower()
     return frozenset({"localhost", ".localhost", machine, f"{machine}.local", *names} - {"", ".local"})
-
-
-def is_of_a_space(name: str, environment: Mapping[str, str] = os.environ) -> bool:
-    """Return True for a name below hf.space, which only the host of Spaces assigns."""
-    return bool(environment.get("SPACE_ID")) and name.endswith(_SPACE_DOMAIN)
 
 
 def _pattern(text: str) -> str:
@@ -200,7 +192,8 @@ class RequestGuard:
         names = {*self._names, *names_of_page(page)}
         hosts = list(_host_names(headers))
         for host in hosts:
-            if not is_allowed_name(host, names) and not is_of_a_space(host):
+            on_space = os.environ.get("SPACE_ID") and host.endswith(_SPACE_DOMAIN)
+            if not is_allowed_name(host, names) and not on_space:
                 return f"This server does not accept the host name {host or 'of the request'}. {_remedy(host)}"
         origin = headers.get("origin")
         if origin is None:

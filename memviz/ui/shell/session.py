@@ -40,12 +40,8 @@ class Opened:
 
     @staticmethod
     def of(key: str, trace: Trace) -> Opened:
-        return Opened(
-            key,
-            trace_name(trace.about.source),
-            choose_device(trace).name,
-            tuple(device.name for device in trace.devices),
-        )
+        devices = tuple(device.name for device in trace.devices)
+        return Opened(key, trace_name(trace.about.source), choose_device(trace).name, devices)
 
     def named(self, name: str) -> Opened:
         """Return it under a visitor's own name, which comes from a browser; an empty one changes nothing."""
@@ -109,11 +105,11 @@ class Session:
         return replace(self, opened=tuple(changed.get(opened.key, opened) for opened in self.opened))
 
     def on_device(self, key: str, device: str) -> Session:
-        opened = tuple(
-            replace(opened, device=device) if opened.key == key and device in opened.devices else opened
-            for opened in self.opened
-        )
-        return replace(self, opened=opened)
+        chosen = self.of(key)
+        if chosen is None or device not in chosen.devices:
+            return self
+        changed = replace(chosen, device=device)
+        return replace(self, opened=tuple(changed if opened is chosen else opened for opened in self.opened))
 
     def toggling(self, key: str) -> Session:
         """Add the trace to the end of the comparison, or remove it."""

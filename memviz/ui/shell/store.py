@@ -35,10 +35,6 @@ class _StoredTrace:
     measured: float = -1.0
     """When its bytes were last counted."""
 
-    def may_have_grown(self) -> bool:
-        """Return True if its bytes need counting: views cache values on the trace, usually soon after its use."""
-        return self.measured < self.used + _IDLE_SECONDS
-
     def is_idle(self, now: float) -> bool:
         events = sum(len(device.events) for device in self.trace.devices)
         return self.idle_since != self.used and now - self.used >= max(_IDLE_SECONDS, _IDLE_SECONDS_PER_EVENT * events)
@@ -110,7 +106,8 @@ class TraceStore:
             for listener in self._idle_listeners:
                 listener(key)
         for entry in entries.values():
-            if entry.may_have_grown():
+            # Views cache values on the trace, usually soon after its use.
+            if entry.measured < entry.used + _IDLE_SECONDS:
                 entry.bytes, entry.measured = size_in_bytes(entry.trace), now
         with self._lock:
             closed_seconds = min(left_seconds, self.most_seconds)
@@ -165,13 +162,10 @@ class RankTables:
         key = f"ranks-{secrets.token_urlsafe(18)}"
         with self._lock:
             self._kept[key] = NamedRanks(name, job)
-            while len(self._kept) > 1 and (len(self._kept) > MOST_RANK_TABLES or self._ranks > MOST_RANKS):
-                self._kept.popitem(last=False)
+            count = sum(len(table.job.ranks) for table in self._kept.values())
+            while len(self._kept) > 1 and (len(self._kept) > MOST_RANK_TABLES or count > MOST_RANKS):
+                count -= len(self._kept.popitem(last=False)[1].job.ranks)
         return key
-
-    @property
-    def _ranks(self) -> int:
-        return sum(len(table.job.ranks) for table in self._kept.values())
 
     def get(self, key: str) -> NamedRanks | None:
         with self._lock:

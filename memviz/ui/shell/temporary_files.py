@@ -15,6 +15,7 @@ import shutil
 import tempfile
 import threading
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -59,13 +60,9 @@ def file_with(name: str, write: Callable[[Path], object]) -> str:
     try:
         write(path)
     except BaseException:
-        delete_export(path)
+        shutil.rmtree(path.parent, ignore_errors=True)
         raise
     return str(path)
-
-
-def page_file(name: str, html: str) -> str:
-    return file_with(name, text_writer(lambda: html))
 
 
 Write = Callable[[Path], object]
@@ -99,12 +96,6 @@ def table_writer(make_rows: Callable[[], list[dict[str, Any]]]) -> Write:
         return csv_text(cells)
 
     return text_writer(text)
-
-
-def delete_export(path: str | Path) -> None:
-    folder = _folder_of(path)
-    if folder is not None:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _folder_of(path: str | Path) -> Path | None:
@@ -152,19 +143,16 @@ class Exports:
         try:
             yield claim
         finally:
-            if folder is not None and is_there:
-                self._release(folder, is_fetched_still=not whole or claim.is_delivered)
-
-    def _release(self, folder: Path, is_fetched_still: bool) -> None:
-        with self._lock:
-            self._readers[folder] -= 1
-            if not is_fetched_still:
-                self._fetched.discard(folder)
-            if not self._readers[folder]:
-                del self._readers[folder]
-                if folder in self._fetched:
-                    shutil.rmtree(folder, ignore_errors=True)
-                    self._fetched.discard(folder)
+            with self._lock:
+                if folder is not None and is_there:
+                    self._readers[folder] -= 1
+                    if whole and not claim.is_delivered:
+                        self._fetched.discard(folder)
+                    if not self._readers[folder]:
+                        del self._readers[folder]
+                        if folder in self._fetched:
+                            shutil.rmtree(folder, ignore_errors=True)
+                            self._fetched.discard(folder)
 
     def forget(self) -> None:
         """Delete exports that were not fetched for a while, and kept pages whose links have ended."""
@@ -258,21 +246,13 @@ _STALE_SECONDS = 600
 
 def drop_leftovers(error: BaseException) -> None:
     """Delete the files of the upload that failed with this error. Its parser, in the traceback, has them."""
-    for reader in _readers(error):
-        for file in reader._files_to_close_on_error:
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        parser = frame.f_locals.get("self")
+        for file in parser._files_to_close_on_error if isinstance(parser, GradioMultiPartParser) else ():
             with suppress(OSError):
                 file.close()
             with suppress(OSError):
                 Path(file.name).unlink(missing_ok=True)
-
-
-def _readers(error: BaseException) -> Iterator[Any]:
-    step = error.__traceback__
-    while step is not None:
-        owner = step.tb_frame.f_locals.get("self")
-        if isinstance(owner, GradioMultiPartParser):
-            yield owner
-        step = step.tb_next
 
 
 def drop_stale() -> None:

@@ -68,6 +68,7 @@ class OpenPages:
                 self._open[page] -= 1
                 if self._open[page] <= 0:
                     del self._open[page]
+                    # As the newest, since the oldest go.
                     self._left.pop(page, None)
                     self._left[page] = time.monotonic()
                     while len(self._left) > _MOST_REMEMBERED:

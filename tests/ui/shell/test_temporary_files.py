@@ -14,7 +14,6 @@ from memviz.ui.shell.temporary_files import (
     file_with,
     keep_page,
     kept_page,
-    page_file,
     table_writer,
     text_writer,
 )
@@ -36,7 +35,10 @@ def test_a_file_is_named_after_its_trace_by_signs_and_a_length_that_every_system
 
 def test_a_page_is_written_whole_whatever_its_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
-    assert Path(page_file("page.html", "half a sign: \ud800")).read_text(encoding="utf-8") == "half a sign: ?"
+    assert (
+        Path(file_with("page.html", text_writer(lambda: "half a sign: \ud800"))).read_text(encoding="utf-8")
+        == "half a sign: ?"
+    )
 
 
 def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
