@@ -16,14 +16,14 @@ from memviz.trace.load import load_trace
 from tests.allocator.driver import MiB
 from tests.facts import missing
 from tests.traces import alloc, block, event, segment, snapshot, trace_of
-from tests.ui import asked_trace
+from tests.ui import opened
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
 OOM = SAMPLES / "out-of-memory.pickle.gz"
 TRAINING = SAMPLES / "training.pickle.gz"
 
 
-growing = pytest.fixture(asked_trace.growing)
+growing = pytest.fixture(opened.growing)
 
 
 def replay(trace: Any, device: str | None = None, **how: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.explore.answer import ALL, details
 from memviz.ui.explore.state import GROUPINGS, TABS, ExploreState
 from memviz.ui.payloads.event_rows import EventFilter, chosen_events, event_rows, list_value
-from memviz.ui.payloads.segment_view import segment_view
+from memviz.ui.payloads.segment_view import moment_of
 from memviz.ui.shell.session import open_trace
 from memviz.ui.shell.store import TraceStore
 
@@ -48,7 +48,7 @@ def tables(trace: Trace, device: DeviceTrace) -> None:
     said = {"key": "k", "range": [0, len(device.events) - 1]}
     for tab in TABS:
         details(trace, device, "k", ExploreState(tab=tab, by="site", query="f >1MiB"), selection=said, parts=ALL)
-    segment_view(trace, device, len(device.events) - 1, with_table=True)
+    moment_of(trace, device, {"at": len(device.events) - 1, "table": True})
     list_value(trace, device, "k", 0)
     chosen = chosen_events(trace, device, EventFilter(text="f"))
     event_rows(trace, device, chosen.rows(0, 200))

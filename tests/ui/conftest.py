@@ -5,7 +5,7 @@ import pytest
 from memviz.ui.shell.session import Context, open_trace, timeline_key
 from memviz.ui.shell.store import TraceStore
 from memviz.ui.what_if.replays import Replays
-from tests.ui.asked_trace import growing
+from tests.ui.opened import growing
 
 
 @pytest.fixture

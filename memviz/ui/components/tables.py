@@ -47,9 +47,7 @@ def place_server(find: Find) -> Callable[[Any], dict[str, Any]]:
     @served
     def event_place(request: Request) -> dict[str, Any]:
         """Called by the browser: {key, actions, text, at} -> length of the list and position of that event."""
-        _, _, chosen = _chosen_events(find, request)
-        place = chosen.place_of(_integer(request.get("at")))
-        return {"row": place.row, "is_there": place.is_there, "count": place.count}
+        return _chosen_events(find, request)[2].place_of(_integer(request.get("at")))
 
     return event_place
 
@@ -102,7 +100,12 @@ class WaterfallTable(Panel):
         @served
         def compared_rows(request: Request) -> dict[str, Any]:
             """{sides, by, row} -> per side which of its allocations belong to that row, one bit each."""
-            masks = highlighted_rows(_sides(find, request), str(request.get("by")), str(request.get("row")))
+            keys = request.get("sides")
+            pairs = [find(str(key)) for key in keys[:_MOST_SIDES]] if isinstance(keys, list) else []
+            sides = [pair for pair in pairs if pair is not None]
+            if not sides or len(sides) != len(pairs):
+                raise UsageError("One of these traces is no longer open.")
+            masks = highlighted_rows(sides, str(request.get("by")), str(request.get("row")))
             return {"lit": [as_sent(mask) for mask in masks]}
 
         super().__init__(server_functions=[compared_rows], **options)
@@ -111,12 +114,3 @@ class WaterfallTable(Panel):
 def highlighted_rows(sides: Sequence[Pair], by: str, row: str) -> list[PackedTimeline]:
     alikes = match_allocations(sides, by)
     return [pack_selection(alikes.rows_of(i, side, row), len(lifetimes(side[1]))) for i, side in enumerate(sides)]
-
-
-def _sides(find: Find, request: Request) -> list[Pair]:
-    keys = request.get("sides")
-    pairs = [find(str(key)) for key in keys[:_MOST_SIDES]] if isinstance(keys, list) else []
-    sides = [pair for pair in pairs if pair is not None]
-    if not sides or len(sides) != len(pairs):
-        raise UsageError("One of these traces is no longer open.")
-    return sides

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from memviz.analysis.allocations import allocation
 from memviz.analysis.breakdown import (
     Breakdown,
@@ -31,7 +33,7 @@ from memviz.analysis.segments import fragmentation_at
 from memviz.analysis.timeline import has_reserved, timeline
 from memviz.errors import UsageError
 from memviz.figures.colouring import Colouring
-from memviz.results.device_bill import DeviceBill, HostBill, device_bill, host_bill
+from memviz.results.device_bill import device_bill, host_bill
 from memviz.results.headline import Headline
 from memviz.results.summary import trace_headline
 from memviz.text import Html, joined, tag
@@ -47,15 +49,14 @@ from memviz.ui.explore.live_set import (
     head_html,
     lifetime_total_html,
     matches_html,
+    matches_section,
     moment_total_html,
     never_freed_html,
     paint_of,
     range_html,
     recoloured,
-    refused_query_html,
     table_html,
     weights_by_bytes,
-    weights_by_count,
     weights_by_lifetime,
 )
 from memviz.ui.explore.state import Chosen, ExploreState, chosen_of, groupings_of
@@ -74,7 +75,12 @@ def verdict_html(trace: Trace, device: DeviceTrace, key: str = "") -> Html:
     headline = trace_headline(overview(trace, device))
     bill = device_bill(trace, device)
     host = host_bill(trace, device)
-    notes = [_with_bill(note, bill, host) for note in (*health(trace), *trace.notes)]
+    notes = [*health(trace), *trace.notes]
+    for at, note in enumerate(notes):
+        if bill is not None and note.code == "unseen_memory":
+            # What lies beside the allocator, and on the host, in place of the note that something does.
+            text = f"{bill.headline} {host.headline}" if host else str(bill.headline)
+            notes[at] = replace(note, text=text, remedy="" if bill.is_measured else note.remedy)
     shown, folded = notes_html(notes, trace, device, key)
     reason = tag("p", headline.reason, class_="mv-note") if headline.reason else ""
     count = len(folded) + bool(reason)
@@ -84,14 +90,6 @@ def verdict_html(trace: Trace, device: DeviceTrace, key: str = "") -> Html:
     return tag("header", headline_html(Headline(headline.answer)), known, *shown)
 
 
-def _with_bill(note: Note, bill: DeviceBill | None, host: HostBill | None) -> Note:
-    """Say what lies beside the allocator, and on the host, in place of the note that something does."""
-    if bill is None or note.code != "unseen_memory":
-        return note
-    text = f"{bill.headline} {host.headline}" if host else str(bill.headline)
-    return replace(note, text=text, remedy="" if bill.is_measured else note.remedy)
-
-
 def facts(trace: Trace, device: DeviceTrace, said: str = "") -> list[tuple[str, str]]:
     """Figures of a trace, without the peak where the sentence `said` has it already."""
     line = timeline(device)
@@ -99,10 +97,10 @@ def facts(trace: Trace, device: DeviceTrace, said: str = "") -> list[tuple[str, 
     # Of a state alone nothing is known to be a peak.
     peak, at_the_peak = ("peak ", " at peak") if len(device.events) else ("", "")
     # A profile of the host has allocations, and nothing that is reserved for them.
-    reserved = [
-        (f"{peak}reserved", bytes_text(line.reserved_peak_bytes)),
-        (f"cached{at_the_peak}", bytes_text(unused.cached)),
-    ]
+    reserved = [("reserved", "not in the file")]
+    if has_reserved(device):
+        reserved = [(f"{peak}reserved", bytes_text(line.reserved_peak_bytes))]
+        reserved.append((f"cached{at_the_peak}", bytes_text(unused.cached)))
     live = bytes_text(line.peak_bytes)
     known = history(device)
     # A late start is said once, as what was there before it; a complete history is what is expected.
@@ -112,7 +110,7 @@ def facts(trace: Trace, device: DeviceTrace, said: str = "") -> list[tuple[str, 
     return [
         ("", trace.about.label),
         *([] if live in said else [(f"{peak}live", live)]),
-        *(reserved if has_reserved(device) else [("reserved", "not in the file")]),
+        *reserved,
         *began,
         ("", counted(len(device.events), "event")),
     ]
@@ -122,20 +120,18 @@ def notes_html(notes: Sequence[Note], trace: Trace, device: DeviceTrace, key: st
     """That another device ran out of memory, which is shown; and all else, last what is true of every file."""
     failed_devices = others_out_of_memory(trace, device)
 
-    def has_failed(note: Note) -> bool:
-        return note.code == "out_of_memory" and note.device in failed_devices
-
     def rank(note: Note) -> tuple[int, ...]:
         return note.code == "unseen_memory", _ORDER[note.level], note.device not in ("", device.name)
 
     # A late start explains why its bytes have no stack.
     late = {note.device for note in notes if note.code == "late_history"}
-    notes = [note for note in notes if note.code != "earlier_bytes_without_stack" or note.device not in late]
-    ordered = [
-        (has_failed(note), _note(note, key if note.device in failed_devices else ""))
-        for note in sorted(notes, key=rank)
-    ]
-    return [html for failed, html in ordered if failed], [html for failed, html in ordered if not failed]
+    shown: list[Html] = []
+    folded: list[Html] = []
+    for note in sorted(notes, key=rank):
+        if note.code != "earlier_bytes_without_stack" or note.device not in late:
+            has_failed = note.code == "out_of_memory" and note.device in failed_devices
+            (shown if has_failed else folded).append(_note(note, key if note.device in failed_devices else ""))
+    return shown, folded
 
 
 def _note(note: Note, key: str) -> Html:
@@ -226,17 +222,12 @@ def details(
             result = find_sites(trace, device, state.query, view.event) if state.query else None
             found = matches_html(result, state.query) if result else Html("")
         except UsageError as error:
-            found = refused_query_html(str(error))
+            found = matches_section(tag("p", str(error), class_="mv-soft", role="alert"))
     live = None
     if "live" in parts and (state.tab != "never" or "end" in parts):
         views = {"live": _live_set, "never": _never_freed}
         live = tag("div", *(views[state.tab](view) if state.tab in views else ()), data_trace=chosen.key)
-    return Details(
-        head=_head(view) if "head" in parts else None,
-        found=found,
-        live=live,
-        inspector=inspector,
-    )
+    return Details(_head(view) if "head" in parts else None, found, live, inspector)
 
 
 def segments_value(device: DeviceTrace, key: str, selection: Mapping[str, Any]) -> dict[str, object]:
@@ -254,10 +245,8 @@ def _head(view: _View) -> Html:
     if view.state.tab != "live":
         return head_html(view.state)
     if view.state.weight == "lifetime":
-        weights, measure = weights_by_lifetime(view.device, view.span, view.colours("category"))
-        return head_html(
-            view.state, lifetime_total_html(view.span, weights, measure), groupings=groupings_of(view.device)
-        )
+        total = lifetime_total_html(view.span, *weights_by_lifetime(view.device, view.span, view.colours("category")))
+        return head_html(view.state, total, groupings=groupings_of(view.device))
     rows = live_rows(view.device, view.event)
     live = Total(len(rows), int(lifetimes(view.device).size[rows].sum()))
     moment_text = moment_total_html(view.event, live, of_range=view.during is not None, is_still=view.is_still)
@@ -291,9 +280,10 @@ def _live_set(view: _View) -> list[Html]:
     table = table_html(shown, state, look=look, download=download)
     if state.by != "stack":
         return [table]
-    icicle_weights = weights_by_count(rows, view.colours("category")) if state.weight == "count" else weights
+    if state.weight == "count":
+        weights = replace(weights, weight=np.ones(len(rows), dtype=np.int64))
     colours = view.colours(view.chosen.colour)
-    stacks = weighted_stacks(trace, device, recoloured(icicle_weights, colours), path)
+    stacks = weighted_stacks(trace, device, recoloured(weights, colours), path)
     return [icicle_html(trace, stacks, paint=paint_of(colours), measure=measure), table]
 
 

@@ -47,8 +47,8 @@ def offers(trace: Trace, device: DeviceTrace, *, most_events: int = MOST_EVENTS)
 
 def offers_at_hand(trace: Trace, device: DeviceTrace) -> dict[str, tuple[Offer, ...]]:
     """Without working anything out."""
-    cached_on: dict[str, tuple[Offer, ...]] = trace.__dict__.get("_kept", {}).get((offers, device), {})
-    return cached_on
+    found: dict[str, tuple[Offer, ...]] = trace.__dict__.get("_kept", {}).get((offers, device), {})
+    return found
 
 
 def _make_offers(trace: Trace, device: DeviceTrace) -> dict[str, tuple[Offer, ...]]:
@@ -140,18 +140,16 @@ def _item(finding: Finding, key: str, offers: Sequence[Offer], limit: str) -> Ht
         return tag("li", text)
     words = joined(tag("b", rounded(finding.bytes)), " ", finding.kind.title_text)
     chip = button(words, None, "mv-finding", data_keep="")
+    estimates = []
+    for offer in offers:
+        title = " ".join(("An estimate from the trace, which assumes:", *offer.assumptions))
+        live, reserved = offer.estimate.requested_change, offer.estimate.reserved_change
+        label = f"estimate, {offer.name}: {delta_text(live) if live < 0 else f'{delta_text(reserved)} reserved'}"
+        data = {"data_finding": finding.key, "data_kind": str(offer.kind)}
+        estimates.append(button(label, "estimate", title=title, **data))
     tab, name = _TABS.get(finding.kind, ("", ""))
     turn = button(name, "turn", data_tab=tab, data_finding=finding.key) if tab else ""
-    ways = tag("div", *(_offer_html(finding, offer) for offer in offers), turn, class_="mv-ways")
+    ways = tag("div", *estimates, turn, class_="mv-ways")
     note = tag("p", f"{_ESTIMATES} {limit}".strip(), class_="mv-estimates") if offers else ""
     whole = tag("div", tag("div", text, note), ways, class_="mv-whole")
     return tag("li", chip, whole, **lights("finding", finding.key))
-
-
-def _offer_html(finding: Finding, offer: Offer) -> Html:
-    """Open the estimate next to the recording."""
-    title = " ".join(("An estimate from the trace, which assumes:", *offer.assumptions))
-    live, reserved = offer.estimate.requested_change, offer.estimate.reserved_change
-    saved = delta_text(live) if live < 0 else f"{delta_text(reserved)} reserved"
-    words = f"estimate, {offer.name}: {saved}"
-    return button(words, "estimate", title=title, data_finding=finding.key, data_kind=str(offer.kind))

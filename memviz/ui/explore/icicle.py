@@ -53,7 +53,13 @@ def icicle_html(
     trace: Trace, breakdown: StackBreakdown, *, paint: Paint = CATEGORIES, measure: Measure = BYTES
 ) -> Html:
     total = int(breakdown.tree.bytes[breakdown.node])
-    crumbs = crumbs_html(trace, breakdown.path) if breakdown.path else ""
+    crumbs: Html | str = ""
+    if path := breakdown.path:
+        # The way back out.
+        names = ["all", *(_short(frame_text(trace, frame)) for frame in path)]
+        back = [joined(button(names[i], "zoom", None, data_value=path_text(path[:i])), " › ") for i in range(len(path))]
+        here = tag("b", names[-1], aria_current="true")
+        crumbs = tag("nav", *back, here, class_="mv-crumbs", aria_label="Zoomed into")
     if not total:
         return joined(crumbs, tag("p", "Nothing is live here.", class_="mv-soft"))
     drawn = list(boxes(breakdown))
@@ -61,16 +67,6 @@ def icicle_html(
     label = f"{_WORDS[measure.kind]} by stack, callers on top. Arrow keys move, Enter zooms in."
     nodes = tag("div", *(_box_html(trace, box, total, paint, measure) for box in drawn), style=f"height:{height}px")
     return joined(crumbs, tag("div", nodes, class_="mv-icicle", role="group", aria_label=label))
-
-
-def crumbs_html(trace: Trace, path: Path) -> Html:
-    """The way back out."""
-    names = [_short(frame_text(trace, frame)) for frame in path]
-    separated: list[object] = []
-    for i, name in enumerate(["all", *names[:-1]]):
-        separated += [button(name, "zoom", None, data_value=path_text(path[:i])), " › "]
-    here = tag("b", names[-1], aria_current="true")
-    return tag("nav", *separated, here, class_="mv-crumbs", aria_label="Zoomed into")
 
 
 def boxes(breakdown: StackBreakdown) -> Iterator[Box]:
@@ -126,21 +122,12 @@ def _box_html(trace: Trace, box: Box, total: int, paint: Paint, measure: Measure
     title = _title(text, box, total, measure)
     if box.path is None or box.dominant is None:
         return tag("span", label, class_="mv-node mv-is-other", style=place, title=title)
-    lights = {"data_light_by": "path", "data_light_group": path_text(box.path)} if box.path else {}
     look, fill = _fill(box, paint)
+    said = {"style": f"{fill}{place}", "title": title, "aria_label": None if label else name}
+    lights = {"data_light_by": "path", "data_light_group": path_text(box.path)} if box.path else {}
     # The topmost box leads back out.
     back = {"data_value": path_text(box.path[:-1])} if box.row == 0 else {}
-    return button(
-        label,
-        "zoom",
-        look,
-        style=f"{fill}{place}",
-        title=title,
-        aria_label=None if label else name,
-        tabindex="0" if box.row == 0 else "-1",
-        **lights,
-        **back,
-    )
+    return button(label, "zoom", look, **said, tabindex="0" if box.row == 0 else "-1", **lights, **back)
 
 
 def _short(text: FrameWords) -> str:
@@ -153,24 +140,17 @@ def _title(words: list[FrameWords], box: Box, total: int, measure: Measure) -> s
     frames = [cut(f"{frame.function} {frame.path}" if frame.place else frame.function, 300) for frame in words[-12:]]
     parts = [measure.exact(box.bytes), f"{percent_text(box.bytes, total)} of {measure.text(total)}"]
     figures = ", ".join(parts if measure.kind == "count" else [*parts, allocations(box.count)])
-    mostly = ""
-    if box.dominant is not None:
-        mostly = f"\n{box.dominant.kind} {percent_text(box.dominant.bytes, box.bytes)}"
-    return "\n".join(frames) + f"\n{figures}{mostly}"
-
-
-def page_share(dominant: int, total: int) -> int:
-    """Percent of the page's colour: none for a pure node, else 50 to 70, more the less one category dominates."""
-    if dominant >= total:
-        return 0
-    return 70 - 5 * round(4 * dominant / total)
+    mostly = [f"{box.dominant.kind} {percent_text(box.dominant.bytes, box.bytes)}"] if box.dominant else []
+    return "\n".join([*frames, figures, *mostly])
 
 
 def _fill(box: Box, paint: Paint) -> tuple[str, str]:
     """Class and style. Text is ink, or white where only that can be read, in each mode by itself."""
     if box.frames == (ROOT,) or box.dominant is None:
         return "mv-node mv-plain", ""
-    share = page_share(box.dominant.bytes, box.bytes) / 100
+    # None for a pure box, else 50 to 70 % of the page's colour, more the less one category dominates.
+    is_pure = box.dominant.bytes >= box.bytes
+    share = 0.0 if is_pure else (70 - 5 * round(4 * box.dominant.bytes / box.bytes)) / 100
     style = ""
     shades = paint.shades[box.dominant.kind]
     for mode, look, shade in zip(("light", "dark"), (LIGHT, DARK), shades, strict=True):

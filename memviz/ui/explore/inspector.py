@@ -40,12 +40,9 @@ def no_source(path: str, line: int) -> SourceLines:
 
 
 def source_lines(
-    filename: str, line: int, folders: tuple[str, ...] = (), environment: Mapping[str, str] = os.environ
+    filename: str, line: int, folders: tuple[str, ...], environment: Mapping[str, str] = os.environ
 ) -> SourceLines:
-    """Return a line and its neighbours with their numbers; none where there is nothing to show.
-
-    The file must be in one of `folders`, or in the one that the setting names.
-    """
+    """Return a line and its neighbours with their numbers, if the file is in one of `folders` or the setting's."""
     inside = (_inside(filename, folder) for folder in (*folders, environment.get(SOURCES_SETTING, "")))
     path = next(filter(None, inside), None)
     if path is None or line < 1:
@@ -84,27 +81,23 @@ def allocation_html(trace: Trace, allocation: Allocation, source: FindSource = n
         where = f"in {cut(place if ':' in place else allocation.site, 80)}"
     size = tag("b", bytes_text(allocation.requested_bytes), title=exact(allocation.requested_bytes))
     has_forward = allocation.forward_stack != NO_STACK
+    alike = ""
+    if allocation.alike > 1:
+        words = f"{count_text(allocation.alike)} like this one"
+        light = button(words, None, "mv-quiet", data_keep="", title="Same stack and size. Click to highlight them.")
+        row = tag("li", light, data_light_by="like", data_light_group=str(allocation.row))
+        alike = tag("ul", row, class_="mv-alike")
     return tag(
         "section",
         handle,
         tag("h2", "Pinned allocation", class_="mvt-hidden"),
         tag("div", tag("p", size, f" {where}", class_="mv-figure"), unpin, class_="mv-aside-head"),
-        _alike_html(allocation),
+        alike,
         _facts(_allocation_facts(allocation, is_profiled(trace))),
         stack_html(trace, allocation.stack, "Stack", source),
         stack_html(trace, allocation.forward_stack, "Where its forward was called", source) if has_forward else "",
         class_="mv-pinned",
     )
-
-
-def _alike_html(allocation: Allocation) -> Html:
-    """A button that lights the allocations with the same stack and size, where there are others."""
-    if allocation.alike < 2:
-        return Html("")
-    words = f"{count_text(allocation.alike)} like this one"
-    light = button(words, None, "mv-quiet", data_keep="", title="Same stack and size. Click to highlight them.")
-    row = tag("li", light, data_light_by="like", data_light_group=str(allocation.row))
-    return tag("ul", row, class_="mv-alike")
 
 
 def _allocation_facts(allocation: Allocation, of_profile: bool) -> Iterable[tuple[str, object]]:
@@ -148,8 +141,11 @@ def _allocation_facts(allocation: Allocation, of_profile: bool) -> Iterable[tupl
 
 
 def _lifetime(span: Span) -> Html:
-    begin = _event_link(span.start) if span.start > BEFORE else "before the first event"
-    end = _event_link(span.end) if span.end < span.never else "the end"
+    def event_link(event: int) -> Html:
+        return link(count_text(event), data_mv_at=event, title="Go to this event")
+
+    begin = event_link(span.start) if span.start > BEFORE else "before the first event"
+    end = event_link(span.end) if span.end < span.never else "the end"
     text = joined("event " if span.start > BEFORE else "", begin, " → ", end)
     notes = []
     if span.microseconds is not None and span.never:
@@ -157,10 +153,6 @@ def _lifetime(span: Span) -> Html:
     if BEFORE < span.free_requested < span.end - 1:
         notes.append(f"free requested at event {count_text(span.free_requested)}")
     return joined(text, _secondary(", ".join(notes)))
-
-
-def _event_link(event: int) -> Html:
-    return link(count_text(event), data_mv_at=event, title="Go to this event")
 
 
 def stack_html(trace: Trace, stack: int, title: str, source: FindSource = no_source) -> Html:
@@ -208,10 +200,17 @@ def moment_html(moment: EventState, *, of_range: bool = False, is_still: bool = 
         circumstances.append(f"in {cut(moment.annotation, 80)}")
     rows = [_allocation_and_free(event, is_now=event.event == moment.event) for event in moment.around]
     around = tag("section", tag("h3", "Events around"), tag("ol", *rows, class_="mv-around"), class_="mv-stack")
+    failed = ""
+    if moment.failed is not None:
+        size, free = moment.failed.requested_bytes, moment.failed.device_free_bytes
+        device = " Free memory of the device is not known."
+        if free is not None:
+            device = f" The device had {bytes_text(free)} free for all processes."
+        failed = tag("p", tag("b", f"✗ {bytes_text(size)} did not fit.", title=exact(size)), device, class_="mv-oom")
     return tag(
         "section",
         tag("div", tag("h2", title), class_="mv-aside-head"),
-        _failed_html(moment),
+        failed,
         tag("p", tag("b", bytes_text(_live(moment))), " live", class_="mv-figure"),
         tag("p", ", ".join(circumstances), class_="mv-soft"),
         _facts(_moment_facts(moment)),
@@ -222,16 +221,6 @@ def moment_html(moment: EventState, *, of_range: bool = False, is_still: bool = 
 
 def _live(moment: EventState) -> int:
     return moment.bytes.live + moment.bytes.waiting + moment.bytes.outside
-
-
-def _failed_html(moment: EventState) -> Html:
-    if moment.failed is None:
-        return Html("")
-    size, free = moment.failed.requested_bytes, moment.failed.device_free_bytes
-    device = " Free memory of the device is not known."
-    if free is not None:
-        device = f" The device had {bytes_text(free)} free for all processes."
-    return tag("p", tag("b", f"✗ {bytes_text(size)} did not fit.", title=exact(size)), device, class_="mv-oom")
 
 
 def _moment_facts(moment: EventState) -> Iterable[tuple[str, object]]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from memviz.analysis.breakdown import Breakdown, Dominant, WeightedRows, rows_in_range
 from memviz.analysis.find import FindResult
 from memviz.analysis.groups import Group, Groups
@@ -85,7 +83,7 @@ class Measure:
     def html(self, value: int) -> Html:
         return tag("span", self.text(value), title=self.exact(value))
 
-    def bar_value(self, group: Group) -> int:
+    def bar_value(self, group: Group | Groups) -> int:
         """Return the value that a group's bar and its share are drawn from."""
         return group.count if self.kind == "count" else group.bytes
 
@@ -95,10 +93,6 @@ BYTES = Measure()
 
 def weights_by_bytes(device: DeviceTrace, rows: Ints8, colours: Colouring) -> WeightedRows:
     return WeightedRows(rows, lifetimes(device).size[rows], colours.group[rows], colours.labels)
-
-
-def weights_by_count(rows: Ints8, colours: Colouring) -> WeightedRows:
-    return WeightedRows(rows, np.ones(len(rows), dtype=np.int64), colours.group[rows], colours.labels)
 
 
 def weights_by_lifetime(device: DeviceTrace, span: tuple[int, int], colours: Colouring) -> tuple[WeightedRows, Measure]:
@@ -130,10 +124,10 @@ def head_html(
     groupings: Mapping[str, str] = GROUPINGS,
 ) -> Html:
     """Moment and switch belong to the live set; the other tabs have their own."""
-    tabs = []
-    for name, label in TABS.items():
-        is_selected = "true" if name == state.tab else "false"
-        tabs.append(button(label, "tab", None, role="tab", data_value=name, aria_selected=is_selected))
+    tabs = [
+        button(label, "tab", None, role="tab", data_value=name, aria_selected="true" if name == state.tab else "false")
+        for name, label in TABS.items()
+    ]
     tab_list = tag("div", *tabs, class_="mv-tabs", role="tablist", aria_label="Views of this moment")
     rows = switch("by", "Group rows by", groupings, state.by)
     weights = switch("weight", "Measure", WEIGHTS, state.weight)
@@ -157,13 +151,10 @@ def lifetime_total_html(span: tuple[int, int], weights: WeightedRows, measure: M
 
 def range_html(during: RangeSummary) -> Html:
     span = f"events {count_text(max(during.first, 0))} to {count_text(during.last)}:"
-    parts = (
-        ("allocated within", during.allocated),
-        ("freed within", during.freed),
-        ("live throughout", during.throughout),
-    )
+    parts = {"allocated within": during.allocated, "freed within": during.freed, "live throughout": during.throughout}
     facts = [
-        tag("span", f"{text} ", tag("b", rounded(some.bytes)), f" in {count_text(some.count)}") for text, some in parts
+        tag("span", f"{text} ", tag("b", rounded(total.bytes)), f" in {count_text(total.count)}")
+        for text, total in parts.items()
     ]
     return tag("p", tag("span", span), *facts, class_="mv-facts")
 
@@ -193,7 +184,7 @@ def table_html(
         label = f"everything else, {count_text(len(rest))} more"
         name = label if state.is_long else button(label, "more", "mv-link")
         size, count = sum(group.bytes for group in rest), sum(group.count for group in rest)
-        share = percent_text(sum(map(look.measure.bar_value, rest)), _total_of(breakdown, look.measure))
+        share = percent_text(sum(map(look.measure.bar_value, rest)), look.measure.bar_value(breakdown.groups))
         rows.append(_sum_row(name, count, look.measure.of_bytes_column.html(size), share, by))
     return tag(
         "table",
@@ -216,10 +207,6 @@ def ordered(breakdown: Breakdown, sort: str, *, is_rising: bool) -> list[Group]:
     return sorted(groups, key=keys[sort], reverse=not is_rising)
 
 
-def _total_of(breakdown: Breakdown, measure: Measure) -> int:
-    return breakdown.groups.count if measure.kind == "count" else breakdown.groups.bytes
-
-
 def _heads(by: str, state: ExploreState, breakdown: Breakdown, measure: Measure) -> Iterable[Html]:
     yield _head(_NAMES.get(by, by.capitalize()), "name", state)
     if by != "category":
@@ -227,7 +214,7 @@ def _heads(by: str, state: ExploreState, breakdown: Breakdown, measure: Measure)
     yield tag("td", class_="mv-wide")
     yield _head("Blocks", "count", state, "mv-number")
     yield _head(measure.head, "bytes", state, "mv-number")
-    yield tag("th", f"of {measure.text(_total_of(breakdown, measure))}", class_="mv-number mv-wide", scope="col")
+    yield tag("th", f"of {measure.text(measure.bar_value(breakdown.groups))}", class_="mv-number mv-wide", scope="col")
 
 
 def _head(words: str, sort: str, state: ExploreState, class_: str = "") -> Html:
@@ -247,7 +234,12 @@ def _row(group: Group, breakdown: Breakdown, look: TableLook, *, largest: int) -
     first = tag("span", look.paint.swatch(colour.kind), class_="mv-narrow" if is_category and not by_category else None)
     cells = [tag("td", first, name_html(group.label, breakdown.groups.by))]
     if not by_category:
-        cells.append(tag("td", category_html(mostly, group.bytes, has_swatch=is_category), class_="mv-wide"))
+        # With its share unless that reads 100 %.
+        percent = percent_text(mostly.bytes, group.bytes)
+        mixed = tag("span", f" {percent}", class_="mv-soft") if percent != percent_text(1, 1) else ""
+        probably = tag("span", "probably ", class_="mv-soft") if mostly.certainty is Certainty.PROBABLE else ""
+        kind = tag("span", probably, mostly.kind, title=mostly.reason or None)
+        cells.append(tag("td", swatch(mostly.kind) if is_category else "", " ", kind, mixed, class_="mv-wide"))
     measure, share = look.measure, look.measure.bar_value(group)
     bar = f"width:{100 * share / max(largest, 1):.2f}%;{look.paint.style(colour.kind)}"
     return tag(
@@ -256,7 +248,7 @@ def _row(group: Group, breakdown: Breakdown, look: TableLook, *, largest: int) -
         tag("td", tag("i", class_="mv-kind", style=bar), class_="mv-bar mv-wide"),
         number(count_text(group.count)),
         number(measure.of_bytes_column.html(group.bytes)),
-        number(percent_text(share, _total_of(breakdown, measure)), more="mv-soft mv-wide"),
+        number(percent_text(share, measure.bar_value(breakdown.groups)), more="mv-soft mv-wide"),
         **lights(breakdown.groups.by, group.key),
     )
 
@@ -293,15 +285,6 @@ def lights(by: str, key: str) -> dict[str, str]:
     return {"data_light_by": by, "data_light_group": key} if len(key) <= _LONGEST_KEY else {}
 
 
-def category_html(mostly: Dominant, total: int, *, has_swatch: bool = True) -> Html:
-    """Return the category, with its share unless that reads 100 %."""
-    share = percent_text(mostly.bytes, total)
-    mixed = tag("span", f" {share}", class_="mv-soft") if share != percent_text(total, total) else ""
-    probably = tag("span", "probably ", class_="mv-soft") if mostly.certainty is Certainty.PROBABLE else ""
-    kind = tag("span", probably, mostly.kind, title=mostly.reason or None)
-    return joined(swatch(mostly.kind) if has_swatch else "", " ", kind, mixed)
-
-
 def _total_row(breakdown: Breakdown, look: TableLook, download: dict[str, str] | None) -> Html:
     groups, csv = breakdown.groups, Html("")
     if download is not None:
@@ -325,20 +308,16 @@ MOST_FOUND = 20
 def matches_html(result: FindResult, query: str) -> Html:
     """The outermost element names what the page's script highlights while the pointer is on no row."""
     if not result.count:
-        return _matches_section(
+        return matches_section(
             tag("p", tag("b", "Nothing"), f" in this trace is found by {cut(query)}", class_="mv-soft")
         )
     now = f"{bytes_text(result.live_bytes)} live at {when(result.event)}" if result.event >= 0 else when(result.event)
     sites = counted(len(result.sites), "site")
     head = tag("h3", f"{allocations(result.count)} at {sites}", tag("span", f" {now}", class_="mv-soft"))
-    return _matches_section(head, _matches_table(result), data_light_rest="find", data_light_rest_group=query)
+    return matches_section(head, _matches_table(result), data_light_rest="find", data_light_rest_group=query)
 
 
-def refused_query_html(reason: str) -> Html:
-    return _matches_section(tag("p", reason, class_="mv-soft", role="alert"))
-
-
-def _matches_section(*content: Html, **attributes: str) -> Html:
+def matches_section(*content: Html, **attributes: str) -> Html:
     return tag("section", *content, class_="mv-part mv-found", **attributes)
 
 
@@ -371,31 +350,23 @@ def _match_cells(live: int, size: object, count: int, title: str | None = None) 
 CHURN_ROWS = 12
 
 
-_NEVER_FREED = TableLook(total="Never freed")
-
-
 def never_freed_html(
     kept: Breakdown,
     grown: Growth,
     churn: Groups,
     state: ExploreState,
     *,
-    look: TableLook = _NEVER_FREED,
+    look: TableLook = TableLook(),
     download: dict[str, str] | None = None,
 ) -> Html:
-    look = replace(look, total=_NEVER_FREED.total)
-    return joined(sites_html(kept, state, download, look), growth_html(grown), churn_html(churn))
-
-
-def sites_html(
-    kept: Breakdown, state: ExploreState, download: dict[str, str] | None, look: TableLook = _NEVER_FREED
-) -> Html:
     groups = kept.groups
-    if not groups.count:
-        return _section("All allocations made here were freed, or their free was requested.")
-    head = f"{allocations(groups.count)} made here {'is' if groups.count == 1 else 'are'} alive at the end"
-    soft = f"{bytes_text(groups.bytes)}. Expected of a model and its optimizer, not of growth from step to step."
-    return _section(head, soft, table_html(kept, state, look=look, download=download))
+    sites = _section("All allocations made here were freed, or their free was requested.")
+    if groups.count:
+        head = f"{allocations(groups.count)} made here {'is' if groups.count == 1 else 'are'} alive at the end"
+        soft = f"{bytes_text(groups.bytes)}. Expected of a model and its optimizer, not of growth from step to step."
+        look = replace(look, total="Never freed")
+        sites = _section(head, soft, table_html(kept, state, look=look, download=download))
+    return joined(sites, growth_html(grown), churn_html(churn))
 
 
 def growth_html(grown: Growth) -> Html:
@@ -412,10 +383,10 @@ def growth_html(grown: Growth) -> Html:
     head = f"{change} from {first} to {last}"
     if not grown.rows:
         return _section(head, f"No {grown.by} holds more at the end of the last step than at the end of the first.")
-    rows = []
-    for row in grown.rows:
-        name = tag("td", name_html(row.label, grown.by))
-        rows.append(tag("tr", name, *_cells(row, spans), **lights(grown.by, row.key)))
+    rows = [
+        tag("tr", tag("td", name_html(row.label, grown.by)), *_cells(row, spans), **lights(grown.by, row.key))
+        for row in grown.rows
+    ]
     rest = GrowthRow("", "everything else", grown.rest_bytes)
     live = GrowthRow("", "Live", grown.live_bytes)
     foot = [tag("tr", tag("td", row.label), *_cells(row, spans, is_exact=row is live)) for row in (rest, live)]

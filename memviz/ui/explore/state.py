@@ -107,7 +107,8 @@ class ExploreState:
                 sort = "count" if value == "count" else "bytes"
                 return replace(self, weight=value, sort=sort, is_rising=False, is_long=False)
             case "sort" if value in SORTS:
-                return replace(self, sort=value, is_rising=self._turned(value))
+                is_rising = not self.is_rising if value == self.sort else value in _RISING_FIRST
+                return replace(self, sort=value, is_rising=is_rising)
             case "zoom":
                 # A click zooms to the group that hovering highlights, unless `value` names another one.
                 path = data.get("value", data.get("lightGroup", ""))
@@ -116,16 +117,12 @@ class ExploreState:
                 return replace(self, is_long=True)
         return self
 
-    def _turned(self, sort: str) -> bool:
-        return not self.is_rising if sort == self.sort else sort in _RISING_FIRST
-
     def finding(self, query: str) -> ExploreState:
         return replace(self, query=query[:LONGEST_QUERY].strip())
 
 
 _ANSWER_NUMBERS = count()
 """Shared by all visitors: drawing the next number is atomic, and Gradio copies each visitor's `Heard`."""
-_Input = tuple[Session, ExploreState, Mapping[str, Any]]
 
 
 class LatestInput:
@@ -147,11 +144,8 @@ class LatestInput:
     def answer_latest(self, answer: Callable[[Session, ExploreState, Mapping[str, Any]], list[Any]]) -> list[Any]:
         """The answer about what was heard last, and its number as HTML."""
         while True:
-            now = self._now()
+            session, state, chosen = self.session, self.state, self.chosen
             # The number is drawn before the last check for newer input, so a higher number is never an older answer.
-            made = [*answer(*now), tag("i", data_mv_answer=next(_ANSWER_NUMBERS))]
-            if all(old is new for old, new in zip(now, self._now(), strict=True)):
+            made = [*answer(session, state, chosen), tag("i", data_mv_answer=next(_ANSWER_NUMBERS))]
+            if session is self.session and state is self.state and chosen is self.chosen:
                 return made
-
-    def _now(self) -> _Input:
-        return self.session, self.state, self.chosen

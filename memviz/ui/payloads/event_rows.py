@@ -74,16 +74,6 @@ class EventRow:
     """'grew' or 'shrank' where live bytes change, the same after 'device-' where reserved ones do, 'oom' or 'plain'."""
 
 
-@dataclass(frozen=True)
-class EventPlace:
-    """Position of an event in a list: its row, or the row before which it would be inserted."""
-
-    row: int
-    is_there: bool
-    count: int
-    """Rows of the list."""
-
-
 @dataclass(frozen=True, eq=False)
 class EventSelection:
     """The events that pass a filter; all of them where `numbers` is None."""
@@ -96,11 +86,13 @@ class EventSelection:
         begin, end = min(max(first, 0), self.count), min(max(last, 0), self.count)
         return np.arange(begin, end) if self.numbers is None else self.numbers[begin:end]
 
-    def place_of(self, event: int) -> EventPlace:
+    def place_of(self, event: int) -> dict[str, int | bool]:
+        """Return the length of the list, and the event's row, or the row before which it would be inserted."""
         if self.numbers is None:
-            return EventPlace(max(event, 0), event >= 0, self.count)
+            return {"row": max(event, 0), "is_there": event >= 0, "count": self.count}
         row = int(np.searchsorted(self.numbers, event))
-        return EventPlace(row, row < self.count and int(self.numbers[row]) == event, self.count)
+        is_there = row < self.count and int(self.numbers[row]) == event
+        return {"row": row, "is_there": is_there, "count": self.count}
 
 
 @dataclass
@@ -225,11 +217,9 @@ def _annotation_names(trace: Trace, device: DeviceTrace, events: Ints8) -> list[
     intervals = annotated(device).intervals
     if not len(intervals):
         return [""] * len(events)
-    intervals_of = annotation_of_events(device, events)
-    return [
-        "" if interval == NO_INTERVAL else plain(trace.strings[intervals.name[interval]])
-        for interval in intervals_of.tolist()
-    ]
+    names = intervals.name
+    numbers = annotation_of_events(device, events).tolist()
+    return ["" if number == NO_INTERVAL else plain(trace.strings[names[number]]) for number in numbers]
 
 
 def _look(action: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,8 @@ from memviz.figures.packed_timeline import PackedTimeline, as_sent, pack
 from memviz.text import Html, exact, joined, plain, tag, when
 from memviz.trace.model import DEFAULT_POOL, DeviceTrace, Ints8, Segments, Trace, address_text
 from memviz.trace.profile import is_profiled
-from memviz.ui.html.elements import number, table
+from memviz.ui.html.elements import number
+from memviz.ui.html.elements import table as html_table
 from memviz.units import bytes_text, count_text, counted, percent_text
 
 MOST_ROWS = 200
@@ -39,89 +39,63 @@ _ALWAYS = ("live", "rounding", "free_remainders", "free_segments")
 """Shown at zero too, so that the row stays still while the moment moves."""
 
 
-@dataclass(frozen=True)
-class FreeSpace:
-    """Free memory that an allocation could use without a new segment."""
-
-    largest: int
-    pieces: int
-    whole_segments: int
-
-
-@dataclass(frozen=True)
-class SegmentGroup:
-    """Interchangeable segments: those of one pool and one stream."""
-
-    name: str
-    words: str
-    """How many, and how much."""
-
-
-@dataclass(frozen=True)
-class SegmentView:
-    title: str
-    figures: Html
-    table: Html
-    """Empty if not requested."""
-    drawing: PackedTimeline
-
-
-def segment_view(
-    trace: Trace, device: DeviceTrace, event: int, *, meaning: str = "category", with_table: bool = False
-) -> SegmentView:
+def moment_of(trace: Trace, device: DeviceTrace, request: dict[str, Any]) -> dict[str, Any]:
+    """Answer a map's request {at, colour, table}."""
+    wanted = request.get("at")
+    event = min(max(wanted if isinstance(wanted, int) else -1, -1), len(device.events) - 1)
     moment = segments_at(trace, device, event)
-    drawing = packed_map(trace, device, moment, meaning=meaning)
+    drawing = as_sent(packed_map(trace, device, moment, meaning=str(request.get("colour") or "category")))
     if not has_reserved(device):
         text = tag("p", "The file has no segments, so reserved memory is not known.", class_="mv-soft")
-        return SegmentView(f"{when(event)} · no segments in the file", text, Html(""), drawing)
+        return {"title": f"{when(event)} · no segments in the file", "figures": text, "table": "", **drawing}
     parts = fragmentation_at(trace, device, event)
-    return SegmentView(
-        title=title(moment, parts),
-        figures=joined(figures_html(free_space(moment)), fragmentation_html(parts)),
-        table=table_html(trace, moment) if with_table else Html(""),
-        drawing=drawing,
-    )
-
-
-def title(moment: SegmentsAt, parts: Fragmentation) -> str:
     held = f"{bytes_text(parts.reserved)} reserved, {bytes_text(parts.cached)} free inside"
-    return f"{when(moment.event)} · {counted(len(moment.segments), 'segment')} · {held}"
+    return {
+        "title": f"{when(event)} · {counted(len(moment.segments), 'segment')} · {held}",
+        "figures": joined(free_space_html(moment), fragmentation_html(parts)),
+        "table": table_html(trace, moment) if request.get("table") else "",
+        **drawing,
+    }
 
 
-def free_space(moment: SegmentsAt) -> FreeSpace:
+def free_space_html(moment: SegmentsAt) -> Html:
+    """Return what an allocation could use without a new segment."""
     tiles = moment.tiles
     free = tiles.kind == TileKind.FREE
-    total = tiles.size[free] == moment.segments.size[tiles.segment[free]]
     sizes = tiles.size[free]
-    return FreeSpace(int(sizes.max(initial=0)), len(sizes), int(np.count_nonzero(total)))
+    largest, whole = int(sizes.max(initial=0)), np.count_nonzero(sizes == moment.segments.size[tiles.segment[free]])
+    facts = (
+        ("largest free piece", bytes_text(largest), exact(largest)),
+        ("free pieces", count_text(len(sizes)), None),
+        ("whole segments free", count_text(int(whole)), "empty_cache() returns them"),
+    )
+    spans = [tag("span", f"{name} ", tag("b", text), title=more) for name, text, more in facts]
+    return tag("p", *spans, class_="mv-facts")
 
 
-def segment_groups(trace: Trace, segments: Segments) -> tuple[tuple[SegmentGroup, ...], Ints8]:
-    """The groups, and to which of them each segment belongs. In one order at all moments of a trace."""
+def segment_groups(trace: Trace, segments: Segments) -> tuple[list[list[str]], Ints8]:
+    """Name and size of each group of interchangeable segments (one pool, one stream), and each segment's group.
+
+    They are in one order at all moments of a trace.
+    """
     keys = np.column_stack([segments.pool, segments.stream, segments.is_expandable])
-    distinct, code = np.unique(keys.reshape(-1, 3), axis=0, return_inverse=True)
-    code = code.reshape(-1)
-    sizes, counts = sum_by(code, segments.size, len(distinct)), np.bincount(code, minlength=len(distinct))
+    distinct, codes = np.unique(keys.reshape(-1, 3), axis=0, return_inverse=True)
+    codes = codes.reshape(-1)
+    sizes, counts = sum_by(codes, segments.size, len(distinct)), np.bincount(codes, minlength=len(distinct))
     names_stream = len(np.unique(distinct[:, 1])) > 1
     largest = np.sort(np.argsort(-sizes, kind="stable")[:MOST_GROUPS])
-    groups = [
-        SegmentGroup(
-            _group_name(trace, distinct[number], names_stream=names_stream),
-            _group_text(counts[number], sizes[number], "mapped range" if distinct[number, 2] else "segment"),
-        )
-        for number in largest.tolist()
-    ]
+    groups = []
+    for code in largest.tolist():
+        how_many = counted(int(counts[code]), "mapped range" if distinct[code, 2] else "segment")
+        name = _group_name(trace, distinct[code], names_stream=names_stream)
+        groups.append([name, f"{how_many}, {bytes_text(int(sizes[code]))}"])
     rest = np.setdiff1d(np.arange(len(distinct)), largest)
     place = np.full(len(distinct), len(groups))
     place[largest] = np.arange(len(largest))
     if len(rest):
         name = f"{count_text(len(rest))} smaller groups of other pools and streams"
-        groups.append(SegmentGroup(name, _group_text(int(counts[rest].sum()), int(sizes[rest].sum()), "segment")))
-    return tuple(groups), place[code]
-
-
-def _group_text(count: int, size: int, noun: str) -> str:
-    return f"{counted(int(count), noun)}, {bytes_text(int(size))}"
+        groups.append([name, f"{counted(int(counts[rest].sum()), 'segment')}, {bytes_text(int(sizes[rest].sum()))}"])
+    return groups, place[codes]
 
 
 def _group_name(trace: Trace, key: Ints8, *, names_stream: bool) -> str:
@@ -145,9 +119,13 @@ def packed_map(trace: Trace, device: DeviceTrace, moment: SegmentsAt, *, meaning
     def palettes() -> dict[str, list[int]]:
         return {mode: pixel_palette(colours, dark=mode == "dark").reshape(-1).tolist() for mode in ("light", "dark")}
 
-    labels, site = _sites(trace, device, tiles.row)
-    row = np.where(tiles.row >= 0, tiles.row, 0)
     held = tiles.row >= 0
+    row = np.where(held, tiles.row, 0)
+    table = sites(trace)
+    site_codes, code = np.unique(table.of_stack[lifetimes(device).stack[tiles.row[held]]], return_inverse=True)
+    # Of free memory any site does.
+    site = np.zeros(len(row), dtype=np.int64)
+    site[held] = code
     probable = {}
     if colours.probable is not None:
         probable = {"probable": (held & _take_or_zero(colours.probable, row)).astype(np.uint8)}
@@ -173,21 +151,11 @@ def packed_map(trace: Trace, device: DeviceTrace, moment: SegmentsAt, *, meaning
         # A profile's segments are placeholders, until a replay makes some.
         is_placed=has_reserved(device) and (trace.about.origin == "replayed" or not is_profiled(trace)),
         most_reserved=timeline(device).reserved_peak_bytes,
-        groups=[[group.name, group.words] for group in groups],
-        sites=labels,
+        groups=groups,
+        sites=[plain(table.sites[number].label) for number in site_codes.tolist()],
         meanings=[plain(label) for label in colours.labels],
         palettes=cached_on(trace, (pixel_palette, device.name, colours.meaning), palettes),
     )
-
-
-def _sites(trace: Trace, device: DeviceTrace, rows: Ints8) -> tuple[list[str], Ints8]:
-    """Labels of the sites that occur here, and the place in them for each row; any place for free memory."""
-    table = sites(trace)
-    held = rows >= 0
-    site_codes, code = np.unique(table.of_stack[lifetimes(device).stack[rows[held]]], return_inverse=True)
-    place = np.zeros(len(rows), dtype=np.int64)
-    place[held] = code
-    return [plain(table.sites[number].label) for number in site_codes.tolist()], place
 
 
 def _ages(device: DeviceTrace, moment: SegmentsAt) -> dict[str, npt.NDArray[Any]]:
@@ -210,16 +178,6 @@ def _halves(name: str, values: Ints8) -> dict[str, npt.NDArray[Any]]:
         f"{name}_low": (values & 0xFFFFFFFF).astype(np.uint32),
         f"{name}_high": (values >> 32 & 0xFFFFFFFF).astype(np.uint32),
     }
-
-
-def figures_html(free: FreeSpace) -> Html:
-    facts = (
-        ("largest free piece", bytes_text(free.largest), exact(free.largest)),
-        ("free pieces", count_text(free.pieces), None),
-        ("whole segments free", count_text(free.whole_segments), "empty_cache() returns them"),
-    )
-    spans = [tag("span", f"{name} ", tag("b", text), title=more) for name, text, more in facts]
-    return tag("p", *spans, class_="mv-facts")
 
 
 def fragmentation_html(parts: Fragmentation) -> Html:
@@ -253,20 +211,17 @@ def table_html(trace: Trace, moment: SegmentsAt, most: int = MOST_ROWS) -> Html:
     figures = _by_segment(moment)
     groups, group_of = segment_groups(trace, segments)
     order = np.argsort(-segments.size, kind="stable")
-    rows = [
-        _table_row(
-            tag("td", address_text(int(segments.address[i])), class_="mv-code"),
-            f"{groups[group_of[i]].name}, {'large' if segments.is_large[i] else 'small'}",
-            figures[i],
-        )
-        for i in order[:most].tolist()
-    ]
+    rows = []
+    for i in order[:most].tolist():
+        address = tag("td", address_text(int(segments.address[i])), class_="mv-code")
+        pool = f"{groups[group_of[i]][0]}, {'large' if segments.is_large[i] else 'small'}"
+        rows.append(_table_row(address, pool, figures[i]))
     rest = order[most:]
     if len(rest):
         name = f"{count_text(len(rest))} smaller segments"
         rows.append(_table_row(tag("td", name), "", _together(figures[rest])))
     total = _table_row(tag("td", f"all {count_text(len(segments))}"), "", _together(figures), to_the_byte=True)
-    return table(((name, "mv-number" if i > 1 else None) for i, name in enumerate(_HEAD)), rows, foot=[total])
+    return html_table(((name, "mv-number" if i > 1 else None) for i, name in enumerate(_HEAD)), rows, foot=[total])
 
 
 def _by_segment(moment: SegmentsAt) -> Ints8:
@@ -298,16 +253,6 @@ def _table_row(name: Html, pool: str, figures: Ints8, *, to_the_byte: bool = Fal
     text = exact if to_the_byte else bytes_text
     cells = [number(text(size), title=exact(size)) for size in sizes]
     return tag("tr", name, tag("td", pool), number(count_text(blocks)), *cells)
-
-
-def moment_of(trace: Trace, device: DeviceTrace, request: dict[str, Any]) -> dict[str, Any]:
-    """Answer a map's request {at, colour, table}."""
-    wanted = request.get("at")
-    event = wanted if isinstance(wanted, int) else -1
-    event = min(max(event, -1), len(device.events) - 1)
-    meaning = str(request.get("colour") or "category")
-    view = segment_view(trace, device, event, meaning=meaning, with_table=bool(request.get("table")))
-    return {"title": view.title, "figures": view.figures, "table": view.table, **as_sent(view.drawing)}
 
 
 def moment_in_replay(trace: Trace, device: DeviceTrace, request: dict[str, Any]) -> dict[str, Any]:

@@ -1,20 +1,29 @@
-"""Tests of Gradio's events: turns between visitors, answers in parts, and outputs that stay."""
+"""Gradio: turns between visitors, answers in parts, outputs that stay, background jobs, and no written stubs."""
 
 import asyncio
+import inspect
 import json
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from copy import deepcopy
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import gradio as gr
 import pytest
+from gradio import component_meta
 from gradio.context import LocalContext
 from gradio.data_classes import PredictBodyInternal
 from gradio.state_holder import SessionState
 
+import memviz.ui  # noqa: F401 - it replaces the function
+from memviz.errors import UsageError
 from memviz.fair_lock import FairLock
+from memviz.ui.shell.background_jobs import BackgroundJob, BackgroundJobs, BackgroundStopped
 from memviz.ui.shell.gradio_events import FairQueueBlocks, QuickBlocks, ends_without_change, in_turn
 from tests import forked
 from tests.facts import missing
@@ -186,3 +195,90 @@ def test_no_records_are_kept_of_events() -> None:
 def test_too_few_answers_are_gradios_to_refuse() -> None:
     with pytest.raises(ValueError, match="output"):
         postprocessed(QuickBlocks, [gr.skip()], 3)
+
+
+def test_a_new_question_ends_the_one_before() -> None:
+    shop, begun, go_on = BackgroundJobs(), threading.Event(), threading.Event()
+
+    def slow(progress: Any) -> str:
+        begun.set()
+        assert go_on.wait(600)
+        progress(1, 2)
+        return "late"
+
+    first = shop.begin("ada", slow)
+    assert begun.wait(600)
+    second = shop.begin("ada", lambda progress: "soon")
+    go_on.set()
+    assert second.result() == "soon"
+    with pytest.raises(BackgroundStopped):
+        first.result()
+
+
+def test_work_says_how_far_it_is_and_hands_on_what_it_raises() -> None:
+    gate = threading.Semaphore(1)
+
+    def half(progress: Any) -> None:
+        progress(1, 2)
+        raise UsageError("no")
+
+    work = BackgroundJob(half, gate)
+    with pytest.raises(UsageError, match="no"):
+        work.result()
+    assert (work.share, work.is_done(0)) == (0.5, True)
+
+
+def test_others_are_not_stopped() -> None:
+    shop = BackgroundJobs()
+    work = shop.begin("ada", lambda progress: "hers")
+    shop.stop("bob")
+    assert work.result() == "hers"
+
+
+def test_one_with_many_windows_waits_behind_another_visitor() -> None:
+    shop, order, go_on = BackgroundJobs(at_once=1), [], threading.Event()
+
+    def work(name: str) -> Any:
+        def task(progress: Any) -> None:
+            order.append(name)
+            assert go_on.wait(600)
+
+        return task
+
+    first = shop.begin("window 0", work("many"), "ada")
+    while not order:
+        first.is_done(0.01)
+    begun = [first]
+    for number in range(1, 4):
+        begun.append(shop.begin(f"window {number}", work("many"), "ada"))
+        while sum(map(len, shop._turns._ring.values())) < number:
+            first.is_done(0.01)
+    begun.append(shop.begin("another", work("one"), "bob"))
+    while sum(map(len, shop._turns._ring.values())) < 4:
+        first.is_done(0.01)
+    go_on.set()
+    for each in begun:
+        each.result()
+    assert order == ["many", "one", "many", "many", "many"]
+
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_none_is_written_from_the_first_class_on(tmp_path: Path):
+    package = tmp_path / "gradio"
+    package.mkdir()
+    (package / "component_meta.py").write_text("def create_or_modify_pyi(*_):\n    print('written')\n")
+    (package / "__init__.py").write_text(
+        "from gradio import component_meta\ncomponent_meta.create_or_modify_pyi(object, 'object', [])\nprint('here')\n"
+    )
+    for imports, said in (("gradio", "written\nhere\n"), ("memviz.ui, gradio", "here\n")):
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), str(ROOT)))}
+        code = [sys.executable, "-c", f"import {imports}"]
+        done = subprocess.run(code, env=environment, capture_output=True, text=True, check=True)
+        assert done.stdout == said
+
+
+def test_the_installed_gradio_writes_by_the_function_that_is_replaced():
+    assert component_meta.create_or_modify_pyi.__module__ == "memviz.ui"
+    assert "create_or_modify_pyi(component_class, name, events)" in inspect.getsource(component_meta.ComponentMeta)

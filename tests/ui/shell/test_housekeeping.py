@@ -23,7 +23,7 @@ from memviz.ui.shell.visitors import OpenPages, Windows
 from memviz.ui.upload.reading import Readings
 from memviz.ui.what_if.replays import Replays
 from tests.analysis.test_leaks import many
-from tests.ui.asked_trace import growing
+from tests.ui.opened import growing
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,12 @@
-"""Tests of the page that all visitors share: made once, compressed once, without what only programs use."""
+"""The page that all visitors share: made once, compressed once, its styles, and a page in a process of its own."""
 
 import json
+import re
+import sys
+import time
+from collections import defaultdict
+from contextlib import suppress
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +22,7 @@ from starlette.testclient import TestClient
 from memviz.text import Html
 from memviz.ui.shell.static_cache import SCRIPT, SharedPage, StaticCache, with_config, without_hidden
 from tests import forked
+from tests.server import started
 
 PAGE = '<html><head><base href="./"></head>{}</html>'
 
@@ -160,3 +167,73 @@ def test_browsers_get_no_component_that_only_programs_use():
     assert kinds[0] - kinds[1] == {"button", "json", "number", "dropdown", "textbox", "checkbox", "form"}
     gone = {each["id"] for each in whole["dependencies"]} - {each["id"] for each in seen["dependencies"]}
     assert gone == {each["id"] for each in whole["dependencies"] if each["api_visibility"] == "public"}
+
+
+SLOW = """
+import runpy
+import gradio
+import httpx
+
+def too_late(url, **options):
+    raise httpx.ReadTimeout("as on a machine that others keep busy")
+
+wait = gradio.Blocks.block_thread
+
+def say_and_wait(page):
+    print("it stays", flush=True)
+    wait(page)
+
+httpx.head = too_late
+gradio.Blocks.block_thread = say_and_wait
+runpy.run_path("app.py", run_name="__main__")
+"""
+
+
+@pytest.mark.slow
+def test_a_page_that_answers_late_is_not_ended() -> None:
+    with started({}, program=("-c", SLOW), quickly=True) as server:
+        server.wait_until_it_says("it stays")
+
+
+_SECONDS = 3.0
+_SEEN = re.compile(r"^voluntary_ctxt_switches:\s*(\d+)", re.MULTILINE)
+"""Voluntary context switches only: the thread waited, and was not preempted for another process."""
+
+
+def wakings(pid: int) -> int:
+    """Return the number of wake-ups of all threads so far."""
+    seen = 0
+    for status in Path(f"/proc/{pid}/task").glob("*/status"):
+        # A thread may have ended since.
+        with suppress(OSError):
+            seen += sum(map(int, _SEEN.findall(status.read_text())))
+    return seen
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="counts in /proc how often the process wakes up")
+def test_a_page_that_nobody_asks_wakes_up_rarely():
+    with started({}, quickly=True) as server:
+        begun, before = time.monotonic(), wakings(server.pid)
+        time.sleep(_SECONDS)
+        a_second = (wakings(server.pid) - before) / (time.monotonic() - begun)
+    assert a_second < 300
+
+
+COMPONENTS = Path(__file__).parents[3] / "memviz" / "ui" / "components"
+ONE_INSIDE_ANOTHER = {
+    *(("mvt", name) for name in ("arrivals", "segment_map", "reserved_plot", "waterfall")),
+    ("mvs", "segment_pair"),
+}
+"""A drawing whose style another component shares or extends."""
+
+
+def test_a_component_has_names_of_its_own() -> None:
+    """Words of the whole page begin with mv-; a component's with letters of its own, as in .mvt-plot."""
+    owners = defaultdict(set)
+    for style in COMPONENTS.glob("*/*.css"):
+        for prefix in re.findall(r"\.(mv[a-z]+)\b", style.read_text(encoding="utf-8")):
+            if (prefix, style.parent.name) not in ONE_INSIDE_ANOTHER:
+                owners[prefix].add(style.parent.name)
+    assert {prefix: names for prefix, names in owners.items() if len(names) > 1} == {}
+    assert len(owners) > 5

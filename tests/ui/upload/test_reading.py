@@ -1,18 +1,26 @@
-"""Tests of the messages about an upload, and of who may have a place."""
+"""The samples, the upload routes, the messages about an upload, and who may have a place."""
 
 import asyncio
 import io
 import json
 import os
 import pickle
+import subprocess
+import sys
 import threading
 import time
 import zipfile
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gradio as gr
+import numpy as np
 import pytest
+from gradio.routes import App
+from PIL import Image
+from starlette.testclient import TestClient
 
 from memviz.analysis.timeline import timeline
 from memviz.figures.packed_timeline import PackedTimeline, pack_allocations, thumbnail_address, unpack
@@ -24,9 +32,170 @@ from memviz.ui.shell.session import Context, Session, open_trace
 from memviz.ui.shell.store import RankTables, TraceStore
 from memviz.ui.upload.opening import on_upload
 from memviz.ui.upload.reading import Busy, FileTooLarge, Outbox, Reading, Readings
+from memviz.ui.upload.routes import PATH, routes, stream_messages
+from memviz.ui.upload.samples import OFFERED_SAMPLES, RECORD, OfferedSample, card_of, draw_card
+from tests.house.repository import text_of
 from tests.ranks.files import write_ranks
 from tests.runner.processes import PATIENCE_SECONDS, wait_until
 from tests.traces import alloc, free, snapshot
+
+FAKE_TORCH = """
+from types import SimpleNamespace
+
+said = []
+
+def dump(path):
+    with open(path, "w") as file:
+        file.write(" ".join(said))
+
+memory = SimpleNamespace(_record_memory_history=lambda enabled="all": said.append(str(enabled)), _dump_snapshot=dump)
+cuda = SimpleNamespace(memory=memory)
+"""
+OUT_OF_MEMORY = """import torch
+
+def train_a_few_steps():
+    raise RuntimeError("CUDA out of memory")
+
+"""
+
+
+def test_a_training_that_runs_out_of_memory_leaves_its_snapshot(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text(FAKE_TORCH)
+    (tmp_path / "train.py").write_text(OUT_OF_MEMORY + RECORD)
+    done = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert "CUDA out of memory" in done.stderr and done.returncode
+    assert (tmp_path / "run.pickle").read_text() == "all", "recorded until it was written"
+
+
+def test_the_readme_says_the_same() -> None:
+    assert f"```python\n{RECORD}\n```" in text_of("README.md")
+
+
+AGAIN = "Make them again: python -m memviz.ui.upload.samples"
+
+
+@pytest.mark.parametrize("sample", OFFERED_SAMPLES, ids=lambda sample: sample.name)
+def test_pictures_and_peaks_are_those_that_would_be_drawn(sample: OfferedSample) -> None:
+    kept, now = card_of(sample), draw_card(sample)
+    assert kept.peaks == now.peaks, AGAIN
+    # Another zlib packs the same pixels into other bytes.
+    for one, other in zip(kept.pictures, now.pictures, strict=True):
+        assert np.array_equal(pixels(one), pixels(other)), AGAIN
+
+
+def pixels(picture: bytes) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+    return np.asarray(Image.open(io.BytesIO(picture)))
+
+
+SHORT = pickle.dumps(snapshot([alloc(512 * i, 512) for i in range(50)]))
+LOGIN = {"username": "somebody", "password": "a secret"}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_loops_left() -> Iterator[None]:
+    """Gradio makes event loops for its locks while it is built, and leaves them open."""
+    made: list[asyncio.AbstractEventLoop] = []
+    make = asyncio.new_event_loop
+
+    def new() -> asyncio.AbstractEventLoop:
+        made.append(make())
+        return made[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(asyncio, "new_event_loop", new)
+        yield
+    for each in made:
+        each.close()
+
+
+def visitor(auth: Any = None) -> TestClient:
+    with gr.Blocks(analytics_enabled=False) as blocks:
+        pass
+    blocks.auth, blocks.auth_message = auth, None
+    blocks.readings = Readings(Context(TraceStore()))
+    return TestClient(App.create_app(blocks, app_kwargs={"routes": routes()}))
+
+
+@pytest.fixture(scope="module")
+def client(no_loops_left: None) -> TestClient:
+    return visitor()
+
+
+def begin(client: TestClient, **headers: str) -> Any:
+    said = {"name": "C:\\folder\\run.pickle", "size": len(SHORT), "packed": False}
+    return client.post(PATH, json=said, headers=headers)
+
+
+def part(client: TestClient, ticket: str, body: bytes, *, number: int = 0, last: bool = True) -> int:
+    headers = {"memviz-part": str(number), "memviz-last": str(int(last))}
+    return int(client.post(f"{PATH}/{ticket}", content=body, headers=headers).status_code)
+
+
+def test_a_file_goes_in_and_what_is_read_comes_out(client: TestClient):
+    ticket = begin(client).json()["ticket"]
+    assert part(client, ticket, SHORT[:900], last=False) == 204
+    assert part(client, ticket, SHORT[900:], number=1) == 204
+    answer = client.get(f"{PATH}/{ticket}")
+    assert (answer.status_code, answer.headers["cache-control"]) == (200, "no-store")
+    assert b'"kind": "opened"' in answer.content
+    assert b'"name": "run.pickle"' in answer.content
+    # A fully received answer ends its ticket.
+    assert client.get(f"{PATH}/{ticket}").status_code == 400
+
+
+@pytest.mark.parametrize(("last_heard", "is_kept"), [("curve", False), ("piece", False), ("opened", True)])
+def test_who_hangs_up_on_hearing_that_it_is_open_finds_it_open(last_heard: str, is_kept: bool):
+    store = TraceStore()
+    readings = Readings(Context(store))
+    ticket = readings.begin("run.pickle", len(SHORT), packed=False)
+    reading = readings.get(ticket)
+    assert reading is not None
+    reading.begin()
+    reading.arriving.add(SHORT)
+    reading.arriving.end()
+
+    async def listen() -> str:
+        messages = stream_messages(readings, ticket, reading)
+        async for message in messages:
+            if f'"kind": "{last_heard}"'.encode() in message:
+                await messages.aclose()
+                return message.decode(errors="ignore")
+        raise AssertionError
+
+    was_heard = asyncio.run(listen())
+    wait_until(lambda: reading.arriving.closed)
+    key = json.loads(was_heard[was_heard.index("{") :])["stored"] if is_kept else reading._stored[0]
+    assert (store.get(key) is not None) == is_kept
+
+
+def test_behind_a_login_only_who_has_logged_in_may_send_a_file():
+    client = visitor(auth=[tuple(LOGIN.values())])
+    assert begin(client).status_code == 401
+    assert client.post("/login", data={**LOGIN, "password": "a guess"}).status_code == 400
+    assert begin(client).status_code == 401
+    assert client.post("/login", data=LOGIN).status_code == 200
+    assert begin(client).status_code == 200
+
+
+def test_only_the_page_itself_may_ask_in_a_browser(client: TestClient):
+    asked = {
+        ("sec-fetch-site", "same-origin"): 200,
+        ("sec-fetch-site", "cross-site"): 403,
+        ("sec-fetch-site", "same-site"): 403,
+        ("origin", "http://testserver"): 200,
+        ("origin", "https://evil.example"): 403,
+        ("origin", "null"): 403,
+        ("user-agent", "a program"): 200,
+    }
+    assert {header: begin(client, **dict([header])).status_code for header in asked} == asked
+
+
+def test_a_cancelled_file_is_forgotten(client: TestClient):
+    ticket = begin(client).json()["ticket"]
+    assert part(client, ticket, SHORT[:900], last=False) == 204
+    assert client.delete(f"{PATH}/{ticket}").status_code == 204
+    assert part(client, ticket, SHORT[900:], number=1) == 400
+
 
 EVENTS = [each for i in range(400) for each in (alloc(512 * i, 100 + i), *([free(512 * i, 100 + i)] if i % 3 else []))]
 RAW = pickle.dumps(snapshot(EVENTS))

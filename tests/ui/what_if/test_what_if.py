@@ -1,29 +1,86 @@
-"""Tests of questions, cached replays, words and values of the What if tab."""
+"""The What if tab: questions, cached replays and their limits, views, what is saved, and when it answers."""
 
+import re
+import threading
 from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from urllib.parse import parse_qsl
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from memviz.allocator.replayer import CardMemory
+from memviz.allocator.replayer import CardMemory, Replayer
 from memviz.allocator.settings import Settings, parse_settings
 from memviz.analysis.timeline import timeline
 from memviz.errors import MemvizError, UsageError
+from memviz.trace.load import load_trace
 from memviz.trace.model import Trace
-from memviz.ui.shell.session import Context, open_trace, timeline_key
+from memviz.ui.shell.background_jobs import BackgroundJobs
+from memviz.ui.shell.session import Context, Session, open_trace, timeline_key
+from memviz.ui.shell.store import TraceStore
+from memviz.ui.upload.opening import reopen_traces
 from memviz.ui.what_if.answer import EMPTY, PARTS, WhatIfAnswers, first_question
 from memviz.ui.what_if.plots import moment_that_matters, plot_value
-from memviz.ui.what_if.question import Question, WhatIfState, parse_question, question_of
-from memviz.ui.what_if.replays import Replays, Terms
+from memviz.ui.what_if.question import (
+    LONGEST,
+    RELEASES,
+    Question,
+    WhatIfState,
+    parse_question,
+    question_in,
+    question_of,
+    what_if_query,
+)
+from memviz.ui.what_if.replays import SECONDS_SETTING, Replays, Terms, TooLong, most_seconds
 from memviz.ui.what_if.saved_page import what_if_page
 from memviz.ui.what_if.settings_form import KnownMemory, form_value
+from memviz.ui.what_if.tab import FollowedTrace, WhatIfTab
 from memviz.ui.what_if.verdict import Answer, refusal_html, search_html, waiting_html, what_if_html
-from tests.allocator.driver import GiB, MiB
+from tests.allocator.driver import GiB
 from tests.allocator.recording import Recorder
 from tests.facts import missing
-from tests.traces import alloc, block, event, frame, segment, trace_of
-from tests.ui.asked_trace import EXPANDABLE, SMALL, growing
+from tests.traces import MiB, alloc, block, event, frame, segment, trace_of
+from tests.ui.opened import EXPANDABLE, SMALL, growing
 from tests.ui.page import words
+
+typed = st.text(max_size=20).map(str.strip)
+
+
+@given(
+    st.builds(
+        Question,
+        memory=typed,
+        card=st.sampled_from(["", "24", "80"]),
+        overhead=typed,
+        expandable=st.booleans(),
+        max_split=typed,
+        roundup=typed,
+        threshold=typed,
+        more=typed,
+        release=st.sampled_from([f"{major}.{minor}" for major, minor in RELEASES]),
+    )
+)
+def test_what_a_link_says_is_what_it_asks(asked):
+    query = dict(parse_qsl(what_if_query(asked), keep_blank_values=True))
+    assert query.pop("tab") == "what-if"
+    assert question_in(query) == asked
+
+
+def test_defaults_are_not_spelled_out():
+    assert what_if_query(Question()) == "tab=what-if"
+    assert what_if_query(Question(memory="24 GiB", expandable=True)) == "tab=what-if&memory=24+GiB&expandable=1"
+
+
+@pytest.mark.parametrize("nonsense", [{"expandable": "yes"}, {"release": "9.9.9"}, {"memory": "x" * 10_000}])
+def test_nonsense_is_asked_as_it_stands_and_no_longer_than_a_form_takes(nonsense):
+    asked = question_in(nonsense)
+    assert not asked.expandable
+    assert all(len(str(value)) <= LONGEST for value in (asked.memory, asked.release))
+
 
 EVIL = "<img src=x onerror=alert(1)>"
 
@@ -303,3 +360,205 @@ def test_text_of_a_trace_is_escaped(context: Context, replays: Replays) -> None:
     page = what_if_page(evil, shown.device, shown.what_if)
     assert "<img" not in what_if_html(shown)
     assert "<img" not in page
+
+
+BASE = 0x7000_0000_0000
+OOM = {"action": "oom", "device_free": 1, "size": 1 << 30, "stream": 0}
+
+
+@pytest.fixture(scope="module")
+def long() -> Trace:
+    """Its mapped ranges touch nowhere, so that each is an address space of its own."""
+    rows = [event("segment_map", BASE - (i << 26), 20 * MiB) for i in range(6000)]
+    return trace_of([*rows, alloc(BASE, 512), OOM], [segment(BASE, 2 * MiB, [])])
+
+
+@pytest.fixture
+def opened(long: Trace) -> tuple[WhatIfAnswers, str]:
+    context = Context(TraceStore())
+    key = timeline_key(open_trace(context.store, long))
+    return WhatIfAnswers(context, Replays(context)), key
+
+
+def test_a_question_that_takes_longer_ends_in_words(
+    opened: tuple[WhatIfAnswers, str], long: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers, key = opened
+    question = first_question(long, long.devices[0], KnownMemory(None))
+    monkeypatch.setenv(SECONDS_SETTING, "0.000001")
+    with pytest.raises(TooLong, match=re.escape(f"raise {SECONDS_SETTING}")):
+        answers.find(key, parse_question(question), True, lambda done, total: None)
+    assert answers.displayed_answer(WhatIfState(key=key, question=question)) is None
+
+
+def test_what_nobody_asked_for_is_tried_once(
+    opened: tuple[WhatIfAnswers, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers, key = opened
+    monkeypatch.setattr("memviz.ui.what_if.answer.UNASKED_SECONDS", 1e-6)
+    assert answers.recorded_memory(key) == KnownMemory(None)
+    monkeypatch.setattr(answers.replays, "replayer", lambda *given: pytest.fail("It was tried again."))
+    assert answers.recorded_memory(key) == KnownMemory(None)
+
+
+def test_a_replay_asks_every_few_thousand_events_whether_to_go_on(long: Trace) -> None:
+    told: list[int] = []
+    device = long.devices[0]
+    Replayer(long, device).as_recorded(lambda done, total: told.append(done))
+    steps = [after - before for before, after in pairwise([*told, len(device.events)]) if after > before]
+    assert steps and max(steps) <= 2048
+
+
+def test_the_limit_grows_with_the_recording_and_can_be_set(long: Trace) -> None:
+    device = long.devices[0]
+    assert most_seconds(device, {}) == pytest.approx(10.6, abs=0.1)
+    assert most_seconds(device, {SECONDS_SETTING: "3"}) == 3
+    with pytest.raises(UsageError, match=SECONDS_SETTING):
+        most_seconds(device, {SECONDS_SETTING: "soon"})
+
+
+def answers_and_shown(context: Context, replays: Replays, key: str) -> tuple[WhatIfAnswers, WhatIfState]:
+    return WhatIfAnswers(context, replays), WhatIfState(key, Question(memory="120 MiB", expandable=True))
+
+
+def test_the_replay_is_opened_once_as_a_trace_of_its_own(context: Context, replays: Replays, key: str) -> None:
+    answers, shown = answers_and_shown(context, replays, key)
+    name = key.partition("/")[0]
+    session = Session().with_opened(reopen_traces(context.store, [[name, ""]]).opened[0])
+    kept = answers.with_replay(shown, session, compared=False)
+    assert [each.name for each in kept.opened] == ["hand-made", "replay of hand-made in 120 MiB"]
+    assert kept.current is kept.opened[-1]
+    found = context.current(kept)
+    assert found is not None
+    assert found[0].about.label == "replayed with expandable_segments:True"
+    assert timeline(found[1]).peak_bytes == timeline(growing().devices[0]).peak_bytes
+    again = answers.with_replay(shown, kept.choosing(name), compared=True)
+    assert len(again.opened) == 2
+    assert again.compared == (name, kept.chosen)
+    mine = answers.with_replay(shown, session.renaming(name, "mine", "hand-made"), compared=False)
+    assert mine.current is not None and "replay of mine" in mine.current.name
+
+
+def test_without_an_answer_nothing_is_opened_or_saved(context: Context, replays: Replays, key: str) -> None:
+    answers, shown = answers_and_shown(context, replays, key)
+    refused = replace(shown, question=Question(max_split="2"))
+    assert answers.with_replay(refused, Session(), compared=True) == Session()
+    assert answers.shared_files(refused, Session()) == answers.shared_files(WhatIfState("gone/0"), Session()) == {}
+
+
+def test_the_saved_replay_is_a_snapshot_that_says_what_it_is(
+    context: Context, replays: Replays, key: str, tmp_path: Path
+) -> None:
+    answers, shown = answers_and_shown(context, replays, key)
+    name, write = answers.shared_files(shown, Session())["snapshot"]
+    assert name == "hand-made-replayed.pickle"
+    write(path := tmp_path / name)
+    again = load_trace(path)
+    assert again.about.label == "replayed with expandable_segments:True"
+    assert again.devices[0].events == replays.what_if(key, EXPANDABLE, SMALL).replayed.trace.devices[0].events
+
+
+def test_whoever_comes_back_to_a_trace_finds_the_form_as_it_was_left() -> None:
+    asked = Question(max_split="64")
+    other, is_new = WhatIfState("a/0", asked, with_blocks=True).turned_to("b/0")
+    assert (other.key, other.question, other.with_blocks, is_new) == ("b/0", Question(), True, True)
+    back, is_new = other.turned_to("a/0")
+    assert (back.key, back.question, is_new) == ("a/0", asked, False)
+
+
+VERDICT = 1 + PARTS.index("verdict")
+FORM, WAITING = PARTS.index("form"), PARTS.index("waiting")
+
+
+REQUEST: Any = SimpleNamespace(session_hash="somebody", request=None)
+
+
+def tab_of(context: Context) -> WhatIfTab:
+    """The tab without its components."""
+    tab = WhatIfTab.__new__(WhatIfTab)
+    tab.context, tab.answers, tab.jobs = context, WhatIfAnswers(context, Replays(context)), BackgroundJobs()
+    return tab
+
+
+def followed(context: Context, trace: FollowedTrace) -> list[list[Any]]:
+    """The answer of a tab that is not looked at."""
+    return list(tab_of(context)._follow(trace, WhatIfState(), False, REQUEST))
+
+
+def test_turned_to_by_the_page_it_answers_though_a_turn_elsewhere_came_late(context: Context, key: str) -> None:
+    parts = followed(context, FollowedTrace(key, is_turned_to=True))
+    assert parts[0][0] is True
+    assert "<h1" in parts[-2][VERDICT]
+
+
+def test_a_trace_that_nobody_looks_at_here_is_not_replayed(context: Context, key: str) -> None:
+    only, _ = followed(context, FollowedTrace(key))
+    assert only[VERDICT] == ""
+
+
+@pytest.mark.parametrize("while_it", ["computes", "is drawn", "is sent"])
+def test_an_answer_does_not_take_away_the_words_of_a_refusal_that_came_meanwhile(
+    context: Context, key: str, monkeypatch: pytest.MonkeyPatch, while_it: str
+) -> None:
+    tab = tab_of(context)
+    answers = tab.answers
+    state, refused = WhatIfState(key, Question(max_split="128")), WhatIfState(key, Question(max_split="2"))
+    said: list[list[Any]] = []
+    has_begun = threading.Event()
+    second = threading.Thread(target=lambda: said.extend(tab._answer(refused, REQUEST)))
+
+    def ask_meanwhile() -> None:
+        if not has_begun.is_set():
+            second.start()
+            # As far as it comes by itself.
+            second.join(1)
+            has_begun.set()
+
+    def find(*given: Any) -> Any:
+        if while_it == "computes":
+            ask_meanwhile()
+        assert while_it != "is sent" or has_begun.wait(60)
+        return plain_find(*given)
+
+    def drawn(*given: Any) -> Any:
+        if while_it == "is drawn":
+            ask_meanwhile()
+        return plain_drawn(*given)
+
+    plain_find, plain_drawn = answers.find, answers.answer_values
+    monkeypatch.setattr(answers, "find", find)
+    monkeypatch.setattr(answers, "answer_values", drawn)
+    for values in tab._answer(state, REQUEST):
+        if while_it == "is sent" and "Replaying" in str(values[WAITING]):
+            ask_meanwhile()
+        said.append(values)
+    second.join(60)
+    forms = [values[FORM] for values in said if "faults" in values[FORM]]
+    assert forms[-1]["faults"] == {
+        "max_split": "CachingAllocator option max_split_size_mb too small, must be >= 20",
+    }
+    assert [values[WAITING] for values in said if isinstance(values[WAITING], str)][-1] == ""
+    assert not any("<h1" in str(values[VERDICT - 1]) for values in said)
+
+
+def test_an_answer_about_a_trace_that_is_closed_meanwhile_is_not_shown(
+    context: Context, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tab = tab_of(context)
+    answers = tab.answers
+    state = WhatIfState(key, Question(max_split="128"))
+    emptied: list[list[Any]] = []
+    closing = threading.Thread(target=lambda: emptied.extend(tab._follow(FollowedTrace(), state, False, REQUEST)))
+    plain_find = answers.find
+
+    def find(*given: Any) -> Any:
+        closing.start()
+        # As far as it comes by itself.
+        closing.join(1)
+        return plain_find(*given)
+
+    monkeypatch.setattr(answers, "find", find)
+    said = list(tab._answer(state, REQUEST))
+    closing.join(60)
+    assert not any("<h1" in str(values[VERDICT - 1]) for values in said)
+    assert emptied[0][VERDICT] == ""
