@@ -16,7 +16,7 @@ from memviz.ranks.row import StepPart
 from memviz.results.ranks import card_sentence as words
 from tests.facts import missing
 from tests.ranks.files import read
-from tests.traces import MiB, alloc, event, free, segment, snapshot
+from tests.traces import MiB, alloc, block, event, free, segment, snapshot
 
 FIRST, SECOND = 1 << 36, 2 << 36
 CARD = CardMemory(28 * MiB, 0, "a card")
@@ -32,13 +32,9 @@ def reserving(then: int, more: int = 0) -> Any:
     segments = [] if fits else [segment(FIRST, 20 * MiB, [])]
     if more:
         made += [event("segment_alloc", SECOND, more), alloc(SECOND, more)]
-        segments.append(segment(SECOND, more, [{"address": SECOND, **_used(more)}]))
-    segments.append(segment(place, size, [{"address": place, **_used(then)}]))
+        segments.append(segment(SECOND, more, [block(SECOND, more)]))
+    segments.append(segment(place, size, [block(place, then)]))
     return snapshot([{**one, "time_us": number} for number, one in enumerate(made)], segments)
-
-
-def _used(size: int) -> dict[str, Any]:
-    return {"size": size, "requested_size": size, "state": "active_allocated", "frames": []}
 
 
 @pytest.fixture
@@ -71,22 +67,18 @@ def test_a_file_that_is_gone_or_another_by_now_leaves_it_open(ranks: tuple[Rank,
 def test_of_files_that_do_not_tell_what_is_reserved_it_is_close_until_their_requests_are_replayed(
     tmp_path: Path,
 ) -> None:
-    found = fit_on_card(read_ranks_without_segments(tmp_path), CARD)
+    for number in range(2):
+        (tmp_path / f"run.rank{number}.pickle").write_bytes(pickle.dumps(snapshot([alloc(FIRST, 20 * MiB)], [])))
+    found = fit_on_card(read(tmp_path).ranks, CARD)
     assert (found.close, found.lacks_bytes) == ((0, 1), 0)
     assert words(found).endswith("ranks 0 and 1 may not fit: their files do not say how much they reserve.")
-
-
-def read_ranks_without_segments(folder: Path) -> tuple[Rank, ...]:
-    for number in range(2):
-        (folder / f"run.rank{number}.pickle").write_bytes(pickle.dumps(snapshot([alloc(FIRST, 20 * MiB)], [])))
-    return read(folder).ranks
 
 
 def ran_out(folder: Path, asked: int, count: int = 2) -> tuple[Rank, ...]:
     """Write ranks that hold 20 MiB and then fail to allocate `asked` bytes."""
     made = [event("segment_alloc", FIRST, 20 * MiB), alloc(FIRST, 20 * MiB), event("oom", 0, asked)]
-    value = snapshot([{**one, "time_us": number} for number, one in enumerate(made)])
-    value["segments"] = [segment(FIRST, 20 * MiB, [{"address": FIRST, **_used(20 * MiB)}])]
+    rows = [{**one, "time_us": number} for number, one in enumerate(made)]
+    value = snapshot(rows, [segment(FIRST, 20 * MiB, [block(FIRST, 20 * MiB)])])
     for number in range(count):
         (folder / f"run.rank{number}.pickle").write_bytes(pickle.dumps(value))
     return read(folder).ranks

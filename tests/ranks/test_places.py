@@ -12,8 +12,9 @@ import fsspec
 import pytest
 
 from memviz.errors import TraceError, UsageError
+from memviz.ranks.gather import Gathering, gather_ranks
+from memviz.ranks.numbers import mesh_of, numbered, numbers_in
 from memviz.ranks.numbers import missing as missing_ranks
-from memviz.ranks.numbers import numbered, numbers_in
 from memviz.ranks.places import Place, places_of
 from memviz.ranks.reduce_rank import reduce_rank, row_of
 from memviz.ranks.row import FailedFile, RankRow
@@ -208,10 +209,6 @@ def test_a_protocol_that_is_not_known_is_refused_in_words(address: str, monkeypa
 
 
 def test_the_mesh_is_told_by_the_file_its_name_the_question_or_a_file_beside(tmp_path: Path) -> None:
-    from memviz.ranks.gather import Gathering, gather_ranks
-    from memviz.ranks.numbers import mesh_of
-    from tests.ranks.files import write_ranks
-
     job = write_ranks(tmp_path / "job", 4)
     (job / "run.rank3.pickle").rename(job / "run.rank3.pp7.pickle")
 
@@ -229,8 +226,6 @@ def test_the_mesh_is_told_by_the_file_its_name_the_question_or_a_file_beside(tmp
 
 
 def test_what_cannot_be_answered_is_refused_before_anything_is_read(tmp_path: Path) -> None:
-    from memviz.ranks.gather import Gathering, gather_ranks
-
     touch(tmp_path, "rank0.pickle", "rank6.pickle", "rank9.pp1.pickle")
     with pytest.raises(UsageError, match="A mesh of pp=2,dp=3 has 6 places, but there is a rank 6. Name all axes."):
         gather_ranks(Gathering((str(tmp_path),), mesh="pp=2,dp=3"))

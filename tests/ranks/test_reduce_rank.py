@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import pickle
 from pathlib import Path
+from typing import Any
 
+import fsspec
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 
 from memviz.analysis.devices import choose_device
+from memviz.ranks import reduce_rank as reading
 from memviz.ranks.places import Place, places_of
 from memviz.ranks.reduce_rank import MOST_SITES, reduce_rank, row_of
 from memviz.ranks.row import FailedFile, KindBytes, RankRanOut, RankRow, SiteBytes, StepPart
@@ -17,7 +21,7 @@ from memviz.trace.load import load_trace
 from tests.facts import missing
 from tests.ranks.files import written
 from tests.real import real_files, slow_if_large
-from tests.traces import MiB, alloc, frame, trace_of
+from tests.traces import MiB, alloc, block, frame, segment, trace_of
 
 SAMPLES = sorted((Path(__file__).parents[2] / "sample_traces").glob("*.pickle.gz"))
 
@@ -77,8 +81,6 @@ def test_a_rank_that_ran_out_or_has_no_history_says_so(tmp_path: Path) -> None:
     row = row_of(trace_of([alloc(0, 100), oom]), Place("here"))
     assert row.ran_out == (RankRanOut(1, 2**30, 100, 0, "model.py:7 forward"),)
     assert row.ran_out_count == 1
-    from tests.traces import block, segment
-
     row = row_of(trace_of([], [segment(0, 2 * MiB, [block(0, MiB)])]), Place("here"))
     assert (row.peak_bytes, row.event_count, set(row.curve.live)) == (MiB, 0, {MiB})
     assert row.categories == (KindBytes("before recording", MiB),)
@@ -119,13 +121,28 @@ def test_a_pipe_that_nobody_writes_to_keeps_nobody_waiting(tmp_path: Path) -> No
         assert isinstance(found, FailedFile) and "not a file" in found.reason
 
 
+class UnsteadyFiles(LocalFileSystem):
+    """A place on a network that fails every file's first reading, as overloaded ones do."""
+
+    protocol = "unsteady"
+    opened: set[str] = set()
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return super()._strip_protocol(path.removeprefix("unsteady://"))
+
+    def unstrip_protocol(self, name: str) -> str:
+        return f"unsteady://{self._strip_protocol(name)}"
+
+    def open(self, path: str, *args: Any, **more: Any) -> Any:
+        if path not in self.opened:
+            self.opened.add(path)
+            raise ConnectionResetError("The line broke.")
+        return super().open(path, *args, **more)
+
+
 @pytest.fixture
 def unsteady(monkeypatch: pytest.MonkeyPatch) -> None:
-    import fsspec
-
-    from memviz.ranks import reduce_rank as reading
-    from tests.ranks.unsteady_files import UnsteadyFiles
-
     monkeypatch.setattr(reading, "_PAUSE_SECONDS", 0)
     fsspec.register_implementation("unsteady", UnsteadyFiles, clobber=True)
 
@@ -141,8 +158,6 @@ def test_a_network_that_fails_once_is_asked_again(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("unsteady")
 def test_a_network_that_keeps_failing_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.ranks.unsteady_files import UnsteadyFiles
-
     def fails(*_: object) -> None:
         raise ConnectionResetError("The line broke.")
 

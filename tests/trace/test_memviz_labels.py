@@ -47,31 +47,29 @@ ONE, MANY = np.ones(1, np.uint8), np.ones(500, np.uint8)
 
 
 @pytest.mark.parametrize(
-    ("part", "column", "value"),
+    ("part", "columns", "words"),
     [
-        ("events", "category", to_text(ONE)),
-        ("events", "certainty", None),
-        ("blocks", "phase", to_text(ONE)),
-        ("spans", "phase", to_text(np.zeros(2, np.uint8))),
-        ("spans", "phase", to_text(MANY)),
-        ("spans", "first", to_text(np.array([5, 1], "<i8"))),
-        ("spans", "first", to_text(np.array([1, 1 << 40], "<i8"))),
-        ("spans", "step", to_text(np.array([-1, 1], "<i4"))),
-        ("spans", "step", "no base64"),
+        ("events", {"category": to_text(ONE)}, "memviz"),
+        ("events", {"certainty": None}, "memviz"),
+        ("blocks", {"phase": to_text(ONE)}, "memviz"),
+        ("spans", {"phase": to_text(np.zeros(2, np.uint8))}, "memviz"),
+        ("spans", {"phase": to_text(MANY)}, "memviz"),
+        ("spans", {"first": to_text(np.array([5, 1], "<i8"))}, "memviz"),
+        ("spans", {"first": to_text(np.array([1, 1 << 40], "<i8"))}, "memviz"),
+        ("spans", {"step": to_text(np.array([-1, 1], "<i4"))}, "memviz"),
+        ("spans", {"step": "no base64"}, "memviz"),
+        # More phases than events can begin.
+        (
+            "spans",
+            {"phase": to_text(MANY), "first": to_text(np.zeros(500, "<i8")), "step": to_text(np.ones(500, "<i4"))},
+            "do not follow one another",
+        ),
     ],
 )
-def test_what_cannot_be_is_refused(part: str, column: str, value: Any) -> None:
+def test_what_cannot_be_is_refused(part: str, columns: dict[str, Any], words: str) -> None:
     root = snapshot_dict(estimate())
-    root["memviz"]["devices"][0]["taken_over"][part][column] = value
-    with pytest.raises(TraceError, match="memviz"):
-        read(root)
-
-
-def test_more_phases_than_events_can_begin_are_refused() -> None:
-    root = snapshot_dict(estimate())
-    spans = root["memviz"]["devices"][0]["taken_over"]["spans"]
-    spans |= {"phase": to_text(MANY), "first": to_text(np.zeros(500, "<i8")), "step": to_text(np.ones(500, "<i4"))}
-    with pytest.raises(TraceError, match="do not follow one another"):
+    root["memviz"]["devices"][0]["taken_over"][part] |= columns
+    with pytest.raises(TraceError, match=words):
         read(root)
 
 

@@ -23,7 +23,7 @@ from memviz.trace.unpickle import RefersToRow, unpickle
 from memviz.trace.unpickle.rows import places_in
 from tests.real import each_real_file, requires_real
 from tests.trace.cpp_pickler import cpp_dumps
-from tests.traces import snapshot
+from tests.traces import block, segment, snapshot
 
 ABOUT = About("measured")
 
@@ -34,12 +34,8 @@ def read(raw: bytes, *, runs: bool) -> tuple[Any, Interner]:
 
 
 def both(raw: bytes) -> tuple[Trace, Trace]:
-    return tuple(read_snapshot(*_args(raw, runs)) for runs in (True, False))  # type: ignore[return-value]
-
-
-def _args(raw: bytes, runs: bool) -> tuple[Any, About, Interner]:
-    root, interner = read(raw, runs=runs)
-    return root, ABOUT, interner
+    (with_runs, interner), (without, other) = (read(raw, runs=runs) for runs in (True, False))
+    return read_snapshot(with_runs, ABOUT, interner), read_snapshot(without, ABOUT, other)
 
 
 def described(trace: Trace) -> list[list[tuple[Any, ...]]]:
@@ -233,9 +229,11 @@ def test_long_lists_of_annotations_and_blocks_are_nearly_all_runs(anew: bool) ->
     rnd = random.Random(5)
     rows = [_annotation(rnd, anew, [1, 2**50]) for _ in range(5000)]
     blocks = [_block(rnd, {"frames", "requested_size"}, [1, 2**50], True) for _ in range(200)]
-    segments = [{"device": 0, "address": i, "total_size": 1, "stream": 0, "blocks": list(blocks)} for i in range(3)]
-    for segment in segments:
-        segment["blocks"] = [{**block, "frames": FRAMES[:3]} for block in blocks if "more" not in block]
+    kept = [row for row in blocks if "more" not in row]
+    segments = [
+        {"device": 0, "address": i, "total_size": 1, "blocks": [{**row, "frames": FRAMES[:3]} for row in kept]}
+        for i in range(3)
+    ]
     raw = pickle.dumps(snapshot([], segments, external_annotations=rows))
     root, _ = read(raw, runs=True)
     assert sum(len(each) for each in root["external_annotations"] if type(each) is AnnotationRows) > 4_900
@@ -344,15 +342,8 @@ def test_texts_of_a_run_can_be_named_after_it() -> None:
 
 def test_stacks_of_a_run_can_be_named_by_a_block_after_it() -> None:
     events = [{**each, "frames": list(each["frames"])} for each in plain_history(200)]
-    block = {
-        "address": 0,
-        "size": 512,
-        "requested_size": 512,
-        "state": "active_allocated",
-        "frames": events[150]["frames"],
-    }
-    segment = {"address": 0, "total_size": 512, "device": 0, "stream": 0, "blocks": [block]}
-    raw = pickle.dumps({"device_traces": [events], "segments": [segment]})
+    row = segment(0, 512, [block(0, 512, frames=events[150]["frames"])])
+    raw = pickle.dumps({"device_traces": [events], "segments": [row]})
     with_runs, _ = reads_alike(raw)
     assert with_runs.devices[0].blocks.stack[0] == with_runs.devices[0].events.stack[150]
 
