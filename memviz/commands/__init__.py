@@ -8,15 +8,9 @@ if TYPE_CHECKING:
     from memviz.commands.terminal import FAILED
 
 __all__ = ["COMMANDS", "FAILED", "main", "parser"]
-_LIVES_IN = {
-    "COMMANDS": "memviz.commands.command_line",
-    "FAILED": "memviz.commands.terminal",
-    "main": "memviz.commands.command_line",
-    "parser": "memviz.commands.command_line",
-}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LIVES_IN:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_LIVES_IN[name]), name)
+    return getattr(import_module("memviz.commands.command_line"), name)

@@ -161,20 +161,20 @@ def positive(text: str) -> int:
 
 
 @contextmanager
-def percent_progress(what: str) -> Iterator[Callable[[int, int], None] | None]:
-    """Yield a callback that shows progress: on a terminal only, and gone when the work is done."""
-
-    def show(done: int, total: int) -> None:
-        progress(f"{what} {100 * done // max(total, 1)} %")
-
+def shown_progress(words: Callable[[int, int], str]) -> Iterator[Callable[[int, int], None] | None]:
+    """Yield a callback that shows how much is done: on a terminal only, and gone when the work is done."""
     try:
-        yield show if sys.stderr.isatty() else None
+        yield (lambda done, total: progress(words(done, total))) if sys.stderr.isatty() else None
     finally:
         progress("")
 
 
+def percent(done: int, total: int) -> str:
+    return f"{100 * done // max(total, 1)} %"
+
+
 def open_trace(path: Path) -> Trace:
-    with percent_progress(f"Reading {path.name}") as show:
+    with shown_progress(lambda *parts: f"Reading {path.name} {percent(*parts)}") as show:
         return load_trace(path, progress=show)
 
 

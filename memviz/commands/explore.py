@@ -23,7 +23,7 @@ from memviz.commands.command import (
     printable,
 )
 from memviz.results.headline import other_oom_note
-from memviz.results.live import Live, LiveChange, live_result
+from memviz.results.live import Live, live_result
 from memviz.results.summary import DeviceSummary, Summary, summary_result
 from memviz.trace.model import DeviceTrace, Trace, is_reserved_known
 from memviz.units import bytes_text, count_text, counted, delta_text
@@ -88,30 +88,24 @@ def _live(args: argparse.Namespace, *, is_peak: bool) -> int:
     trace = open_trace(args.file)
     device = choose_device(trace, args.device)
     event = None
-    if not is_peak:
-        event = _moment_of(args, trace, device)
+    if not is_peak and args.mark is not None:
+        event = event_of_mark(trace, device, args.mark)
+    elif not is_peak:
+        event = args.event if args.event is not None else event_at_epoch_or_offset(device, args.time)
     live = live_result(trace, device, event, args.by, args.top or None)
     if not is_peak and args.since is not None:
         change = live.since(live_result(trace, device, event_of_mark(trace, device, args.since), args.by))
-        print_json(change.as_json()) if args.json else _print_change(change, args.top or None)
-        return 0
-    if args.json:
+        if args.json:
+            print_json(change.as_json())
+        else:
+            print(f"{change}\n")
+            print_result_table(change.table(args.top or None))
+    elif args.json:
         print_json(live.as_json())
     else:
         print_live(live, len(device.events))
         _print_other_oom(trace, device)
     return 0
-
-
-def _moment_of(args: argparse.Namespace, trace: Trace, device: DeviceTrace) -> int:
-    if args.mark is not None:
-        return event_of_mark(trace, device, args.mark)
-    return int(args.event) if args.event is not None else event_at_epoch_or_offset(device, args.time)
-
-
-def _print_change(change: LiveChange, most: int | None) -> None:
-    print(f"{change}\n")
-    print_result_table(change.table(most))
 
 
 def print_live(live: Live, event_count: int) -> None:
@@ -172,10 +166,6 @@ def _print_findings(result: Findings) -> None:
         print(f"\n{limit}")
 
 
-def _add_groupings(parser: argparse.ArgumentParser) -> None:
-    add_grouping(parser, list(GROUPINGS))
-
-
 def _command(
     run: Callable[[argparse.Namespace], int], *arguments: Callable[[argparse.ArgumentParser], None]
 ) -> Command:
@@ -186,9 +176,10 @@ def _command(
     return Command(add_arguments, run)
 
 
+_ADD_GROUPINGS = partial(add_grouping, groupings=list(GROUPINGS))
 COMMANDS = {
     "summary": _command(_summary, partial(add_device, default="all")),
-    "peak": _command(partial(_live, is_peak=True), add_device, _add_groupings),
-    "at": _command(partial(_live, is_peak=False), _add_moment, add_device, _add_groupings),
+    "peak": _command(partial(_live, is_peak=True), add_device, _ADD_GROUPINGS),
+    "at": _command(partial(_live, is_peak=False), _add_moment, add_device, _ADD_GROUPINGS),
     "findings": _command(_findings, add_device, _add_estimates),
 }

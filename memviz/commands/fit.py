@@ -27,13 +27,15 @@ from memviz.commands.command import (
 )
 from memviz.commands.terminal import progress
 from memviz.errors import UsageError
+from memviz.results.fit import cost_figure, cost_unit, fit_cell, largest_text, preserved_text, remaining_text, stop_text
 from memviz.runner.fit.cost import KEEPS
+from memviz.runner.fit.predictions import Predictor, is_cacheable
+from memviz.runner.request import command_of
 from memviz.units import bytes_text, count_text, counted, duration_text, parse_seconds
 
 if TYPE_CHECKING:
     from memviz.runner.fit.fit import FitAnswer
     from memviz.runner.fit.measurement import Gpu, Measurement
-    from memviz.runner.fit.predictions import Predictor
     from memviz.runner.fit.search import Trial
     from memviz.runner.plan import Plan
 
@@ -145,9 +147,6 @@ _STOPPED_BY = {
 
 
 def _stop_sentence(answer: FitAnswer) -> str:
-    from memviz.results.fit import stop_text
-    from memviz.runner.fit.predictions import is_cacheable
-
     searched = answer.searched
     sentence = stop_text(_STOPPED_BY[answer.stopped], searched.tried, searched.planned)
     return f"{sentence} Run the same command again to continue." if is_cacheable(answer.request) else sentence
@@ -156,8 +155,6 @@ def _stop_sentence(answer: FitAnswer) -> str:
 @contextmanager
 def _machines(args: argparse.Namespace) -> Iterator[tuple[Predictor, list[Gpu]]]:
     """Yield the predictor and the GPUs to measure on; missing ones raise before the search begins."""
-    from memviz.runner.fit.predictions import Predictor
-
     if args.scheduler is None:
         from memviz.runner.fit.measurement import gpus_of_this_machine
 
@@ -201,7 +198,6 @@ class _Progress:
         self._printed_at = float("-inf")
 
     def update(self, trial: Trial | None, done: int, of: int) -> None:
-        from memviz.results.fit import remaining_text
         from memviz.runner.fit.fit import short_label
 
         is_first = self._way is None
@@ -263,15 +259,12 @@ def _print_least(answer: FitAnswer, room: str) -> None:
         print(f"The smallest is {short_label(least)}: {bytes_text(least.peak_reserved_bytes)} reserved, predicted.")
     _print_largest(answer)
     if answer.largest is not None:
-        from memviz.runner.request import command_of
-
         print(printable(command_of(answer.largest.request)))
     elif answer.keep != "nothing" and not answer.stopped:
         print(f"`--keep {KEEPS[KEEPS.index(answer.keep) + 1]}` allows more changes.")
 
 
 def _print_chosen(answer: FitAnswer, chosen: Trial, room: str) -> None:
-    from memviz.results.fit import preserved_text
     from memviz.runner.fit.fit import short_label, trial_json
 
     label, reserved = short_label(chosen), bytes_text(chosen.peak_reserved_bytes)
@@ -290,7 +283,6 @@ def _print_chosen(answer: FitAnswer, chosen: Trial, room: str) -> None:
 
 
 def _print_largest(answer: FitAnswer) -> None:
-    from memviz.results.fit import largest_text
     from memviz.runner.fit.fit import largest_json
 
     largest = largest_json(answer)
@@ -313,7 +305,6 @@ def _print_grid(answer: FitAnswer) -> None:
 
 def _print_ways(answer: FitAnswer, every: Sequence[Trial]) -> None:
     """Print every configuration, or of the Pareto front the rows around the chosen one."""
-    from memviz.results.fit import cost_figure, cost_unit, fit_cell
     from memviz.runner.fit.fit import trial_json, trial_label
 
     ways, chosen = every or answer.listed, answer.chosen

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from memviz.commands.command import Command, add_json, add_top, print_json, print_table, printable
+from memviz.commands.command import Command, add_json, add_top, print_json, print_table, printable, shown_progress
 from memviz.commands.diff import share_or_bytes
-from memviz.commands.terminal import progress
 from memviz.errors import UsageError
 from memviz.ranks.summary import REST
 from memviz.results.history import History, HistoryPoint, HistoryRequest, read_history
@@ -70,17 +69,14 @@ def _print(history: History, top: int) -> None:
     print_table(["peak", "reserved", "change", "", "file", "why"], rows, number_columns=3)
     if left := len(history.points) - len(shown):
         print(f"... and {count_text(left)} more: earlier, or without a change (--top 0)")
-    print(f"\nRead: {', '.join(_origins(history))}. * changed the peak.")
+    print(f"\n{_origins(history)} * changed the peak.")
     for skipped in history.skipped:
         print(f"\n! {printable(skipped.place)}\n  {printable(skipped.reason)}")
 
 
-def _origins(history: History) -> list[str]:
-    counts: dict[str, int] = {}
-    for point in history.points:
-        origin = printable(point.origin or "of unknown origin")
-        counts[origin] = counts.get(origin, 0) + 1
-    return [f"{count_text(many)} {origin}" for origin, many in counts.items()]
+def _origins(history: History) -> str:
+    counts = Counter(printable(point.origin or "of unknown origin") for point in history.points)
+    return f"Read: {', '.join(f'{count_text(many)} {origin}' for origin, many in counts.items())}."
 
 
 def history_page(history: History) -> str:
@@ -93,11 +89,10 @@ def history_page(history: History) -> str:
         tag("header", headline_html(history.headline), class_="mv-answer"),
         _chart(history.points),
         _table(history),
-        tag("p", f"Read: {', '.join(_origins(history))}.", class_="mv-soft"),
+        tag("p", _origins(history), class_="mv-soft"),
         _skipped(history),
     )
-    section = tag("section", body, class_="mv-history")
-    return html_text(Document(str(history.headline.answer), section))
+    return html_text(Document(history.headline.answer, tag("section", body, class_="mv-history")))
 
 
 def _chart(points: Sequence[HistoryPoint]) -> Html:
@@ -186,15 +181,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(args: argparse.Namespace) -> int:
     if args.html is not None and args.html.suffix.lower() not in (".html", ".htm"):
         raise UsageError(f"{args.html.name}: a history is an HTML page. Use a name with .html.")
-
-    def show(done: int, total: int) -> None:
-        progress(f"Reading {count_text(done)} of {count_text(total)} files")
-
     wanted = HistoryRequest(args.folder, args.order == "time", args.commits, args.moved)
-    try:
-        history = read_history(wanted, show if sys.stderr.isatty() else None)
-    finally:
-        progress("")
+    with shown_progress(lambda done, total: f"Reading {count_text(done)} of {count_text(total)} files") as show:
+        history = read_history(wanted, show)
     if args.html is not None:
         with replacing(args.html) as file:
             file.write(history_page(history).encode("utf-8", "replace"))

@@ -27,12 +27,13 @@ from memviz.commands.command import (
 from memviz.commands.terminal import print_line, progress
 from memviz.errors import UsageError
 from memviz.memory import without_collection
+from memviz.predictor.cards import card_names, card_text, short_name
+from memviz.predictor.group.ranks import GroupRank, rank_of_environment
+from memviz.results.device_bill import DeviceBill, children_line, device_bill
 from memviz.units import bytes_text, count_text
 
 if TYPE_CHECKING:
     from memviz.predictor.estimate import Estimate
-    from memviz.predictor.group.ranks import GroupRank
-    from memviz.results.device_bill import DeviceBill
     from memviz.runner.predicted_script import ScriptPrediction
 
 
@@ -171,7 +172,6 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _predict(args: argparse.Namespace) -> int:
     with without_collection():
-        from memviz.predictor.cards import card_names, card_text
         from memviz.runner.predicted_script import ScriptOrder, parse_optimizations, predict_script
         from memviz.runner.record.script import load_module, load_script
 
@@ -245,8 +245,6 @@ def _predict(args: argparse.Namespace) -> int:
 
 
 def _group_rank(args: argparse.Namespace) -> GroupRank | None:
-    from memviz.predictor.group.ranks import GroupRank, rank_of_environment
-
     if args.world_size is None:
         if args.rank is not None:
             raise UsageError("--rank needs the number of processes: add --world-size N.")
@@ -366,8 +364,6 @@ def _child_lines(done: ScriptPrediction) -> Iterator[str]:
 
 
 def _host_lines(estimate: Estimate, memory_bytes: int | None) -> Iterator[str]:
-    from memviz.results.device_bill import children_line
-
     peak, processes = estimate.host, _processes_of_machine(estimate)
     parts = f"{bytes_text(peak.pageable_bytes)} pageable, {bytes_text(peak.pinned_bytes)} pinned"
     yield f"  host       {bytes_text(peak.bytes)} of tensors at the peak: {parts}"
@@ -444,8 +440,6 @@ def _peak_lines(estimate: Estimate) -> Iterator[str]:
 
 def bill_of_estimate(estimate: Estimate) -> DeviceBill | None:
     """Return what nvidia-smi would show on the named card; None without one."""
-    from memviz.results.device_bill import device_bill
-
     if not estimate.limited:
         return None
     return device_bill(estimate.trace, estimate.trace.devices[estimate.gpu], estimate.peak_reserved)
@@ -455,8 +449,6 @@ def _common_text(estimate: Estimate) -> str:
     """Name common cards by verdict, where no --card was given."""
     if not estimate.peak_reserved:
         return "no GPU memory was allocated"
-    from memviz.predictor.cards import short_name
-
     fits = {short_name(name): word for name, word in estimate.common_fits().items()}
     names = {word: [name for name, has in fits.items() if has == word] for word in ("yes", "close", "no")}
     verdicts = (("fits on", names["yes"]), ("close on", names["close"]), ("does not fit on", names["no"]))

@@ -15,17 +15,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from memviz.commands.terminal import print_line
 from memviz.errors import UsageError
+from memviz.predictor.cards import card_named, short_name
+from memviz.predictor.group.ranks import Layout, classes_of
 from memviz.results.run import rank_list
 from memviz.runner.record.recorded_script import sibling_path
 from memviz.runner.record.recording import free_path
 from memviz.units import bytes_text
-
-if TYPE_CHECKING:
-    from memviz.predictor.group.ranks import Layout
 
 _MOST_AT_ONCE = 4
 """Processes; each may take a gigabyte or two."""
@@ -48,14 +47,10 @@ class PredictedRank:
 
     @property
     def layout(self) -> Layout:
-        from memviz.predictor.group.ranks import Layout
-
         return Layout.of_json(self.figures["layout"])
 
 
 def predict_all_ranks(args: argparse.Namespace) -> int:
-    from memviz.predictor.group.ranks import classes_of
-
     if args.world_size is None:
         raise UsageError("--rank all needs the number of processes: add --world-size N.")
     if args.output is not None:
@@ -187,8 +182,6 @@ _VERDICTS = {"yes": "fits", "close": "close", "no": "does not fit", None: "unkno
 
 def predict_cards(args: argparse.Namespace, names: Sequence[str]) -> int:
     """Predict the script once for each card, whose kernels and limit differ, and print one line for each."""
-    from memviz.predictor.cards import card_named, short_name
-
     cards = [card_named(name).name for name in names]
     for name, option in _ALONE.items():
         if getattr(args, name):

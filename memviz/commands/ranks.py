@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,8 +17,8 @@ from memviz.commands.command import (
     print_json,
     print_table,
     printable,
+    shown_progress,
 )
-from memviz.commands.terminal import progress
 from memviz.ranks.card import OnCard, fit_on_card, replay_close_ranks
 from memviz.ranks.gather import Gathering, gather_ranks
 from memviz.ranks.numbers import Rank
@@ -130,13 +129,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def read_job(wanted: Gathering) -> RankSummary:
-    def show(done: int, total: int) -> None:
-        progress(f"Reading {count_text(done)} of {count_text(total)} ranks")
-
-    try:
-        return gather_ranks(wanted, progress=show if sys.stderr.isatty() else None)
-    finally:
-        progress("")
+    with shown_progress(lambda done, total: f"Reading {count_text(done)} of {count_text(total)} ranks") as show:
+        return gather_ranks(wanted, progress=show)
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -20,10 +20,11 @@ from memviz.commands.command import (
     byte_count,
     open_trace,
     option,
-    percent_progress,
+    percent,
     print_json,
     print_table,
     printable,
+    shown_progress,
 )
 from memviz.errors import UsageError
 from memviz.results.replay import Replay, ReplayQuestion, replay_result
@@ -157,7 +158,7 @@ def _run(args: argparse.Namespace) -> int:
         overhead=args.overhead,
     )
     trace = open_trace(args.file)
-    with percent_progress("Replaying") as show:
+    with shown_progress(lambda *parts: f"Replaying {percent(*parts)}") as show:
         result = replay_result(trace, choose_device(trace, args.device), question, show)
     if args.output:
         _write(result, args.output)

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from memviz.commands.command import (
     Command,
@@ -26,11 +26,22 @@ from memviz.commands.command import (
 )
 from memviz.commands.terminal import progress
 from memviz.errors import UsageError
+from memviz.results.run import (
+    bill_of_run,
+    host_text,
+    is_training,
+    optimizer_text,
+    peak_text,
+    rank_class_text,
+    reserved_on_card,
+    usable_text,
+    with_optimizer,
+)
+from memviz.runner.jobs.limits import most_seconds
+from memviz.runner.jobs.worker_process import RunError, RunEvent, Worker, environment_of
+from memviz.runner.request import Request, Run, load_of, run_json
+from memviz.trace.write import replacing
 from memviz.units import bytes_text, count_text, percent_text, work_text
-
-if TYPE_CHECKING:
-    from memviz.runner.jobs.worker_process import RunEvent
-    from memviz.runner.request import Request, Run
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -85,8 +96,6 @@ def _run(args: argparse.Namespace) -> int:
         raise UsageError(f"{args.output}: the trace is a snapshot. Use a name with .pickle.")
     run, path = run_one(_request(args), keep=args.output, timeout=args.timeout)
     if args.json:
-        from memviz.runner.request import run_json
-
         print_json(run_json(run, path))
     else:
         _print(run, path)
@@ -94,8 +103,6 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _request(args: argparse.Namespace) -> Request:
-    from memviz.runner.request import load_of
-
     return request_of(
         args,
         on=args.on,
@@ -117,10 +124,6 @@ def _seconds(text: str) -> float:
 
 def run_one(request: Request, *, keep: Path | None = None, timeout: float | None = None) -> tuple[Run, Path | None]:
     """Return the run, and the path of its trace where that is kept. Progress goes to a terminal only."""
-    from memviz.runner.jobs.limits import most_seconds
-    from memviz.runner.jobs.worker_process import RunError, Worker, environment_of
-    from memviz.trace.write import replacing
-
     timeout = timeout or most_seconds()
     with tempfile.TemporaryDirectory(prefix="memviz-") as folder:
         with Worker(Path(folder), timeout=timeout, environment=environment_of(request)) as worker:
@@ -149,16 +152,6 @@ def _last_event(events: Iterator[RunEvent]) -> RunEvent:
 
 
 def _print(run: Run, path: Path | None) -> None:
-    from memviz.results.run import (
-        bill_of_run,
-        host_text,
-        is_training,
-        optimizer_text,
-        peak_text,
-        rank_class_text,
-        reserved_on_card,
-    )
-
     print(
         f"{printable(run.describes)}\n{run.label}: {run.mode} {'for' if run.mode == 'predicted' else 'on'} {run.device}"
     )
@@ -197,7 +190,6 @@ def _print(run: Run, path: Path | None) -> None:
 def _print_fit(run: Run) -> None:
     if run.fit is None:
         return
-    from memviz.results.run import reserved_on_card, usable_text, with_optimizer
 
     usable = f"{bytes_text(run.fit.usable_bytes)} usable on {run.device}"
     if run.fit.word == "close":
