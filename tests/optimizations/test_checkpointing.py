@@ -10,10 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from memviz.runner.execute import predict
-from memviz.runner.plan import make_workload, plan_of
-from memviz.runner.request import Request, Run
-from memviz.runner.workloads.diffusion_presets import Sdxl
+from memviz.runner.plan import make_workload
 from optimizations.checkpointing import Checkpointing, blocks
 from tests.optimizations.memory import Memory
 from tests.optimizations.tiny import Block, Stack, cache_of, different, gpt2, llama, ltx, one_step, stack
@@ -89,15 +86,6 @@ def held_after_forward(strategy: Checkpointing | None, transposed: bool = False)
 
 def test_a_checkpointed_block_holds_its_input_and_nothing_else():
     assert held_after_forward(Checkpointing())[0] == DEPTH * INPUT_BYTES
-
-
-@pytest.mark.slow
-def test_the_more_blocks_compute_again_the_less_is_held():
-    every = [held_after_forward(each and Checkpointing(every=each))[0] for each in (None, 4, 2, 1)]
-    inverted = held_after_forward(Checkpointing(every=4, invert=True))[0]
-    whole, fourth, second, all_of_them = every
-    a_block = (whole - all_of_them) / DEPTH
-    assert [fourth, second, inverted] == [whole - 2 * a_block, whole - 3 * a_block, whole - 4 * a_block]
 
 
 def test_kept_matmuls_are_held_and_not_computed_again():
@@ -403,24 +391,3 @@ def test_blocks_are_what_diffusers_checkpoints() -> None:
     )
     assert set(ours.values()) >= set(theirs)
     assert "mid_block.attentions.0.transformer_blocks.0" in ours
-
-
-def run(*chosen: tuple[str, dict[str, str]]) -> Run:
-    settings = {"mode": "training", "channels": "128", "depth": "2", "resolution": "512x512"}
-    plan = plan_of(Request("sdxl", settings, chosen, warmup=0, numerics=False))
-    return predict(plan, lambda _: None, figures_only=True).run
-
-
-@pytest.mark.slow
-def test_a_step_takes_no_more_than_with_diffusers_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, ours = run(), run(("checkpointing", {}))
-    make = Sdxl._model
-
-    def checkpointing_itself(workload: Sdxl) -> nn.Module:
-        model: Any = make(workload)
-        model.enable_gradient_checkpointing()
-        return model  # type: ignore[no-any-return]
-
-    monkeypatch.setattr(Sdxl, "_model", checkpointing_itself)
-    theirs = run()
-    assert ours.peak_allocated_bytes <= theirs.peak_allocated_bytes < plain.peak_allocated_bytes

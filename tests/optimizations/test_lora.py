@@ -12,7 +12,6 @@ import memviz
 from memviz.runner.output_check.comparison import check_outputs
 from memviz.runner.plan import plan_of
 from memviz.runner.request import Request
-from optimizations.chunked_feed_forward import ChunkedFeedForward
 from optimizations.layerwise_casting import LayerwiseCasting
 from optimizations.lora import Adapted, Lora, merge
 from tests.optimizations.tiny import bert, flux, gpt2, llama, ltx, stack, vit
@@ -155,18 +154,6 @@ def test_beside_weights_in_eight_bits_adapters_have_more():
     assert loss_of(case) < before
     undo()
     undo_lora()
-
-
-@pytest.mark.slow
-def test_pieces_of_a_feed_forward_meet_its_adapters():
-    whole, pieces = llama(), llama()
-    for each in (whole, pieces):
-        torch.manual_seed(3)
-        Lora(rank=4).apply(each.model)
-    ChunkedFeedForward(tokens=3).apply(pieces.model)
-    for each in (whole, pieces):
-        trained(each)
-    torch.testing.assert_close(loss_of(pieces), loss_of(whole))
 
 
 @pytest.fixture

@@ -193,7 +193,18 @@ def test_gated_layers_by_the_names_of_llama(make):
     assert max(apart(whole[name], split[name]) for name in whole) < EPSILON[torch.float32]
 
 
-@pytest.mark.parametrize("kind", [Clamped, Scaled, Normalised, Turned])
+class Doubled(nn.Module):
+    """Has the names of GPT-2's and ViT's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.act, self.fc2 = nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * self.fc2(self.act(self.fc1(x)))
+
+
+@pytest.mark.parametrize("kind", [Clamped, Scaled, Normalised, Turned, Doubled])
 def test_what_bears_those_names_and_computes_otherwise_is_not_taken_for_it(kind):
     with pytest.raises(ValueError, match="No feed-forward was recognised"):
         SplitFeedForward(3).check(kind(), training=False)
@@ -267,6 +278,13 @@ def test_an_adapter_that_comes_after_the_split_is_not_passed_over():
     model.net[0].proj = Adapted(24, 120)
     with pytest.raises(ValueError, match="changed after it was split: it computes with Adapted"):
         model(torch.randn(2, 24))
+    case = flux()
+    SplitFeedForward(4).apply(case.model)
+    with pytest.raises(ValueError, match="its forward is already replaced"):
+        SplitFeedForward(2).check(case.model, training=False)
+    case.model.single_transformer_blocks[0].proj_mlp = Adapted(32, 128)
+    with pytest.raises(ValueError, match="changed after it was split: it computes with Adapted"):
+        case.loss(case.model)
 
 
 def test_models_without_what_is_looked_for():
@@ -318,33 +336,6 @@ def test_weights_that_rest_elsewhere_or_smaller_are_there_when_their_slices_are_
                 losses.append(case.loss(case.model))
             undo()
         torch.testing.assert_close(losses[1], losses[0], rtol=1e-4, atol=1e-6)
-
-
-def test_an_adapter_beside_a_fused_feed_forward_is_not_passed_over() -> None:
-    class Adapted(nn.Linear):
-        pass
-
-    case = flux()
-    SplitFeedForward(4).apply(case.model)
-    case.model.single_transformer_blocks[0].proj_mlp = Adapted(32, 128)  # type: ignore[index, union-attr]
-    with pytest.raises(ValueError, match="changed after it was split: it computes with Adapted"):
-        case.loss(case.model)
-    case = flux()
-    SplitFeedForward(4).apply(case.model)
-    with pytest.raises(ValueError, match="its forward is already replaced"):
-        SplitFeedForward(2).check(case.model, training=False)
-
-
-def test_what_bears_the_names_of_gpt2_or_vit_and_computes_otherwise_is_not_taken_for_it() -> None:
-    class Scaled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.fc1, self.act, self.fc2 = nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return 2 * self.fc2(self.act(self.fc1(x)))
-
-    assert list(feed_forwards(Scaled())) == []
 
 
 @pytest.mark.parametrize("make", [gpt2, vit, bert])
@@ -415,15 +406,6 @@ def test_inference_holds_input_sum_and_two_or_three_slices(activation, inner):
         expected = weights + 2 * x.nbytes + inner * 8 * x.nbytes // splits
         assert peak(model, x) == pytest.approx(expected, rel=1e-3)
         undo()
-
-
-def test_the_published_order_holds_a_slices_output_only_until_the_next_inner_tensor_is_there():
-    with torch.device("meta"):
-        model, x = layer("gelu", dim=1024, mult=4), torch.empty(1 << 14, 1024)
-    weights = sum(parameter.nbytes for parameter in model.parameters())
-    SplitFeedForward(16, as_published=True).apply(model)
-    # Input, sum, the slice's output, and a quarter as large each: the next slice and its activation.
-    assert peak(model, x) == pytest.approx(weights + 3.5 * x.nbytes, rel=1e-3)
 
 
 def test_training_keeps_every_slice_and_saves_little():
