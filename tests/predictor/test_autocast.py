@@ -78,8 +78,8 @@ def test_in_inference_mode_a_weight_is_cast_again_at_every_use() -> None:
     assert _casts("torch.einsum('ij,jk->ik', w, x)", inference=True) == [64 * 64 * 2] * 2
 
 
-def test_parts_of_an_operator_are_not_cast_again() -> None:
-    with PredictedDevice(A100), torch.autocast("cuda", dtype=torch.bfloat16):
+def test_parts_of_an_operator_are_not_cast_again(device: PredictedDevice) -> None:
+    with torch.autocast("cuda", dtype=torch.bfloat16):
         x = torch.zeros(64, 64, device="cuda", dtype=torch.bfloat16)
         # Its products are summed, and a sum by itself answers in fp32.
         assert torch.linalg.vecdot(x, x).dtype == torch.bfloat16
@@ -102,27 +102,25 @@ def test_rms_norm_is_cast_since_2_12(release: tuple[int, int], casts: int) -> No
         assert len(_casts(run, release=release)) > 0
 
 
-def test_backward_within_the_region_sums_gradients_in_fp32() -> None:
-    with PredictedDevice(A100) as device:
-        x = torch.zeros(64, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-        row = torch.zeros(64, 1, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-        with torch.autocast("cuda", dtype=torch.bfloat16):
-            out = x - row
-            out.backward(torch.ones_like(out))
-        assert row.grad is not None and row.grad.dtype == torch.bfloat16
-        rows = [(r.operator, r.size) for r in allocations(device.finish())]
+def test_backward_within_the_region_sums_gradients_in_fp32(device: PredictedDevice) -> None:
+    x = torch.zeros(64, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    row = torch.zeros(64, 1, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        out = x - row
+        out.backward(torch.ones_like(out))
+    assert row.grad is not None and row.grad.dtype == torch.bfloat16
+    rows = [(r.operator, r.size) for r in allocations(device.finish())]
     summed = rows.index(("sum_dim_IntList", 64 * 4))
     assert rows[summed + 1] == ("_to_copy", 64 * 2)
 
 
-def test_casts_of_weights_are_labelled_and_casts_of_activations_are_activations() -> None:
-    with PredictedDevice(A100) as device:
-        model = nn.Sequential(nn.Linear(64, 64, device="cuda"), nn.Linear(64, 64, device="cuda"))
-        x = torch.zeros(32, 64, device="cuda")
-        with torch.autocast("cuda", dtype=torch.bfloat16):
-            out = model(x)
-        out.float().sum().backward()
-        trace = device.finish()
+def test_casts_of_weights_are_labelled_and_casts_of_activations_are_activations(device: PredictedDevice) -> None:
+    model = nn.Sequential(nn.Linear(64, 64, device="cuda"), nn.Linear(64, 64, device="cuda"))
+    x = torch.zeros(32, 64, device="cuda")
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        out = model(x)
+    out.float().sum().backward()
+    trace = device.finish()
     column = trace.devices[0]
     found = categories(trace, column).category
     copies = lifetimes(column).size[found == Category.AUTOCAST_WEIGHT_COPIES]

@@ -117,11 +117,10 @@ def test_what_stays_where_it_is_takes_nothing_besides(way: str) -> None:
     assert beside(STAYING[way]) == []
 
 
-def test_it_is_said_that_no_recording_proves_this() -> None:
-    with PredictedDevice(A100) as device:
-        x = card(1024, 1024)
-        x[:, ::2].cpu()
-        one = found(device)["copies to and from the host of non-contiguous tensors"]
+def test_it_is_said_that_no_recording_proves_this(device: PredictedDevice) -> None:
+    x = card(1024, 1024)
+    x[:, ::2].cpu()
+    one = found(device)["copies to and from the host of non-contiguous tensors"]
     assert (one.standing, one.bytes, one.bytes_at_peak) == ("read", 2 << 20, 2 << 20)
 
 
@@ -155,13 +154,14 @@ def layers() -> nn.Module:
         lambda model: model.to(torch.zeros((), device="cuda", dtype=torch.bfloat16)),
     ],
 )
-def test_weights_never_lie_there_in_their_old_type(move: Callable[[nn.Module], nn.Module]) -> None:
-    with PredictedDevice(A100) as device:
-        model = move(layers())
-        assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
-        assert all(parameter.is_cuda for parameter in model.parameters())
-        assert device.allocated_bytes == LAYERS * NUMBERS * 2
-        assert device.peak_allocated_bytes <= LAYERS * NUMBERS * 2 + 512
+def test_weights_never_lie_there_in_their_old_type(
+    move: Callable[[nn.Module], nn.Module], device: PredictedDevice
+) -> None:
+    model = move(layers())
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    assert all(parameter.is_cuda for parameter in model.parameters())
+    assert device.allocated_bytes == LAYERS * NUMBERS * 2
+    assert device.peak_allocated_bytes <= LAYERS * NUMBERS * 2 + 512
 
 
 @pytest.mark.parametrize(
@@ -171,42 +171,40 @@ def test_weights_never_lie_there_in_their_old_type(move: Callable[[nn.Module], n
         lambda model: model.to("cuda", torch.bfloat16, True),
     ],
 )
-def test_where_nobody_waits_each_weight_changes_its_type_there(move: Callable[[nn.Module], nn.Module]) -> None:
-    with PredictedDevice(A100) as device:
-        model = move(layers())
-        assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
-        assert device.allocated_bytes == LAYERS * NUMBERS * 2
-        assert device.peak_allocated_bytes == LAYERS * NUMBERS * 2 + NUMBERS * 4
+def test_where_nobody_waits_each_weight_changes_its_type_there(
+    move: Callable[[nn.Module], nn.Module], device: PredictedDevice
+) -> None:
+    model = move(layers())
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    assert device.allocated_bytes == LAYERS * NUMBERS * 2
+    assert device.peak_allocated_bytes == LAYERS * NUMBERS * 2 + NUMBERS * 4
 
 
-def test_whole_numbers_and_vectors_keep_what_they_are() -> None:
-    with PredictedDevice(A100):
-        model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)).to("cuda", torch.half, memory_format=LAST)
-        convolution, norm = model[0], model[1]
-        assert convolution.weight.is_contiguous(memory_format=LAST) and not convolution.weight.is_contiguous()
-        assert (convolution.weight.dtype, norm.running_mean.dtype) == (torch.half, torch.half)
-        assert norm.num_batches_tracked.dtype == torch.long
+def test_whole_numbers_and_vectors_keep_what_they_are(device: PredictedDevice) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)).to("cuda", torch.half, memory_format=LAST)
+    convolution, norm = model[0], model[1]
+    assert convolution.weight.is_contiguous(memory_format=LAST) and not convolution.weight.is_contiguous()
+    assert (convolution.weight.dtype, norm.running_mean.dtype) == (torch.half, torch.half)
+    assert norm.num_batches_tracked.dtype == torch.long
 
 
 def test_buffers_that_change_their_type_on_the_card_are_still_the_models() -> None:
     assert set(memviz.predict(lambda: nn.BatchNorm2d(1 << 20).to("cuda").half()).by_category()) == {"parameter"}
 
 
-def test_a_tensor_is_laid_out_on_its_way() -> None:
-    with PredictedDevice(A100):
-        assert torch.zeros(2, 3, 4, 4).cuda(memory_format=LAST).is_contiguous(memory_format=LAST)
-        assert torch.zeros(2, 3, 4, 4).contiguous(memory_format=LAST).cuda().is_contiguous(memory_format=LAST)
-        assert torch.zeros(2, 3, 4, 4).cuda().is_contiguous()
+def test_a_tensor_is_laid_out_on_its_way(device: PredictedDevice) -> None:
+    assert torch.zeros(2, 3, 4, 4).cuda(memory_format=LAST).is_contiguous(memory_format=LAST)
+    assert torch.zeros(2, 3, 4, 4).contiguous(memory_format=LAST).cuda().is_contiguous(memory_format=LAST)
+    assert torch.zeros(2, 3, 4, 4).cuda().is_contiguous()
 
 
-def test_a_lazy_layer_gets_its_weights_where_it_was_moved() -> None:
-    with PredictedDevice(A100) as device:
-        model = nn.Sequential(nn.LazyConv2d(8, 3), nn.LazyBatchNorm2d(), nn.Flatten(), nn.LazyLinear(4)).to("cuda")
-        # The number of batches that the norm has seen.
-        assert device.allocated_bytes == 512
-        model(torch.zeros(2, 3, 8, 8, device="cuda")).sum().backward()
-        assert all(weight.is_cuda and weight.grad is not None for weight in model.parameters())
-        assert model[3].weight.shape == (4, 8 * 6 * 6)
+def test_a_lazy_layer_gets_its_weights_where_it_was_moved(device: PredictedDevice) -> None:
+    model = nn.Sequential(nn.LazyConv2d(8, 3), nn.LazyBatchNorm2d(), nn.Flatten(), nn.LazyLinear(4)).to("cuda")
+    # The number of batches that the norm has seen.
+    assert device.allocated_bytes == 512
+    model(torch.zeros(2, 3, 8, 8, device="cuda")).sum().backward()
+    assert all(weight.is_cuda and weight.grad is not None for weight in model.parameters())
+    assert model[3].weight.shape == (4, 8 * 6 * 6)
 
 
 class Names(nn.Module):
@@ -225,9 +223,8 @@ class Names(nn.Module):
         return self.layers(x) * self.weight
 
 
-def test_a_program_may_give_other_meanings_to_the_names_of_a_modules_methods() -> None:
-    with PredictedDevice(A100) as device:
-        model = Names().to("cuda", torch.bfloat16)
-        assert device.allocated_bytes == 2 * NUMBERS * 2 + 512
-        model(torch.ones(4, 256, device="cuda", dtype=torch.bfloat16)).sum().backward()
-        assert model.weight.grad is not None and model.weight.grad.is_cuda
+def test_a_program_may_give_other_meanings_to_the_names_of_a_modules_methods(device: PredictedDevice) -> None:
+    model = Names().to("cuda", torch.bfloat16)
+    assert device.allocated_bytes == 2 * NUMBERS * 2 + 512
+    model(torch.ones(4, 256, device="cuda", dtype=torch.bfloat16)).sum().backward()
+    assert model.weight.grad is not None and model.weight.grad.is_cuda

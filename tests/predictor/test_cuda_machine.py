@@ -60,10 +60,9 @@ SAID: dict[str, tuple[Callable[[], Any], Any]] = {
 
 
 @pytest.mark.parametrize("what", SAID)
-def test_a_machine_with_the_card_answers(what: str) -> None:
+def test_a_machine_with_the_card_answers(what: str, device: PredictedDevice) -> None:
     ask, answer = SAID[what]
-    with PredictedDevice(A100):
-        assert ask() == answer
+    assert ask() == answer
 
 
 def test_properties_are_the_cards() -> None:
@@ -112,20 +111,19 @@ def test_whichever_card_it_chooses_is_the_one(chosen: str, monkeypatch: pytest.M
         assert torch.cuda.device_count() == 1 and torch.zeros(1, device="cuda:0").is_cuda
 
 
-def test_old_types_are_of_the_card() -> None:
-    with PredictedDevice(A100) as device:
-        made = torch.cuda.FloatTensor(256, 2)
-        assert isinstance(made, torch.cuda.FloatTensor) and not isinstance(torch.zeros(1), torch.cuda.FloatTensor)
-        assert device.allocated_bytes == 2048
-        halved = torch.zeros(2).type(torch.cuda.HalfTensor)
-        assert halved.type() == torch.zeros(2).type("torch.cuda.HalfTensor").type() == "torch.cuda.HalfTensor"
-        assert made.type("torch.FloatTensor").device.type == "cpu"
-        assert torch.cuda.LongTensor([1, 2]).dtype == torch.int64
-        assert made.new_zeros(3, requires_grad=True).is_cuda and made.new(4, 5).shape == (4, 5)
-        edges = torch.cuda.sparse.FloatTensor(torch.tensor([[0, 2]]).cuda(), torch.ones(2).cuda(), torch.Size([4]))
-        assert isinstance(edges, torch.cuda.sparse.FloatTensor) and not isinstance(edges, torch.cuda.FloatTensor)
-        assert edges.to_dense().shape == (4,)
-        del made, halved
+def test_old_types_are_of_the_card(device: PredictedDevice) -> None:
+    made = torch.cuda.FloatTensor(256, 2)
+    assert isinstance(made, torch.cuda.FloatTensor) and not isinstance(torch.zeros(1), torch.cuda.FloatTensor)
+    assert device.allocated_bytes == 2048
+    halved = torch.zeros(2).type(torch.cuda.HalfTensor)
+    assert halved.type() == torch.zeros(2).type("torch.cuda.HalfTensor").type() == "torch.cuda.HalfTensor"
+    assert made.type("torch.FloatTensor").device.type == "cpu"
+    assert torch.cuda.LongTensor([1, 2]).dtype == torch.int64
+    assert made.new_zeros(3, requires_grad=True).is_cuda and made.new(4, 5).shape == (4, 5)
+    edges = torch.cuda.sparse.FloatTensor(torch.tensor([[0, 2]]).cuda(), torch.ones(2).cuda(), torch.Size([4]))
+    assert isinstance(edges, torch.cuda.sparse.FloatTensor) and not isinstance(edges, torch.cuda.FloatTensor)
+    assert edges.to_dense().shape == (4,)
+    del made, halved
 
 
 def made_here() -> Tensor:
@@ -156,92 +154,86 @@ def test_a_default_device_is_followed_and_taken_back(choose: Callable[[], None])
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*deprecated")
-def test_a_profile_of_the_card_is_one_of_the_host() -> None:
+def test_a_profile_of_the_card_is_one_of_the_host(device: PredictedDevice) -> None:
     from torch.profiler import ProfilerActivity, profile
 
-    with PredictedDevice(A100):
-        activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
-        with profile(activities=activities, profile_memory=True, record_shapes=True, with_stack=True) as found:
-            x = torch.ones(8, 64, device="cuda")
-            (x @ x.T).sum()
-        assert "aten::mm" in {row.key for row in found.key_averages()}
-        assert "Self CPU time total" in found.key_averages().table(sort_by="cuda_time_total", row_limit=3)
-        with profile(activities=[ProfilerActivity.CUDA]), torch.autograd.profiler.emit_nvtx():
-            x + 1
+    activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+    with profile(activities=activities, profile_memory=True, record_shapes=True, with_stack=True) as found:
+        x = torch.ones(8, 64, device="cuda")
+        (x @ x.T).sum()
+    assert "aten::mm" in {row.key for row in found.key_averages()}
+    assert "Self CPU time total" in found.key_averages().table(sort_by="cuda_time_total", row_limit=3)
+    with profile(activities=[ProfilerActivity.CUDA]), torch.autograd.profiler.emit_nvtx():
+        x + 1
 
 
 # Generators of the card, their seeds and states.
 
 
-def test_seeds_are_kept_wherever_they_are_said() -> None:
-    with PredictedDevice(A100):
-        torch.cuda.manual_seed(7)
-        assert torch.cuda.initial_seed() == torch.cuda.default_generators[0].initial_seed() == 7
-        torch.cuda.manual_seed_all(8)
-        assert torch.cuda.initial_seed() == 8
-        torch.manual_seed(9)
-        assert torch.cuda.initial_seed() == torch.initial_seed() == 9
-        torch.cuda.seed()
-        assert torch.cuda.initial_seed() != 9
+def test_seeds_are_kept_wherever_they_are_said(device: PredictedDevice) -> None:
+    torch.cuda.manual_seed(7)
+    assert torch.cuda.initial_seed() == torch.cuda.default_generators[0].initial_seed() == 7
+    torch.cuda.manual_seed_all(8)
+    assert torch.cuda.initial_seed() == 8
+    torch.manual_seed(9)
+    assert torch.cuda.initial_seed() == torch.initial_seed() == 9
+    torch.cuda.seed()
+    assert torch.cuda.initial_seed() != 9
 
 
-def test_states_come_back() -> None:
-    with PredictedDevice(A100) as device:
-        torch.cuda.manual_seed(5)
-        state = torch.cuda.get_rng_state()
-        assert (state.device.type, state.dtype, state.numel()) == ("cpu", torch.uint8, 16)
-        with torch.random.fork_rng(devices=[0]):
-            torch.cuda.manual_seed(6)
-        assert torch.cuda.initial_seed() == 5
+def test_states_come_back(device: PredictedDevice) -> None:
+    torch.cuda.manual_seed(5)
+    state = torch.cuda.get_rng_state()
+    assert (state.device.type, state.dtype, state.numel()) == ("cpu", torch.uint8, 16)
+    with torch.random.fork_rng(devices=[0]):
         torch.cuda.manual_seed(6)
-        torch.cuda.set_rng_state_all([state])
-        assert torch.cuda.initial_seed() == 5 and torch.equal(torch.cuda.get_rng_state("cuda:0"), state)
-        with pytest.raises(RuntimeError, match="wrong size"):
-            torch.cuda.set_rng_state(state[:3])
-        assert device.peak_allocated_bytes == 0
+    assert torch.cuda.initial_seed() == 5
+    torch.cuda.manual_seed(6)
+    torch.cuda.set_rng_state_all([state])
+    assert torch.cuda.initial_seed() == 5 and torch.equal(torch.cuda.get_rng_state("cuda:0"), state)
+    with pytest.raises(RuntimeError, match="wrong size"):
+        torch.cuda.set_rng_state(state[:3])
+    assert device.peak_allocated_bytes == 0
 
 
-def test_a_generator_draws_on_its_own_device() -> None:
-    with PredictedDevice(A100) as device:
-        ours, hosts = torch.Generator(device="cuda").manual_seed(3), torch.Generator().manual_seed(3)
-        assert ours.device == torch.device("cuda", 0) and hosts.device == torch.device("cpu")
-        assert isinstance(ours, torch.Generator) and isinstance(hosts, torch.Generator)
-        made = [
-            torch.randn(128, device="cuda", generator=ours),
-            torch.randint(0, 5, (64,), device="cuda", generator=ours),
-            torch.randperm(64, device="cuda", generator=ours),
-            torch.empty(128, device="cuda").normal_(generator=ours),
-        ]
-        assert device.allocated_bytes == 4 * 512 and {each.device.type for each in made} == {"cuda"}
-        assert "values unknown" in repr(made[0])
-        with pytest.raises(RuntimeError, match="Expected a 'cuda' device type for generator but found 'cpu'"):
-            torch.randn(3, device="cuda", generator=hosts)
-        with pytest.raises(RuntimeError, match="Expected a 'cpu' device type for generator but found 'cuda'"):
-            torch.randint(0, 5, (3,), generator=ours)
-        twin = pickle.loads(pickle.dumps(ours))
-        assert twin.initial_seed() == copy.copy(ours).initial_seed() == 3
+def test_a_generator_draws_on_its_own_device(device: PredictedDevice) -> None:
+    ours, hosts = torch.Generator(device="cuda").manual_seed(3), torch.Generator().manual_seed(3)
+    assert ours.device == torch.device("cuda", 0) and hosts.device == torch.device("cpu")
+    assert isinstance(ours, torch.Generator) and isinstance(hosts, torch.Generator)
+    made = [
+        torch.randn(128, device="cuda", generator=ours),
+        torch.randint(0, 5, (64,), device="cuda", generator=ours),
+        torch.randperm(64, device="cuda", generator=ours),
+        torch.empty(128, device="cuda").normal_(generator=ours),
+    ]
+    assert device.allocated_bytes == 4 * 512 and {each.device.type for each in made} == {"cuda"}
+    assert "values unknown" in repr(made[0])
+    with pytest.raises(RuntimeError, match="Expected a 'cuda' device type for generator but found 'cpu'"):
+        torch.randn(3, device="cuda", generator=hosts)
+    with pytest.raises(RuntimeError, match="Expected a 'cpu' device type for generator but found 'cuda'"):
+        torch.randint(0, 5, (3,), generator=ours)
+    twin = pickle.loads(pickle.dumps(ours))
+    assert twin.initial_seed() == copy.copy(ours).initial_seed() == 3
 
 
-def test_a_generator_of_the_card_shuffles_data_in_their_order_and_that_is_said() -> None:
-    with PredictedDevice(A100) as device:
-        torch.set_default_device("cuda")
-        data = TensorDataset(torch.arange(32))
-        loader = DataLoader(data, batch_size=8, shuffle=True, generator=torch.Generator(device="cuda"))
-        seen = [batch.tolist() for (batch,) in loader]
-        assert all(batch.is_cuda for (batch,) in loader)
+def test_a_generator_of_the_card_shuffles_data_in_their_order_and_that_is_said(device: PredictedDevice) -> None:
+    torch.set_default_device("cuda")
+    data = TensorDataset(torch.arange(32))
+    loader = DataLoader(data, batch_size=8, shuffle=True, generator=torch.Generator(device="cuda"))
+    seen = [batch.tolist() for (batch,) in loader]
+    assert all(batch.is_cuda for (batch,) in loader)
     assert sum(seen, []) == list(range(32))
     assert [said for said in device.unseen() if "keep their order" in said]
 
 
 @pytest.mark.parametrize("where", ["cpu", "cuda"])
-def test_weights_may_be_drawn_within_bounds(where: str) -> None:
-    with PredictedDevice(A100):
-        weight = torch.empty(1024, 1024, device=where)
-        assert nn.init.trunc_normal_(weight, std=0.02) is weight
+def test_weights_may_be_drawn_within_bounds(where: str, device: PredictedDevice) -> None:
+    weight = torch.empty(1024, 1024, device=where)
+    assert nn.init.trunc_normal_(weight, std=0.02) is weight
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_a_checkpoint_keeps_the_state_of_the_card(reentrant: bool) -> None:
+def test_a_checkpoint_keeps_the_state_of_the_card(reentrant: bool, device: PredictedDevice) -> None:
     seeds = []
 
     class Asks(nn.Module):
@@ -250,10 +242,9 @@ def test_a_checkpoint_keeps_the_state_of_the_card(reentrant: bool) -> None:
             torch.cuda.manual_seed(2)
             return nn.functional.dropout(x, 0.5)
 
-    with PredictedDevice(A100):
-        torch.cuda.manual_seed(1)
-        x = torch.zeros(8, 64, device="cuda", requires_grad=True)
-        checkpoint(Asks(), x, use_reentrant=reentrant).sum().backward()
+    torch.cuda.manual_seed(1)
+    x = torch.zeros(8, 64, device="cuda", requires_grad=True)
+    checkpoint(Asks(), x, use_reentrant=reentrant).sum().backward()
     assert seeds == [1, 1]
 
 
@@ -269,28 +260,26 @@ WEIGHTS = 2 * LARGEST + 4 * (256 + 128)
 """Whole blocks of 512 bytes, all of them."""
 
 
-def test_a_program_may_set_the_allocator_and_read_its_figures() -> None:
-    with PredictedDevice(A100) as device:
-        first = torch.empty(1 << 20, device="cuda")
-        torch.cuda.memory._set_allocator_settings("expandable_segments:True")
-        second = torch.empty(1 << 23, device="cuda")
-        figures = torch.cuda.memory_stats()
-        assert figures["allocated_bytes.all.current"] == first.nbytes + second.nbytes
-        assert figures["segment.all.current"] == 1
-        actions = set(device.finish().devices[0].events.action.tolist())
+def test_a_program_may_set_the_allocator_and_read_its_figures(device: PredictedDevice) -> None:
+    first = torch.empty(1 << 20, device="cuda")
+    torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+    second = torch.empty(1 << 23, device="cuda")
+    figures = torch.cuda.memory_stats()
+    assert figures["allocated_bytes.all.current"] == first.nbytes + second.nbytes
+    assert figures["segment.all.current"] == 1
+    actions = set(device.finish().devices[0].events.action.tolist())
     assert {Action.SEGMENT_ALLOC, Action.SEGMENT_MAP} <= actions
 
 
-def test_what_goes_to_the_host_leaves_the_device() -> None:
+def test_what_goes_to_the_host_leaves_the_device(device: PredictedDevice) -> None:
     model = layers()
-    with PredictedDevice(A100) as device:
-        model.to("cuda")
-        model.to("cpu")
-        assert device.allocated_bytes == 0
-        assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}
-        model.to("cuda")
-        assert device.allocated_bytes == WEIGHTS
-        assert torch.ones(4, device="cuda").cpu().device.type == "cpu"
+    model.to("cuda")
+    model.to("cpu")
+    assert device.allocated_bytes == 0
+    assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}
+    model.to("cuda")
+    assert device.allocated_bytes == WEIGHTS
+    assert torch.ones(4, device="cuda").cpu().device.type == "cpu"
 
 
 @pytest.mark.parametrize("pinned", [False, True])
@@ -319,41 +308,39 @@ def test_saved_tensors_on_the_host_are_on_the_device_only_for_their_backward(pin
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_autocast_casts_weights_once_and_answers_in_fp32_where_cuda_does(reentrant: bool) -> None:
+def test_autocast_casts_weights_once_and_answers_in_fp32_where_cuda_does(
+    reentrant: bool, device: PredictedDevice
+) -> None:
     model = layers()
-    with PredictedDevice(A100) as device:
-        model.cuda()
-        x = torch.zeros(16, 128, device="cuda", requires_grad=True)
-        before = device.allocated_bytes
-        with torch.autocast("cuda", dtype=torch.bfloat16):
-            first, second = model(x), checkpoint(model, x, use_reentrant=reentrant)
-            assert (first.dtype, second.dtype) == (torch.bfloat16, torch.bfloat16)
-            assert first.softmax(-1).dtype == first.exp().dtype == first.sum().dtype == torch.float32
-            assert torch.cat([first, x]).dtype == torch.float32
-            assert nn.functional.mse_loss(first, x).dtype == torch.float32
-        cast = [row for row in allocations(device.finish()) if row.operator == "_to_copy" and row.size == LARGEST // 2]
-        assert len(cast) == 2
-        assert device.allocated_bytes - before > WEIGHTS // 2
-        (first + second).float().sum().backward()
-        assert {parameter.grad.dtype for parameter in model.parameters() if parameter.grad is not None} == {
-            torch.float32
-        }
+    model.cuda()
+    x = torch.zeros(16, 128, device="cuda", requires_grad=True)
+    before = device.allocated_bytes
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        first, second = model(x), checkpoint(model, x, use_reentrant=reentrant)
+        assert (first.dtype, second.dtype) == (torch.bfloat16, torch.bfloat16)
+        assert first.softmax(-1).dtype == first.exp().dtype == first.sum().dtype == torch.float32
+        assert torch.cat([first, x]).dtype == torch.float32
+        assert nn.functional.mse_loss(first, x).dtype == torch.float32
+    cast = [row for row in allocations(device.finish()) if row.operator == "_to_copy" and row.size == LARGEST // 2]
+    assert len(cast) == 2
+    assert device.allocated_bytes - before > WEIGHTS // 2
+    (first + second).float().sum().backward()
+    assert {parameter.grad.dtype for parameter in model.parameters() if parameter.grad is not None} == {torch.float32}
 
 
 @pytest.mark.parametrize("kind", ["foreach", "fused", "for-loop"])
-def test_optimizers_take_what_their_kernels_take(kind: str) -> None:
+def test_optimizers_take_what_their_kernels_take(kind: str, device: PredictedDevice) -> None:
     model = layers()
     options = {"foreach": {}, "fused": {"fused": True}, "for-loop": {"foreach": False}}[kind]
-    with PredictedDevice(A100) as device:
-        model.cuda()
-        optimizer = torch.optim.AdamW(model.parameters(), **options)
-        for _ in range(2):
-            model(torch.zeros(2, 128, device="cuda")).sum().backward()
-            before, start = device.allocated_bytes, len(allocations(device.finish()))
-            device.reset_peak()
-            optimizer.step()
-            optimizer.zero_grad()
-        rows = allocations(device.finish())[start:]
+    model.cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), **options)
+    for _ in range(2):
+        model(torch.zeros(2, 128, device="cuda")).sum().backward()
+        before, start = device.allocated_bytes, len(allocations(device.finish()))
+        device.reset_peak()
+        optimizer.step()
+        optimizer.zero_grad()
+    rows = allocations(device.finish())[start:]
     temporaries = [row.size for row in rows if row.category is Category.TEMPORARY]
     beside = device.peak_allocated_bytes - before
     if kind == "foreach":
@@ -373,42 +360,41 @@ def test_optimizers_take_what_their_kernels_take(kind: str) -> None:
         (torch.optim.AdamW, {"lr": torch.tensor(0.1), "capturable": True}, 2),
     ],
 )
-def test_fused_steps_take_nothing_beside_their_states(kind: Any, options: dict[str, Any], states_of_each: int) -> None:
+def test_fused_steps_take_nothing_beside_their_states(
+    kind: Any, options: dict[str, Any], states_of_each: int, device: PredictedDevice
+) -> None:
     model = layers()
-    with PredictedDevice(A100) as device:
-        model.cuda()
-        optimizer = kind(model.parameters(), **({"lr": 0.1} | options), fused=True)
-        model(torch.zeros(2, 128, device="cuda")).sum().backward()
-        optimizer.step()
-        before = device.allocated_bytes
-        device.reset_peak()
-        optimizer.step()
-        assert device.peak_allocated_bytes == before
-        states = [state for of in optimizer.state.values() for name, state in of.items() if name != "step"]
-        assert sum(state.numel() * 4 for state in states) == states_of_each * WEIGHTS
+    model.cuda()
+    optimizer = kind(model.parameters(), **({"lr": 0.1} | options), fused=True)
+    model(torch.zeros(2, 128, device="cuda")).sum().backward()
+    optimizer.step()
+    before = device.allocated_bytes
+    device.reset_peak()
+    optimizer.step()
+    assert device.peak_allocated_bytes == before
+    states = [state for of in optimizer.state.values() for name, state in of.items() if name != "step"]
+    assert sum(state.numel() * 4 for state in states) == states_of_each * WEIGHTS
 
 
-def test_memory_follows_a_storage_that_changes_its_size() -> None:
-    with PredictedDevice(A100) as device:
-        x = torch.zeros(1000, device="cuda")
-        x.resize_(5000)
-        assert device.allocated_bytes == 20_480
-        x.untyped_storage().resize_(0)
-        assert device.allocated_bytes == 0
-        out = torch.empty(0, device="cuda")
-        torch.add(torch.ones(300, device="cuda"), 1, out=out)
-        assert device.allocated_bytes == 1536
+def test_memory_follows_a_storage_that_changes_its_size(device: PredictedDevice) -> None:
+    x = torch.zeros(1000, device="cuda")
+    x.resize_(5000)
+    assert device.allocated_bytes == 20_480
+    x.untyped_storage().resize_(0)
+    assert device.allocated_bytes == 0
+    out = torch.empty(0, device="cuda")
+    torch.add(torch.ones(300, device="cuda"), 1, out=out)
+    assert device.allocated_bytes == 1536
 
 
-def test_views_take_nothing_and_keep_what_they_show() -> None:
-    with PredictedDevice(A100) as device:
-        x = torch.zeros(1024, device="cuda")
-        views = x[:8].view(2, 4).t()
-        assert device.allocated_bytes == 4096
-        del x
-        assert device.allocated_bytes == 4096
-        del views
-        assert device.allocated_bytes == 0
+def test_views_take_nothing_and_keep_what_they_show(device: PredictedDevice) -> None:
+    x = torch.zeros(1024, device="cuda")
+    views = x[:8].view(2, 4).t()
+    assert device.allocated_bytes == 4096
+    del x
+    assert device.allocated_bytes == 4096
+    del views
+    assert device.allocated_bytes == 0
 
 
 # CUDA features that no rule models are refused with the reason.
@@ -425,15 +411,14 @@ def own_allocator() -> None:
         (lambda: torch.cuda.tunable.enable(True), "torch.cuda.tunable cannot be predicted: while it tunes kernels"),
     ],
 )
-def test_it_is_named_with_the_reason(program: Callable[[], None], said: str) -> None:
-    with PredictedDevice(A100), pytest.raises(NotPredicted, match=said):
+def test_it_is_named_with_the_reason(program: Callable[[], None], said: str, device: PredictedDevice) -> None:
+    with pytest.raises(NotPredicted, match=said):
         program()
 
 
-def test_whoever_turns_tuning_off_goes_on() -> None:
-    with PredictedDevice(A100):
-        torch.cuda.tunable.enable(False)
-        assert not torch.cuda.tunable.is_enabled()
+def test_whoever_turns_tuning_off_goes_on(device: PredictedDevice) -> None:
+    torch.cuda.tunable.enable(False)
+    assert not torch.cuda.tunable.is_enabled()
 
 
 # Device names in programs, and the devices that tensors report.
@@ -469,35 +454,33 @@ PROPERTIES: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("how", WRONG)
-def test_a_second_card_is_the_error_that_it_is_on_a_machine_with_one(how: str) -> None:
-    with PredictedDevice(A100) as device:
-        with pytest.raises(UsageError, match=r"cuda_machine\.py, line \d+: .*invalid device ordinal.*one NVIDIA A100"):
-            WRONG[how]()
-        # Programs that look for a second card catch torch's own error.
-        with pytest.raises(RuntimeError):
-            WRONG[how]()
-        assert device.allocated_bytes == 0
+def test_a_second_card_is_the_error_that_it_is_on_a_machine_with_one(how: str, device: PredictedDevice) -> None:
+    with pytest.raises(UsageError, match=r"cuda_machine\.py, line \d+: .*invalid device ordinal.*one NVIDIA A100"):
+        WRONG[how]()
+    # Programs that look for a second card catch torch's own error.
+    with pytest.raises(RuntimeError):
+        WRONG[how]()
+    assert device.allocated_bytes == 0
 
 
 @pytest.mark.parametrize("how", PROPERTIES)
-def test_what_a_second_card_is_like_is_torchs_own_error(how: str) -> None:
-    with PredictedDevice(A100), pytest.raises(AssertionError, match="Invalid device id"):
+def test_what_a_second_card_is_like_is_torchs_own_error(how: str, device: PredictedDevice) -> None:
+    with pytest.raises(AssertionError, match="Invalid device id"):
         PROPERTIES[how]()
 
 
-def test_the_one_card_goes_by_all_its_names() -> None:
-    with PredictedDevice(A100) as device:
-        with torch.cuda.device(0):
-            made = [torch.ones(128).to(name) for name in ("cuda", _Names.CARD, 0, torch.device("cuda"))]
-        made += [torch.ones(128).cuda(0), torch.ones(128, device=0), torch.ones(128, device=torch.device("cuda", 0))]
-        made.append(nn.Linear(128, 1, bias=False).to(0).weight)
-        assert {each.device for each in made} == {torch.device("cuda", 0)}
-        assert device.allocated_bytes == 8 * 512
-        torch.cuda.set_device(0)
-        assert torch.device(0) == torch.device("cuda", 0)
+def test_the_one_card_goes_by_all_its_names(device: PredictedDevice) -> None:
+    with torch.cuda.device(0):
+        made = [torch.ones(128).to(name) for name in ("cuda", _Names.CARD, 0, torch.device("cuda"))]
+    made += [torch.ones(128).cuda(0), torch.ones(128, device=0), torch.ones(128, device=torch.device("cuda", 0))]
+    made.append(nn.Linear(128, 1, bias=False).to(0).weight)
+    assert {each.device for each in made} == {torch.device("cuda", 0)}
+    assert device.allocated_bytes == 8 * 512
+    torch.cuda.set_device(0)
+    assert torch.device(0) == torch.device("cuda", 0)
 
 
-def test_a_tensor_says_that_it_is_on_the_card_wherever_it_is_asked() -> None:
+def test_a_tensor_says_that_it_is_on_the_card_wherever_it_is_asked(device: PredictedDevice) -> None:
     seen = []
 
     class Asks(nn.Module):
@@ -521,37 +504,34 @@ def test_a_tensor_says_that_it_is_on_the_card_wherever_it_is_asked() -> None:
         seen.append(x.device)
         return x
 
-    with PredictedDevice(A100):
-        x = torch.ones(2, 3, device="cuda", requires_grad=True)
-        x.register_hook(lambda gradient: seen.append(gradient.device))
-        with torch.autograd.graph.saved_tensors_hooks(pack, pack):
-            checkpoint(Asks(), Twice.apply(x), use_reentrant=False).sum().backward()
-        assert x.get_device() == 0 and x.type() == "torch.cuda.FloatTensor" and x.grad is not None
-        with torch.autocast(x.device.type, dtype=torch.bfloat16):
-            assert (x @ x.T).dtype == torch.bfloat16
-        seen.append(x.grad.device)
+    x = torch.ones(2, 3, device="cuda", requires_grad=True)
+    x.register_hook(lambda gradient: seen.append(gradient.device))
+    with torch.autograd.graph.saved_tensors_hooks(pack, pack):
+        checkpoint(Asks(), Twice.apply(x), use_reentrant=False).sum().backward()
+    assert x.get_device() == 0 and x.type() == "torch.cuda.FloatTensor" and x.grad is not None
+    with torch.autocast(x.device.type, dtype=torch.bfloat16):
+        assert (x @ x.T).dtype == torch.bfloat16
+    seen.append(x.grad.device)
     assert len(seen) >= 7 and set(seen) == {torch.device("cuda", 0)}
 
 
-def test_addresses_tell_what_shares_memory() -> None:
-    with PredictedDevice(A100):
-        one, other = torch.ones(8, device="cuda"), torch.ones(8, device="cuda")
-        assert one.data_ptr() != other.data_ptr()
-        assert one.view(2, 4)[1].data_ptr() == one.data_ptr() + 16
-        assert one.data_ptr() % 512 == 0
-        assert one.untyped_storage().data_ptr() == one.data_ptr() != other.untyped_storage().data_ptr()
+def test_addresses_tell_what_shares_memory(device: PredictedDevice) -> None:
+    one, other = torch.ones(8, device="cuda"), torch.ones(8, device="cuda")
+    assert one.data_ptr() != other.data_ptr()
+    assert one.view(2, 4)[1].data_ptr() == one.data_ptr() + 16
+    assert one.data_ptr() % 512 == 0
+    assert one.untyped_storage().data_ptr() == one.data_ptr() != other.untyped_storage().data_ptr()
 
 
-def test_pinned_memory_is_the_hosts_and_says_so() -> None:
-    with PredictedDevice(A100) as device:
-        host = torch.arange(4.0)
-        pinned = host.pin_memory()
-        assert (host.is_pinned(), pinned.is_pinned(), pinned[1:].is_pinned()) == (False, True, True)
-        assert pinned.data_ptr() != host.data_ptr() and pinned.tolist() == [0, 1, 2, 3]
-        assert torch.empty(3, pin_memory=True).is_pinned() and pinned.pin_memory() is pinned
-        with pytest.raises(RuntimeError, match="only dense CPU tensors can be pinned"):
-            torch.ones(2, device="cuda").pin_memory()
-        assert device.peak_allocated_bytes == 512
+def test_pinned_memory_is_the_hosts_and_says_so(device: PredictedDevice) -> None:
+    host = torch.arange(4.0)
+    pinned = host.pin_memory()
+    assert (host.is_pinned(), pinned.is_pinned(), pinned[1:].is_pinned()) == (False, True, True)
+    assert pinned.data_ptr() != host.data_ptr() and pinned.tolist() == [0, 1, 2, 3]
+    assert torch.empty(3, pin_memory=True).is_pinned() and pinned.pin_memory() is pinned
+    with pytest.raises(RuntimeError, match="only dense CPU tensors can be pinned"):
+        torch.ones(2, device="cuda").pin_memory()
+    assert device.peak_allocated_bytes == 512
 
 
 class Int8(Tensor):
@@ -623,8 +603,8 @@ def test_a_quantized_weight_counts_what_it_is_made_of(built: str) -> None:
 
 
 @pytest.mark.parametrize("settings", [{"mode": "max-autotune"}, {"options": {"triton.cudagraphs": True}}, {}])
-def test_what_is_compiled_and_never_called_is_not_said(settings: Any) -> None:
-    with PredictedDevice(A100) as device, torch._inductor.config.patch({"triton.cudagraphs": not settings}):
+def test_what_is_compiled_and_never_called_is_not_said(settings: Any, device: PredictedDevice) -> None:
+    with torch._inductor.config.patch({"triton.cudagraphs": not settings}):
         never = torch.compile(lambda x: x * 2, **settings)
         scripted = torch.jit.script(lambda x: x * 2)
         module = torch.jit.script(nn.Linear(8, 8)), nn.Linear(8, 8)
@@ -637,9 +617,8 @@ def test_what_is_compiled_and_never_called_is_not_said(settings: Any) -> None:
         assert len([each for each in device.unseen() if each.startswith(kinds)]) == 3
 
 
-def test_a_module_that_was_compiled_before_is_said_too() -> None:
+def test_a_module_that_was_compiled_before_is_said_too(device: PredictedDevice) -> None:
     model = nn.Linear(8, 8)
     model._compiled_call_impl = model._call_impl
-    with PredictedDevice(A100) as device:
-        model.cuda()(torch.zeros(2, 8, device="cuda"))
-        assert [each for each in device.unseen() if each.startswith("torch.compile is not predicted")]
+    model.cuda()(torch.zeros(2, 8, device="cuda"))
+    assert [each for each in device.unseen() if each.startswith("torch.compile is not predicted")]

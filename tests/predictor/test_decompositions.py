@@ -40,13 +40,12 @@ def call(
     return AttentionCall(make(heads[0], 32), make(heads[1], keys), make(heads[1], keys), given, **options)  # type: ignore[arg-type]
 
 
-def test_a_program_may_try_a_kernel_and_take_another() -> None:
+def test_a_program_may_try_a_kernel_and_take_another(device: PredictedDevice) -> None:
     """Without a kernel, torch's own error is raised, as on a GPU."""
-    with PredictedDevice(A100):
-        x = torch.rand(2, 4, 32, 64, device="cuda")
-        with sdpa_kernel(SDPBackend.FLASH_ATTENTION), pytest.raises(RuntimeError, match="No available kernel"):
-            functional.scaled_dot_product_attention(x, x, x)
-        assert functional.scaled_dot_product_attention(x, x, x).shape == x.shape
+    x = torch.rand(2, 4, 32, 64, device="cuda")
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION), pytest.raises(RuntimeError, match="No available kernel"):
+        functional.scaled_dot_product_attention(x, x, x)
+    assert functional.scaled_dot_product_attention(x, x, x).shape == x.shape
 
 
 @pytest.mark.parametrize(
@@ -162,23 +161,24 @@ def test_math_keeps_scores_of_every_pair_in_fp32() -> None:
     assert [operator for operator, size in attended(SDPBackend.MATH, attn_mask=mask) if size == pairs] == scores
 
 
-def test_a_compiled_mask_of_blocks_keeps_no_dense_mask() -> None:
+def test_a_compiled_mask_of_blocks_keeps_no_dense_mask(device: PredictedDevice) -> None:
     from torch.nn.attention.flex_attention import create_block_mask
 
-    with PredictedDevice(A100) as device:
-        held = device.allocated_bytes
-        mask = torch.compile(create_block_mask)(lambda b, h, q, k: q >= k, 2, 1, 1024, 1024, device="cuda")
-        taken = sum(-(-value.nbytes // 512) * 512 for value in vars(mask).values() if isinstance(value, torch.Tensor))
-        assert mask.kv_indices.shape == (2, 1, 8, 8) and mask.kv_indices.is_cuda
-        assert device.allocated_bytes - held == device.peak_allocated_bytes - held == taken < 1024 * 1024
-        assert any("create_block_mask" in each for each in device.unseen())
+    held = device.allocated_bytes
+    mask = torch.compile(create_block_mask)(lambda b, h, q, k: q >= k, 2, 1, 1024, 1024, device="cuda")
+    taken = sum(-(-value.nbytes // 512) * 512 for value in vars(mask).values() if isinstance(value, torch.Tensor))
+    assert mask.kv_indices.shape == (2, 1, 8, 8) and mask.kv_indices.is_cuda
+    assert device.allocated_bytes - held == device.peak_allocated_bytes - held == taken < 1024 * 1024
+    assert any("create_block_mask" in each for each in device.unseen())
 
 
 @pytest.mark.slow
-def test_flex_attention_keeps_a_number_a_row_and_gives_what_its_function_learns_a_gradient() -> None:
+def test_flex_attention_keeps_a_number_a_row_and_gives_what_its_function_learns_a_gradient(
+    device: PredictedDevice,
+) -> None:
     from torch.nn.attention.flex_attention import flex_attention
 
-    with PredictedDevice(A100) as device, warnings.catch_warnings():
+    with warnings.catch_warnings():
         # Uncompiled, torch warns; here nothing is compiled.
         warnings.filterwarnings("ignore", "flex_attention called without", UserWarning)
         x = torch.empty(2, 4, 256, 64, dtype=BRAIN, device="cuda", requires_grad=True)
@@ -220,13 +220,12 @@ def sequences(dtype: torch.dtype) -> Tensor:
 @pytest.mark.parametrize(
     ("dtype", "kernel"), [(torch.float32, "_efficient_attention"), (torch.bfloat16, "_flash_attention")]
 )
-def test_the_kernel_of_the_card_works_on_all_rows(dtype: torch.dtype, kernel: str) -> None:
-    with PredictedDevice(A100) as device:
-        model = JaggedAttention().cuda().to(dtype)
-        x = sequences(dtype)
-        out = x + model(x)
-        out.values().float().square().mean().backward()
-        rows = allocations(device.finish())
+def test_the_kernel_of_the_card_works_on_all_rows(dtype: torch.dtype, kernel: str, device: PredictedDevice) -> None:
+    model = JaggedAttention().cuda().to(dtype)
+    x = sequences(dtype)
+    out = x + model(x)
+    out.values().float().square().mean().backward()
+    rows = allocations(device.finish())
     assert model.inputs.weight.grad is not None and model.inputs.weight.grad.shape == (3 * INNER, INNER)
     forward = [row.size for row in rows if row.operator == f"{kernel}_forward"]
     assert forward[0] == ROWS * INNER * dtype.itemsize
@@ -235,22 +234,21 @@ def test_the_kernel_of_the_card_works_on_all_rows(dtype: torch.dtype, kernel: st
 
 
 @NESTED
-def test_a_kernel_that_is_switched_off_is_not_taken() -> None:
-    with PredictedDevice(A100) as device, sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
+def test_a_kernel_that_is_switched_off_is_not_taken(device: PredictedDevice) -> None:
+    with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
         JaggedAttention().cuda().bfloat16()(sequences(torch.bfloat16))
         assert {"_efficient_attention_forward"} <= device.recorder.operators
         assert "_flash_attention_forward" not in device.recorder.operators
 
 
 @NESTED
-def test_what_backward_makes_of_parts_lies_on_the_card() -> None:
+def test_what_backward_makes_of_parts_lies_on_the_card(device: PredictedDevice) -> None:
     """torch names the place of its tensors there itself, and that is no `meta` of the program's."""
-    with PredictedDevice(A100) as device:
-        x = sequences(torch.float32).requires_grad_()
-        before = device.allocated_bytes
-        x.chunk(2, -1)[0].values().sum().backward()
-        assert x.grad is not None and x.grad.values().is_cuda
-        assert device.allocated_bytes - before >= ROWS * INNER * 4
+    x = sequences(torch.float32).requires_grad_()
+    before = device.allocated_bytes
+    x.chunk(2, -1)[0].values().sum().backward()
+    assert x.grad is not None and x.grad.values().is_cuda
+    assert device.allocated_bytes - before >= ROWS * INNER * 4
 
 
 TURNED = [
@@ -369,11 +367,10 @@ def test_it_takes_its_result_and_nothing_else(inference: bool) -> None:
     assert taken(lambda places: one_hot(places[:0], 8), inference=inference) == []
 
 
-def test_values_that_are_known_stay_so() -> None:
-    with PredictedDevice(A100):
-        places = torch.tensor([2, 0], device="cuda")
-        assert one_hot(places).tolist() == [[0, 0, 1], [1, 0, 0]]
-        assert one_hot(places, 4).sum(0).tolist() == [1, 0, 1, 0]
+def test_values_that_are_known_stay_so(device: PredictedDevice) -> None:
+    places = torch.tensor([2, 0], device="cuda")
+    assert one_hot(places).tolist() == [[0, 0, 1], [1, 0, 0]]
+    assert one_hot(places, 4).sum(0).tolist() == [1, 0, 1, 0]
 
 
 ERRORS: dict[str, Callable[[Tensor], Any]] = {
@@ -435,11 +432,10 @@ def test_what_a_program_writes_out_of_place_takes_memory() -> None:
     assert _of_full_size(lambda x: _Own.apply(x)) == 2
 
 
-def test_the_host_computes_what_has_a_kernel_of_the_predictor() -> None:
-    with PredictedDevice(A100):
-        shares = torch.distributions.Dirichlet(torch.ones(4)).sample()
-        assert float(shares.sum()) == pytest.approx(1) and 0 <= float(shares[0]) <= 1
-        x = torch.ones(3, requires_grad=True)
-        torch.nn.functional.mish(x).sum().backward()
-        assert x.grad is not None and x.grad.tolist() == pytest.approx([1.0490] * 3, abs=1e-3)
-        assert torch.nn.functional.one_hot(torch.arange(2)).tolist() == [[1, 0], [0, 1]]
+def test_the_host_computes_what_has_a_kernel_of_the_predictor(device: PredictedDevice) -> None:
+    shares = torch.distributions.Dirichlet(torch.ones(4)).sample()
+    assert float(shares.sum()) == pytest.approx(1) and 0 <= float(shares[0]) <= 1
+    x = torch.ones(3, requires_grad=True)
+    torch.nn.functional.mish(x).sum().backward()
+    assert x.grad is not None and x.grad.tolist() == pytest.approx([1.0490] * 3, abs=1e-3)
+    assert torch.nn.functional.one_hot(torch.arange(2)).tolist() == [[1, 0], [0, 1]]

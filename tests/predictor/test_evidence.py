@@ -43,22 +43,20 @@ def attended(x: torch.Tensor) -> torch.Tensor:
     return functional.scaled_dot_product_attention(x, x, x)
 
 
-def test_sums_of_attention_are_counted_while_they_live() -> None:
-    with PredictedDevice(A100) as device:
-        x = torch.zeros(1, 1, MiB // 4, 8, device="cuda", requires_grad=True)
-        attended(attended(x)).sum().backward()
-        sums = found(device)["memory-efficient attention"]
+def test_sums_of_attention_are_counted_while_they_live(device: PredictedDevice) -> None:
+    x = torch.zeros(1, 1, MiB // 4, 8, device="cuda", requires_grad=True)
+    attended(attended(x)).sum().backward()
+    sums = found(device)["memory-efficient attention"]
     # The highest moment is in the backward of the second, before the first's.
     assert (sums.standing, sums.bytes, sums.bytes_at_peak, sums.bytes_at_most) == ("read", 2 * MiB, 2 * MiB, None)
 
 
-def test_what_was_not_there_at_the_highest_moment_has_no_part_of_it() -> None:
-    with PredictedDevice(A100) as device:
-        attended(torch.zeros(1, 1, MiB // 4, 8, device="cuda", requires_grad=True))
-        large = torch.zeros(64 * MiB, device="cuda")
-        sums = found(device)["memory-efficient attention"]
-        assert (sums.bytes, sums.bytes_at_peak) == (MiB, 0)
-        del large
+def test_what_was_not_there_at_the_highest_moment_has_no_part_of_it(device: PredictedDevice) -> None:
+    attended(torch.zeros(1, 1, MiB // 4, 8, device="cuda", requires_grad=True))
+    large = torch.zeros(64 * MiB, device="cuda")
+    sums = found(device)["memory-efficient attention"]
+    assert (sums.bytes, sums.bytes_at_peak) == (MiB, 0)
+    del large
 
 
 def test_what_a_recording_proves_is_not_said_but_on_cards_that_it_does_not_speak_for() -> None:
@@ -141,22 +139,21 @@ def test_an_image_is_unfolded_at_most_once_for_each_place_of_a_window(
     ],
 )
 def test_reserves_of_recurrent_layers_are_those_that_cudnn_reported(
-    layer: nn.Module, steps: int, batch: int, reserve: int
+    layer: nn.Module, steps: int, batch: int, reserve: int, device: PredictedDevice
 ) -> None:
-    with PredictedDevice(A100) as device:
-        layer = deepcopy(layer).cuda()
-        x = torch.zeros(steps, batch, layer.input_size, device="cuda")
-        before = torch.cuda.memory_allocated()
-        out, states = layer(x)
-        kept = torch.cuda.memory_allocated() - before
-        results = sum(tensor.nbytes for tensor in (out, *(states if isinstance(states, tuple) else (states,))))
-        # Blocks may be up to 1 MiB larger than what they are asked for.
-        assert 0 <= kept - results - reserve < 4 * MiB
-        torch.cuda.reset_peak_memory_stats()
-        with torch.no_grad():
-            layer.eval()(x)
-        assert torch.cuda.max_memory_allocated() - before - kept < 2 * reserve
-        one = found(device)["cuDNN's recurrent layers"]
+    layer = deepcopy(layer).cuda()
+    x = torch.zeros(steps, batch, layer.input_size, device="cuda")
+    before = torch.cuda.memory_allocated()
+    out, states = layer(x)
+    kept = torch.cuda.memory_allocated() - before
+    results = sum(tensor.nbytes for tensor in (out, *(states if isinstance(states, tuple) else (states,))))
+    # Blocks may be up to 1 MiB larger than what they are asked for.
+    assert 0 <= kept - results - reserve < 4 * MiB
+    torch.cuda.reset_peak_memory_stats()
+    with torch.no_grad():
+        layer.eval()(x)
+    assert torch.cuda.max_memory_allocated() - before - kept < 2 * reserve
+    one = found(device)["cuDNN's recurrent layers"]
     assert one.standing == Standing.ESTIMATED and one.bytes is not None and one.bytes >= reserve
 
 

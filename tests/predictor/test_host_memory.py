@@ -59,8 +59,7 @@ def test_torch_keeps_pinned_blocks_for_the_next_of_their_size() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "kept"),
-    [("pinned_max_round_threshold_mb:2", 2 * 3 * MB), ("pinned_max_cached_size_mb:2", 3 * MB)],
+    ("settings", "kept"), [("pinned_max_round_threshold_mb:2", 2 * 3 * MB), ("pinned_max_cached_size_mb:2", 3 * MB)]
 )
 def test_settings_bound_what_is_rounded_and_kept(settings: str, kept: int) -> None:
     def body() -> Any:

@@ -74,46 +74,42 @@ def test_values_are_what_the_host_computes(way: str) -> None:
         assert not device.recorder.assumptions.stated
 
 
-def test_what_meets_unknown_values_loses_its_own() -> None:
-    with PredictedDevice(A100) as device:
-        known, drawn = torch.zeros(4, device="cuda"), torch.rand(4, device="cuda")
-        known[0] = drawn[0]
-        assert "values unknown" in repr(known) and "values unknown" in repr(torch.ones(4, device="cuda") * drawn)
-        known.zero_()
-        assert known.tolist() == [0, 0, 0, 0]
-        known.normal_()
-        assert "values unknown" in repr(known)
-        assert torch.empty_like(known).tolist() == [0, 0, 0, 0]
-        assert torch.zeros_like(drawn).tolist() == [0, 0, 0, 0]
-        assert not device.recorder.assumptions.stated
+def test_what_meets_unknown_values_loses_its_own(device: PredictedDevice) -> None:
+    known, drawn = torch.zeros(4, device="cuda"), torch.rand(4, device="cuda")
+    known[0] = drawn[0]
+    assert "values unknown" in repr(known) and "values unknown" in repr(torch.ones(4, device="cuda") * drawn)
+    known.zero_()
+    assert known.tolist() == [0, 0, 0, 0]
+    known.normal_()
+    assert "values unknown" in repr(known)
+    assert torch.empty_like(known).tolist() == [0, 0, 0, 0]
+    assert torch.zeros_like(drawn).tolist() == [0, 0, 0, 0]
+    assert not device.recorder.assumptions.stated
 
 
-def test_large_tensors_keep_values_that_are_all_alike() -> None:
-    with PredictedDevice(A100) as device:
-        mask = torch.ones(64, 1, 1024, 1024, dtype=torch.bool, device="cuda")
-        assert mask.all() and not (~mask).any() and not (mask.float() * 2 != 2).any()
-        mask[0, 0, 0, 0] = False
-        assert "values unknown" in repr(mask)
-        assert not device.recorder.assumptions.stated
-        assert not mask.all()
+def test_large_tensors_keep_values_that_are_all_alike(device: PredictedDevice) -> None:
+    mask = torch.ones(64, 1, 1024, 1024, dtype=torch.bool, device="cuda")
+    assert mask.all() and not (~mask).any() and not (mask.float() * 2 != 2).any()
+    mask[0, 0, 0, 0] = False
+    assert "values unknown" in repr(mask)
+    assert not device.recorder.assumptions.stated
+    assert not mask.all()
     assert device.recorder.assumptions.stated
 
 
-def test_true_or_anything_is_true() -> None:
-    with PredictedDevice(A100):
-        drawn = torch.rand(3, device="cuda") > 0.5
-        done = drawn | torch.ones(3, dtype=torch.bool, device="cuda")
-        assert done.all() and (torch.ones(3, dtype=torch.long, device="cuda") & ~done).max() == 0
+def test_true_or_anything_is_true(device: PredictedDevice) -> None:
+    drawn = torch.rand(3, device="cuda") > 0.5
+    done = drawn | torch.ones(3, dtype=torch.bool, device="cuda")
+    assert done.all() and (torch.ones(3, dtype=torch.long, device="cuda") & ~done).max() == 0
 
 
-def test_values_take_no_memory_of_the_device_and_cost_the_same() -> None:
-    with PredictedDevice(A100) as device:
-        x = torch.arange(1000, device="cuda")
-        assert device.allocated_bytes == 8192
-        y = x[x > 499]
-        del x
-        assert device.allocated_bytes == 4096
-        assert y.tolist() == list(range(500, 1000))
+def test_values_take_no_memory_of_the_device_and_cost_the_same(device: PredictedDevice) -> None:
+    x = torch.arange(1000, device="cuda")
+    assert device.allocated_bytes == 8192
+    y = x[x > 499]
+    del x
+    assert device.allocated_bytes == 4096
+    assert y.tolist() == list(range(500, 1000))
 
 
 def test_numbers_drawn_on_the_host_are_real_if_small_and_large_ones_take_no_memory_of_this_machine() -> None:
@@ -175,17 +171,16 @@ def test_large_ones_take_no_memory_where_the_heap_of_a_long_running_process_has_
     assert int(done.stdout) < 128
 
 
-def test_of_many_alike_the_one_that_is_written_differs() -> None:
-    with PredictedDevice(A100):
-        many = torch.zeros(8192, device="cuda")
-        many[:4096] = 0
-        assert not many.any() and many.sum().item() == 0
-        many[8190:] = 3
-        assert many.sum().item() == 6 and many[:4].tolist() == [0, 0, 0, 0] and many[-1].item() == 3
-        many.fill_(2)
-        assert (many == 2).all() and many.view(2, -1).sum(1).tolist() == [8192, 8192]
-        many[5].copy_(torch.tensor(7.0))
-        assert many[4:7].tolist() == [2, 7, 2]
+def test_of_many_alike_the_one_that_is_written_differs(device: PredictedDevice) -> None:
+    many = torch.zeros(8192, device="cuda")
+    many[:4096] = 0
+    assert not many.any() and many.sum().item() == 0
+    many[8190:] = 3
+    assert many.sum().item() == 6 and many[:4].tolist() == [0, 0, 0, 0] and many[-1].item() == 3
+    many.fill_(2)
+    assert (many == 2).all() and many.view(2, -1).sum(1).tolist() == [8192, 8192]
+    many[5].copy_(torch.tensor(7.0))
+    assert many[4:7].tolist() == [2, 7, 2]
 
 
 def _counted(x: Tensor) -> Tensor:
@@ -264,10 +259,7 @@ LENGTHS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     ),
     "bins of the host": (lambda: torch.bincount(there(9, dtype=WHOLE).cpu()), lambda: torch.zeros(4, dtype=WHOLE)),
     "different": (lambda: there(3, 3).unique(), lambda: torch.zeros(4)),
-    "where each went": (
-        lambda: there(3, 3).unique(return_inverse=True)[1],
-        lambda: torch.zeros(3, 3, dtype=WHOLE),
-    ),
+    "where each went": (lambda: there(3, 3).unique(return_inverse=True)[1], lambda: torch.zeros(3, 3, dtype=WHOLE)),
     "how many of each": (
         lambda: there(9).unique_consecutive(return_counts=True)[1],
         lambda: torch.zeros(4, dtype=WHOLE),
@@ -288,25 +280,23 @@ def test_a_length_that_nobody_computes_can_be_stated(name: str) -> None:
         assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
 
 
-def test_bins_are_as_many_as_the_program_says_at_least() -> None:
+def test_bins_are_as_many_as_the_program_says_at_least(device: PredictedDevice) -> None:
     """A confusion matrix, as evaluations write it."""
-    with PredictedDevice(A100) as device:
-        counted = torch.bincount(there(9, dtype=WHOLE).cpu() * 3, minlength=9).reshape(3, 3)
-        assert (counted.shape, counted.is_cuda) == ((3, 3), False)
+    counted = torch.bincount(there(9, dtype=WHOLE).cpu() * 3, minlength=9).reshape(3, 3)
+    assert (counted.shape, counted.is_cuda) == ((3, 3), False)
     (stated,) = device.recorder.assumptions.stated
     assert missing(stated.what, "counted values", "below 9") == []
     assert f"{Path(__file__).name}:" in stated.where
 
 
-def test_what_is_counted_into_bins_falls_evenly_into_them() -> None:
+def test_what_is_counted_into_bins_falls_evenly_into_them(device: PredictedDevice) -> None:
     """Tokens per expert are assumed even, so that each part has a size; printed values stay unknown."""
-    with PredictedDevice(A100) as device:
-        tokens, counts = torch.zeros(48, 4, device="cuda"), torch.bincount(there(48, dtype=WHOLE), minlength=8)
-        assert [part.shape for part in tokens.split(counts.tolist())] == [(6, 4)] * 8
-        assert counts.cpu().numpy().cumsum().tolist() == list(range(6, 54, 6))
-        assert str(counts.tolist()) == str(["unknown"] * 8).replace("'", "")
-        uneven = torch.bincount(there(50, dtype=WHOLE), minlength=8)
-        assert [part.size(0) for part in torch.zeros(50, device="cuda").split(uneven.tolist())] == [7, 7, *[6] * 6]
+    tokens, counts = torch.zeros(48, 4, device="cuda"), torch.bincount(there(48, dtype=WHOLE), minlength=8)
+    assert [part.shape for part in tokens.split(counts.tolist())] == [(6, 4)] * 8
+    assert counts.cpu().numpy().cumsum().tolist() == list(range(6, 54, 6))
+    assert str(counts.tolist()) == str(["unknown"] * 8).replace("'", "")
+    uneven = torch.bincount(there(50, dtype=WHOLE), minlength=8)
+    assert [part.size(0) for part in torch.zeros(50, device="cuda").split(uneven.tolist())] == [7, 7, *[6] * 6]
     said = [stated.what for stated in device.recorder.assumptions.stated]
     assert any("counts as 6 in conditions" in what for what in said)
 
@@ -365,47 +355,41 @@ COUNTED: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("way", COUNTED)
-def test_each_expert_gets_its_share(way: str) -> None:
-    with PredictedDevice(A100) as device:
-        assert [int(count) for count in COUNTED[way]()] == [EACH] * EXPERTS
-        assert any(stated.where for stated in device.recorder.assumptions.stated)
+def test_each_expert_gets_its_share(way: str, device: PredictedDevice) -> None:
+    assert [int(count) for count in COUNTED[way]()] == [EACH] * EXPERTS
+    assert any(stated.where for stated in device.recorder.assumptions.stated)
 
 
-def test_what_is_left_over_goes_to_the_first_and_nothing_is_lost() -> None:
-    with PredictedDevice(A100):
-        counts = one_hot(routed(50), EXPERTS).sum((0, 1)).tolist()
-        parts = zeros(100, 4).split(counts)
+def test_what_is_left_over_goes_to_the_first_and_nothing_is_lost(device: PredictedDevice) -> None:
+    counts = one_hot(routed(50), EXPERTS).sum((0, 1)).tolist()
+    parts = zeros(100, 4).split(counts)
     assert [len(part) for part in parts] == [13] * 4 + [12] * 4
 
 
-def test_counts_go_on_where_they_were() -> None:
-    with PredictedDevice(A100):
-        seen = zeros(EXPERTS) + 3
-        seen.scatter_add_(0, routed().flatten(), torch.ones(ROWS * TAKEN, device="cuda"))
-        assert int(seen[0]) == 3 + EACH
+def test_counts_go_on_where_they_were(device: PredictedDevice) -> None:
+    seen = zeros(EXPERTS) + 3
+    seen.scatter_add_(0, routed().flatten(), torch.ones(ROWS * TAKEN, device="cuda"))
+    assert int(seen[0]) == 3 + EACH
 
 
-def test_shares_print_as_unknown() -> None:
-    with PredictedDevice(A100):
-        counts = one_hot(routed(), EXPERTS).sum((0, 1))
-        assert str(counts.tolist()) == str(["unknown"] * EXPERTS).replace("'", "")
-        assert str(counts.cpu().tolist()) == str(["unknown"] * EXPERTS).replace("'", "")
-        assert "values unknown" in str(counts) and "values unknown" in str(counts.cpu())
+def test_shares_print_as_unknown(device: PredictedDevice) -> None:
+    counts = one_hot(routed(), EXPERTS).sum((0, 1))
+    assert str(counts.tolist()) == str(["unknown"] * EXPERTS).replace("'", "")
+    assert str(counts.cpu().tolist()) == str(["unknown"] * EXPERTS).replace("'", "")
+    assert "values unknown" in str(counts) and "values unknown" in str(counts.cpu())
 
 
-def test_an_expert_has_rows_and_a_text_has_no_end() -> None:
+def test_an_expert_has_rows_and_a_text_has_no_end(device: PredictedDevice) -> None:
     """Each of few is chosen, and one word of many is not."""
-    with PredictedDevice(A100):
-        assert all(bool((routed() == expert).any()) for expert in range(EXPERTS))
-        words = there(ROWS, 30_000).argmax(-1)
-        assert not (words == 2).any() and len((words == 2).nonzero()) == 0
-        assert int((words != 2).sum()) == ROWS
+    assert all(bool((routed() == expert).any()) for expert in range(EXPERTS))
+    words = there(ROWS, 30_000).argmax(-1)
+    assert not (words == 2).any() and len((words == 2).nonzero()) == 0
+    assert int((words != 2).sum()) == ROWS
 
 
-def test_values_that_are_known_are_counted_as_they_are() -> None:
-    with PredictedDevice(A100):
-        routed_to = torch.tensor([[0.1, 0.9], [0.2, 0.8], [0.7, 0.3]], device="cuda").argmax(-1)
-        assert one_hot(routed_to, 2).sum(0).tolist() == [1, 2]
+def test_values_that_are_known_are_counted_as_they_are(device: PredictedDevice) -> None:
+    routed_to = torch.tensor([[0.1, 0.9], [0.2, 0.8], [0.7, 0.3]], device="cuda").argmax(-1)
+    assert one_hot(routed_to, 2).sum(0).tolist() == [1, 2]
 
 
 ACCEPTED: dict[str, tuple[Callable[[], Any], int]] = {
@@ -423,11 +407,10 @@ def drafted() -> Tensor:
 
 
 @pytest.mark.parametrize("way", ACCEPTED)
-def test_how_much_of_a_draft_is_accepted_has_an_answer(way: str) -> None:
+def test_how_much_of_a_draft_is_accepted_has_an_answer(way: str, device: PredictedDevice) -> None:
     ask, count = ACCEPTED[way]
-    with PredictedDevice(A100) as device:
-        assert int(ask()) == count
-        assert any(stated.where for stated in device.recorder.assumptions.stated)
+    assert int(ask()) == count
+    assert any(stated.where for stated in device.recorder.assumptions.stated)
 
 
 # Notes of assumptions: equal ones are merged, with their lines and count.

@@ -28,12 +28,11 @@ def llama() -> Any:
 
 
 @pytest.mark.slow
-def test_text_that_nobody_computes_is_generated_without_a_mask() -> None:
-    with PredictedDevice(A100) as device:
-        model = llama().to("cuda").eval()
-        tokens = torch.randint(0, 1000, (2, 200), device="cuda")
-        assert model.generate(tokens, max_new_tokens=4, pad_token_id=0).shape == (2, 204)
-        assert any("mask nothing" in sentence for sentence in device.unseen())
+def test_text_that_nobody_computes_is_generated_without_a_mask(device: PredictedDevice) -> None:
+    model = llama().to("cuda").eval()
+    tokens = torch.randint(0, 1000, (2, 200), device="cuda")
+    assert model.generate(tokens, max_new_tokens=4, pad_token_id=0).shape == (2, 204)
+    assert any("mask nothing" in sentence for sentence in device.unseen())
 
 
 GENERATED = {
@@ -47,10 +46,10 @@ GENERATED = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", GENERATED)
-def test_an_answer_to_a_text_goes_on_to_its_greatest_length(way: str) -> None:
+def test_an_answer_to_a_text_goes_on_to_its_greatest_length(way: str, device: PredictedDevice) -> None:
     transformers = pytest.importorskip("transformers")
     sizes = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 1, "num_heads": 4, "vocab_size": 100}
-    with PredictedDevice(A100) as device, torch.no_grad():
+    with torch.no_grad():
         config = transformers.T5Config(**sizes, decoder_start_token_id=0)
         model = transformers.T5ForConditionalGeneration(config).to("cuda").eval()
         tokens = torch.randint(2, 100, (2, 8), device="cuda")
@@ -60,8 +59,8 @@ def test_an_answer_to_a_text_goes_on_to_its_greatest_length(way: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("draws", [False, True])
-def test_what_an_assistant_drafts_is_accepted_whole(draws: bool) -> None:
-    with PredictedDevice(A100) as device, torch.no_grad():
+def test_what_an_assistant_drafts_is_accepted_whole(draws: bool, device: PredictedDevice) -> None:
+    with torch.no_grad():
         model, assistant = llama().to("cuda").eval(), llama().to("cuda").eval()
         calls: list[int] = []
         model.register_forward_hook(lambda *_: calls.append(1))
@@ -72,18 +71,17 @@ def test_what_an_assistant_drafts_is_accepted_whole(draws: bool) -> None:
         assert any("all draft tokens accepted" in sentence for sentence in device.unseen())
 
 
-def test_weights_that_lie_on_meta_are_themselves_when_they_are_put_there_again() -> None:
+def test_weights_that_lie_on_meta_are_themselves_when_they_are_put_there_again(device: PredictedDevice) -> None:
     """Hooks of accelerate do this, and rebuild a parameter of the class that they find."""
-    with PredictedDevice(A100) as device:
-        weight = torch.nn.Parameter(torch.rand(4, 4).to("meta"))
-        before = device.allocated_bytes
-        assert weight.to("meta") is weight and device.allocated_bytes == before
-        halves = torch.rand(4, 4, device="cuda").to("meta", torch.bfloat16)
-        assert halves.dtype is torch.bfloat16 and halves.is_meta
-        with torch.device("meta"):
-            # transformers asks so whether it builds on `meta`, and then sets the buffers after loading.
-            made = torch.tensor([]), torch.tensor([1.0]), torch.as_tensor(2.0), torch.empty(0)
-            assert {tensor.device.type for tensor in made} == {torch.get_default_device().type} == {"meta"}
+    weight = torch.nn.Parameter(torch.rand(4, 4).to("meta"))
+    before = device.allocated_bytes
+    assert weight.to("meta") is weight and device.allocated_bytes == before
+    halves = torch.rand(4, 4, device="cuda").to("meta", torch.bfloat16)
+    assert halves.dtype is torch.bfloat16 and halves.is_meta
+    with torch.device("meta"):
+        # transformers asks so whether it builds on `meta`, and then sets the buffers after loading.
+        made = torch.tensor([]), torch.tensor([1.0]), torch.as_tensor(2.0), torch.empty(0)
+        assert {tensor.device.type for tensor in made} == {torch.get_default_device().type} == {"meta"}
 
 
 def test_a_large_model_of_the_host_takes_no_memory_however_often_it_is_filled() -> None:
@@ -118,38 +116,36 @@ def test_a_model_that_was_trained_here_is_loaded_again(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-def test_a_pipeline_of_weights_in_eight_bits_runs_to_its_images() -> None:
+def test_a_pipeline_of_weights_in_eight_bits_runs_to_its_images(device: PredictedDevice) -> None:
     diffusers = pytest.importorskip("diffusers")
-    with PredictedDevice(A100) as device:
-        model = diffusers.UNet2DModel(
-            sample_size=32,
-            block_out_channels=(32, 64),
-            layers_per_block=1,
-            down_block_types=("DownBlock2D", "AttnDownBlock2D"),
-            up_block_types=("AttnUpBlock2D", "UpBlock2D"),
-        )
-        pipeline = diffusers.DDPMPipeline(model, diffusers.DPMSolverMultistepScheduler(use_karras_sigmas=True))
-        pipeline.set_progress_bar_config(disable=True)
-        model.enable_layerwise_casting(storage_dtype=torch.float8_e4m3fn, compute_dtype=torch.float32)
-        pipeline.to("cuda")
-        weights = sum(parameter.numel() for parameter in model.parameters())
-        assert device.allocated_bytes < 2 * weights
-        images = pipeline(batch_size=2, num_inference_steps=2, output_type="np").images
-        assert images.shape == (2, 32, 32, 3)
+    model = diffusers.UNet2DModel(
+        sample_size=32,
+        block_out_channels=(32, 64),
+        layers_per_block=1,
+        down_block_types=("DownBlock2D", "AttnDownBlock2D"),
+        up_block_types=("AttnUpBlock2D", "UpBlock2D"),
+    )
+    pipeline = diffusers.DDPMPipeline(model, diffusers.DPMSolverMultistepScheduler(use_karras_sigmas=True))
+    pipeline.set_progress_bar_config(disable=True)
+    model.enable_layerwise_casting(storage_dtype=torch.float8_e4m3fn, compute_dtype=torch.float32)
+    pipeline.to("cuda")
+    weights = sum(parameter.numel() for parameter in model.parameters())
+    assert device.allocated_bytes < 2 * weights
+    images = pipeline(batch_size=2, num_inference_steps=2, output_type="np").images
+    assert images.shape == (2, 32, 32, 3)
 
 
-def test_what_is_emptied_again_and_again_still_lets_go_of_cycles() -> None:
-    with PredictedDevice(A100) as device:
-        for _ in range(3):
-            kept: list[Any] = [torch.empty(MiB, device="cuda")]
-            kept.append(kept)
-            del kept
-            device.empty_cache()
-            assert device.reserved_bytes == 0
+def test_what_is_emptied_again_and_again_still_lets_go_of_cycles(device: PredictedDevice) -> None:
+    for _ in range(3):
+        kept: list[Any] = [torch.empty(MiB, device="cuda")]
+        kept.append(kept)
+        del kept
+        device.empty_cache()
+        assert device.reserved_bytes == 0
 
 
 @pytest.mark.parametrize("target", ["cuda", 0, torch.device("cuda:0")])
-def test_a_weight_packs_itself_on_its_way_to_the_card(target: Any) -> None:
+def test_a_weight_packs_itself_on_its_way_to_the_card(target: Any, device: PredictedDevice) -> None:
     """Weights of bitsandbytes ask torch for the target device, and pack themselves unless that is `meta`."""
 
     class Packed(torch.nn.Parameter):
@@ -160,14 +156,13 @@ def test_a_weight_packs_itself_on_its_way_to_the_card(target: Any) -> None:
                 return self
             return torch.Tensor._make_subclass(Packed, super().to(*args, **kwargs), False)
 
-    with PredictedDevice(A100):
-        layer = torch.nn.Linear(8, 1024, bias=False)
-        layer.weight = Packed(layer.weight.detach(), requires_grad=False)
-        weight = layer.weight
-        weight.to(target)
-        layer.to("cuda")
-        assert layer.weight is weight and weight.shape == (1024, 4)
-        assert torch.cuda.memory_allocated() == 1024 * 4
+    layer = torch.nn.Linear(8, 1024, bias=False)
+    layer.weight = Packed(layer.weight.detach(), requires_grad=False)
+    weight = layer.weight
+    weight.to(target)
+    layer.to("cuda")
+    assert layer.weight is weight and weight.shape == (1024, 4)
+    assert torch.cuda.memory_allocated() == 1024 * 4
 
 
 def test_what_a_library_compiles_for_the_host_is_not_said_of_the_card() -> None:

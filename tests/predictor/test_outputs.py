@@ -253,11 +253,10 @@ def test_a_checkpoint_is_loaded_by_a_later_run_to_the_device_it_was_saved_from(t
         torch.load(twin)
 
 
-def test_safetensors_with_values_are_kept_apart_too(kept: Path) -> None:
+def test_safetensors_with_values_are_kept_apart_too(kept: Path, device: PredictedDevice) -> None:
     library = pytest.importorskip("safetensors.torch")
-    with PredictedDevice(A100):
-        library.save_file({"steps": torch.arange(4)}, "steps.safetensors")
-        assert library.load_file("steps.safetensors")["steps"].tolist() == [0, 1, 2, 3]
+    library.save_file({"steps": torch.arange(4)}, "steps.safetensors")
+    assert library.load_file("steps.safetensors")["steps"].tolist() == [0, 1, 2, 3]
     assert (kept / "steps.safetensors").is_file()
 
 
@@ -350,29 +349,27 @@ def test_a_checkpoint_that_was_written_to_an_open_file_does_not_stay(tmp_path: P
     assert [path.name for path in tmp_path.iterdir()] == ["step.pt"]
 
 
-def test_the_device_of_a_saved_tensor_is_not_that_of_an_earlier_one(tmp_path: Path) -> None:
-    with PredictedDevice(A100):
-        for _ in range(200):
-            torch.save([torch.rand(5, device="cuda")], tmp_path / "card.pt")
-        torch.save([torch.tensor([number]) for number in range(200)], tmp_path / "host.pt")
-        assert [tensor.is_cuda for tensor in torch.load(tmp_path / "host.pt")] == [False] * 200
+def test_the_device_of_a_saved_tensor_is_not_that_of_an_earlier_one(tmp_path: Path, device: PredictedDevice) -> None:
+    for _ in range(200):
+        torch.save([torch.rand(5, device="cuda")], tmp_path / "card.pt")
+    torch.save([torch.tensor([number]) for number in range(200)], tmp_path / "host.pt")
+    assert [tensor.is_cuda for tensor in torch.load(tmp_path / "host.pt")] == [False] * 200
 
 
-def test_what_is_saved_in_memory_is_loaded_from_there() -> None:
-    with PredictedDevice(A100):
-        memory = io.BytesIO()
-        torch.save(torch.rand(5, device="cuda"), memory)
-        memory.seek(0)
-        assert torch.load(io.BytesIO(memory.getvalue()), map_location="cpu").shape == (5,)
-        assert torch.load(memory, map_location="cpu").shape == (5,)
-        memory.seek(0)
-        assert not torch.load(memory, map_location=lambda storage, location: storage).is_cuda
-        memory.seek(0)
-        assert torch.load(memory, map_location=lambda storage, location: None).is_cuda
-        memory = io.BytesIO()
-        torch.save({"best": torch.rand(1 << 20, device="cuda").mean().item()}, memory)
-        memory.seek(0)
-        assert f"{torch.load(memory)['best']:.2f}" == "unknown"
+def test_what_is_saved_in_memory_is_loaded_from_there(device: PredictedDevice) -> None:
+    memory = io.BytesIO()
+    torch.save(torch.rand(5, device="cuda"), memory)
+    memory.seek(0)
+    assert torch.load(io.BytesIO(memory.getvalue()), map_location="cpu").shape == (5,)
+    assert torch.load(memory, map_location="cpu").shape == (5,)
+    memory.seek(0)
+    assert not torch.load(memory, map_location=lambda storage, location: storage).is_cuda
+    memory.seek(0)
+    assert torch.load(memory, map_location=lambda storage, location: None).is_cuda
+    memory = io.BytesIO()
+    torch.save({"best": torch.rand(1 << 20, device="cuda").mean().item()}, memory)
+    memory.seek(0)
+    assert f"{torch.load(memory)['best']:.2f}" == "unknown"
 
 
 def test_safetensors_are_found_on_the_host_and_the_card(tmp_path: Path) -> None:
@@ -403,14 +400,13 @@ def test_safetensors_that_are_there_have_their_values(tmp_path: Path) -> None:
     assert path.exists()
 
 
-def test_what_is_pickled_comes_back_on_its_card() -> None:
-    with PredictedDevice(A100) as device:
-        model = nn.Linear(1000, 1000, device="cuda")
-        before = device.allocated_bytes
-        twin = pickle.loads(pickle.dumps(model))
-        assert device.allocated_bytes == 2 * before
-        assert isinstance(twin.weight, nn.Parameter) and twin.weight.is_cuda and twin.weight.requires_grad
-        twin(torch.ones(1, 1000, device="cuda")).sum().backward()
-        host = pickle.loads(pickle.dumps({"loss": torch.rand(3, device="cuda").cpu()}))["loss"]
-        assert host.shape == (3,) and host.device.type == "cpu" and "unknown" in str(host)
-        assert pickle.loads(pickle.dumps(torch.arange(3))).tolist() == [0, 1, 2]
+def test_what_is_pickled_comes_back_on_its_card(device: PredictedDevice) -> None:
+    model = nn.Linear(1000, 1000, device="cuda")
+    before = device.allocated_bytes
+    twin = pickle.loads(pickle.dumps(model))
+    assert device.allocated_bytes == 2 * before
+    assert isinstance(twin.weight, nn.Parameter) and twin.weight.is_cuda and twin.weight.requires_grad
+    twin(torch.ones(1, 1000, device="cuda")).sum().backward()
+    host = pickle.loads(pickle.dumps({"loss": torch.rand(3, device="cuda").cpu()}))["loss"]
+    assert host.shape == (3,) and host.device.type == "cpu" and "unknown" in str(host)
+    assert pickle.loads(pickle.dumps(torch.arange(3))).tolist() == [0, 1, 2]

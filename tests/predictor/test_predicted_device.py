@@ -48,10 +48,9 @@ def trained(device: PredictedDevice, model: nn.Module, steps: int = 1) -> Trace:
     return device.finish()
 
 
-def test_every_allocation_of_a_training_step() -> None:
+def test_every_allocation_of_a_training_step(device: PredictedDevice) -> None:
     model = two_layers()
-    with PredictedDevice(A100) as device:
-        rows = allocations(trained(device, model))
+    rows = allocations(trained(device, model))
     large, hidden, out = 256 * 512 * 4, 32 * 512 * 4, 32 * 256 * 4
     assert [row for row in rows if row.size >= 512] == [
         Row("_to_copy", large, PARAMETER, NONE, "0"),
@@ -78,9 +77,8 @@ def test_every_allocation_of_a_training_step() -> None:
     ]
 
 
-def test_backward_leads_back_to_the_line_of_the_forward_operator() -> None:
-    with PredictedDevice(A100) as device:
-        trace = trained(device, two_layers())
+def test_backward_leads_back_to_the_line_of_the_forward_operator(device: PredictedDevice) -> None:
+    trace = trained(device, two_layers())
     events = trace.devices[0].events
     of_relu = [
         at
@@ -94,9 +92,8 @@ def test_backward_leads_back_to_the_line_of_the_forward_operator() -> None:
     assert {"forward", "trained"} <= set(forward)
 
 
-def test_nothing_of_the_predictor_stands_in_a_stack() -> None:
-    with PredictedDevice(A100) as device:
-        trace = trained(device, two_layers())
+def test_nothing_of_the_predictor_stands_in_a_stack(device: PredictedDevice) -> None:
+    trace = trained(device, two_layers())
     files = {trace.strings[code] for code in trace.stacks.frames.filename.tolist()}
     assert not [file for file in files if "/predictor/" in file and "/tests/" not in file]
     assert any(file.endswith("test_predicted_device.py") for file in files)
@@ -113,9 +110,8 @@ def test_a_replay_of_the_trace_lands_on_every_address(text: str) -> None:
     assert replayed.peak_requested_bytes == device.peak_requested_bytes
 
 
-def test_the_file_reads_back_with_all_that_is_known(tmp_path: Path) -> None:
-    with PredictedDevice(A100) as device:
-        trace = trained(device, two_layers())
+def test_the_file_reads_back_with_all_that_is_known(tmp_path: Path, device: PredictedDevice) -> None:
+    trace = trained(device, two_layers())
     with open(tmp_path / "run.pickle", "wb") as file:
         write_pickle(trace, file)
     read = load_trace(tmp_path / "run.pickle")
@@ -128,9 +124,8 @@ def test_the_file_reads_back_with_all_that_is_known(tmp_path: Path) -> None:
     assert all(np.array_equal(one, other) for one, other in zip(*blocks, strict=True))
 
 
-def test_phases_are_marks_between_events() -> None:
-    with PredictedDevice(A100) as device:
-        trace = trained(device, two_layers())
+def test_phases_are_marks_between_events(device: PredictedDevice) -> None:
+    trace = trained(device, two_layers())
     marks = trace.devices[0].annotations
     said = [(trace.strings[name], Stage(stage).name) for name, stage in zip(marks.name, marks.stage, strict=True)]
     phases = ["forward", "backward", "optimizer step"]
@@ -139,15 +134,14 @@ def test_phases_are_marks_between_events() -> None:
     assert len(np.unique(times)) == len(times)
 
 
-def test_work_is_counted() -> None:
-    with PredictedDevice(A100) as device:
-        left = torch.empty(64, 32, device=device.torch_device)
-        out = left @ torch.empty(32, 16, device=device.torch_device)
-        moved = device.bytes_moved
-        out.t()
-        assert device.bytes_moved == moved
-        out.add_(1)
-        assert device.bytes_moved == moved + 4 * 64 * 16
+def test_work_is_counted(device: PredictedDevice) -> None:
+    left = torch.empty(64, 32, device=device.torch_device)
+    out = left @ torch.empty(32, 16, device=device.torch_device)
+    moved = device.bytes_moved
+    out.t()
+    assert device.bytes_moved == moved
+    out.add_(1)
+    assert device.bytes_moved == moved + 4 * 64 * 16
     assert device.flops == 2 * 64 * 32 * 16
     # Memory that is only taken is not written to.
     assert moved == 4 * (64 * 32 + 32 * 16 + 64 * 16)
@@ -168,26 +162,25 @@ def test_a_product_that_is_added_in_place_is_as_much_work_and_takes_the_same_wor
     assert seen[0][1] > 0
 
 
-def test_recomputed_activations_are_activations_and_belong_to_backward() -> None:
+def test_recomputed_activations_are_activations_and_belong_to_backward(device: PredictedDevice) -> None:
     from torch.utils.checkpoint import checkpoint
 
     model = two_layers()
-    with PredictedDevice(A100) as device:
-        device.place(model)
-        inputs = torch.zeros(32, 256, device=device.torch_device, requires_grad=True)
-        checkpoint(model, inputs, use_reentrant=False).sum().backward()
-        rows = allocations(device.finish())
+    device.place(model)
+    inputs = torch.zeros(32, 256, device=device.torch_device, requires_grad=True)
+    checkpoint(model, inputs, use_reentrant=False).sum().backward()
+    rows = allocations(device.finish())
     relus = [(row.category, row.phase, row.module) for row in rows if row.operator == "relu"]
     assert relus == [(ACTIVATION, FORWARD, "1"), (ACTIVATION, BACKWARD, "1")]
 
 
-def test_only_what_dies_within_the_module_that_made_it_is_temporary() -> None:
+def test_only_what_dies_within_the_module_that_made_it_is_temporary(device: PredictedDevice) -> None:
     class Squares(torch.nn.Module):
         def forward(self, values: torch.Tensor) -> torch.Tensor:
             return (values + 1).square()
 
     model = torch.nn.Sequential(Squares(), Squares())
-    with PredictedDevice(A100) as device, torch.no_grad():
+    with torch.no_grad():
         device.place(model)
         model(torch.zeros(256, device=device.torch_device))
         rows = allocations(device.finish())
@@ -196,7 +189,7 @@ def test_only_what_dies_within_the_module_that_made_it_is_temporary() -> None:
     assert made[-1] == ("pow_Tensor_Scalar", OUTPUT)
 
 
-def test_what_a_policy_saves_is_not_computed_again() -> None:
+def test_what_a_policy_saves_is_not_computed_again(device: PredictedDevice) -> None:
     from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
     def policy(context: object, operator: object, *args: object, **kwargs: object) -> CheckpointPolicy:
@@ -204,42 +197,39 @@ def test_what_a_policy_saves_is_not_computed_again() -> None:
         return CheckpointPolicy.MUST_SAVE if saves else CheckpointPolicy.PREFER_RECOMPUTE
 
     model = two_layers()
-    with PredictedDevice(A100) as device:
-        device.place(model)
-        inputs = torch.zeros(32, 256, device=device.torch_device, requires_grad=True)
-        contexts = partial(create_selective_checkpoint_contexts, policy)
-        checkpoint(model, inputs, use_reentrant=False, context_fn=contexts).sum().backward()
-        trace = device.finish()
+    device.place(model)
+    inputs = torch.zeros(32, 256, device=device.torch_device, requires_grad=True)
+    contexts = partial(create_selective_checkpoint_contexts, policy)
+    checkpoint(model, inputs, use_reentrant=False, context_fn=contexts).sum().backward()
+    trace = device.finish()
     counts = Counter(row.operator for row in allocations(trace) if row.category is not WORK)
     assert (counts["addmm"], counts["relu"]) == (1, 2)
     assert replay(trace).exact
 
 
-def test_cycles_go_where_an_outermost_phase_ends() -> None:
+def test_cycles_go_where_an_outermost_phase_ends(device: PredictedDevice) -> None:
     class Holder:
         pass
 
-    with PredictedDevice(A100) as device:
-        with device.phase("step"):
-            with device.phase("forward"):
-                holder = Holder()
-                holder.itself = holder
-                holder.tensor = torch.zeros(1024, device=device.torch_device)
-                del holder
-            assert device.allocated_bytes == 4096
-        assert device.allocated_bytes == 0
+    with device.phase("step"):
+        with device.phase("forward"):
+            holder = Holder()
+            holder.itself = holder
+            holder.tensor = torch.zeros(1024, device=device.torch_device)
+            del holder
+        assert device.allocated_bytes == 4096
+    assert device.allocated_bytes == 0
 
 
-def test_a_module_changes_its_type_weight_by_weight() -> None:
+def test_a_module_changes_its_type_weight_by_weight(device: PredictedDevice) -> None:
     """Like in torch, each new weight is allocated before the old one is freed."""
     model = two_layers()
-    with PredictedDevice(A100) as device:
-        device.place(model)
-        before = len(device.finish().devices[0].events)
-        weight = model[0].weight
-        model.to(torch.bfloat16)
-        assert model[0].weight is weight
-        trace = device.finish()
+    device.place(model)
+    before = len(device.finish().devices[0].events)
+    weight = model[0].weight
+    model.to(torch.bfloat16)
+    assert model[0].weight is weight
+    trace = device.finish()
     events = trace.devices[0].events
     moves = [
         (Action(int(action)), int(size))
@@ -263,12 +253,11 @@ def test_tied_weights_stay_tied_and_take_memory_once() -> None:
             assert device.allocated_bytes == 256_000
 
 
-def test_a_module_that_several_hold_moves_its_buffers_once() -> None:
+def test_a_module_that_several_hold_moves_its_buffers_once(device: PredictedDevice) -> None:
     shared = nn.Module()
     shared.register_buffer("table", torch.ones(4096))
-    with PredictedDevice(A100) as device:
-        nn.ModuleList([nn.ModuleList([shared]), nn.ModuleList([shared])]).to("cuda")
-        trace = device.finish()
+    nn.ModuleList([nn.ModuleList([shared]), nn.ModuleList([shared])]).to("cuda")
+    trace = device.finish()
     assert trace.devices[0].events.size[trace.devices[0].events.action == Action.ALLOC].tolist() == [4 * 4096]
 
 
@@ -296,20 +285,19 @@ def test_there_is_one_at_a_time() -> None:
         assert device.allocated_bytes == 0
 
 
-def test_a_step_of_a_language_model_releases_all_but_its_state() -> None:
+def test_a_step_of_a_language_model_releases_all_but_its_state(device: PredictedDevice) -> None:
     with torch.device("meta"):
         model = Language()
-    with PredictedDevice(A100) as device:
-        device.place(model)
-        optimizer = torch.optim.AdamW(model.parameters())
-        words = torch.zeros(2, 32, dtype=torch.long, device=device.torch_device)
-        held = []
-        for _ in range(3):
-            functional.cross_entropy(model(words).flatten(0, 1), words.flatten()).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            held.append(device.allocated_bytes)
-        rows = Counter(row.category for row in allocations(device.finish()))
+    device.place(model)
+    optimizer = torch.optim.AdamW(model.parameters())
+    words = torch.zeros(2, 32, dtype=torch.long, device=device.torch_device)
+    held = []
+    for _ in range(3):
+        functional.cross_entropy(model(words).flatten(0, 1), words.flatten()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        held.append(device.allocated_bytes)
+    rows = Counter(row.category for row in allocations(device.finish()))
     assert held[0] == held[1] == held[2]
     weights = len(list(model.parameters()))
     assert (rows[PARAMETER], rows[GRADIENT], rows[STATE]) == (weights, 3 * weights, 2 * weights)

@@ -284,48 +284,45 @@ class Numbered(Dataset[tuple[Tensor, int]]):
 
 @pytest.mark.parametrize("workers", [0, *slow(2)])
 @pytest.mark.parametrize("pinned", [False, True])
-def test_batches_arrive_with_their_values(workers: int, pinned: bool) -> None:
-    with PredictedDevice(A100) as device:
-        loader = DataLoader(Numbered(), batch_size=16, num_workers=workers, pin_memory=pinned)
-        seen = []
-        for x, number in loader:
-            assert x.is_pinned() == pinned and x[:, 0, 0].tolist() == number.tolist()
-            seen += number.tolist()
-            x, number = x.to("cuda", non_blocking=True), number.cuda(non_blocking=True)
-            assert device.allocated_bytes == 16 * 24 * 4 + 512
-            del x, number
-        assert seen == list(range(64)) and device.allocated_bytes == 0
-        own = device.recorder.host_memory.peak.workers
-        # Two batches of fp32 and of int64 are on their way to each worker's parent.
-        assert (own.count, own.batch_bytes) == (workers, workers * 2 * 16 * (24 * 4 + 8))
-        assert own.own_bytes is None or (own.own_bytes > workers << 20) == bool(workers)
+def test_batches_arrive_with_their_values(workers: int, pinned: bool, device: PredictedDevice) -> None:
+    loader = DataLoader(Numbered(), batch_size=16, num_workers=workers, pin_memory=pinned)
+    seen = []
+    for x, number in loader:
+        assert x.is_pinned() == pinned and x[:, 0, 0].tolist() == number.tolist()
+        seen += number.tolist()
+        x, number = x.to("cuda", non_blocking=True), number.cuda(non_blocking=True)
+        assert device.allocated_bytes == 16 * 24 * 4 + 512
+        del x, number
+    assert seen == list(range(64)) and device.allocated_bytes == 0
+    own = device.recorder.host_memory.peak.workers
+    # Two batches of fp32 and of int64 are on their way to each worker's parent.
+    assert (own.count, own.batch_bytes) == (workers, workers * 2 * 16 * (24 * 4 + 8))
+    assert own.own_bytes is None or (own.own_bytes > workers << 20) == bool(workers)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
-def test_what_has_no_values_arrives_without(workers: int) -> None:
-    with PredictedDevice(A100) as device:
-        data = TensorDataset(torch.randn(1000, 512, 8), torch.randint(0, 5, (1000,)))
-        for x, label in DataLoader(data, batch_size=100, shuffle=True, num_workers=workers, pin_memory=True):
-            assert x.shape == (100, 512, 8) and 0 <= min(label.tolist()) <= max(label.tolist()) < 5
-            assert str(x.sum().item()) == "unknown"
-            assert x.cuda().is_cuda
-        assert device.peak_requested_bytes == 100 * 512 * 8 * 4
+def test_what_has_no_values_arrives_without(workers: int, device: PredictedDevice) -> None:
+    data = TensorDataset(torch.randn(1000, 512, 8), torch.randint(0, 5, (1000,)))
+    for x, label in DataLoader(data, batch_size=100, shuffle=True, num_workers=workers, pin_memory=True):
+        assert x.shape == (100, 512, 8) and 0 <= min(label.tolist()) <= max(label.tolist()) < 5
+        assert str(x.sum().item()) == "unknown"
+        assert x.cuda().is_cuda
+    assert device.peak_requested_bytes == 100 * 512 * 8 * 4
 
 
-def test_one_card_for_parallel_modules() -> None:
-    with PredictedDevice(A100) as device:
-        model = nn.DataParallel(nn.Linear(512, 512, bias=False)).cuda()
-        for x in (torch.zeros(4, 512), torch.zeros(4, 512, device="cuda")):
-            out = model(x)
-            assert out.is_cuda and out.shape == (4, 512)
-            out.sum().backward()
-        del x, out
-        # What came from the host was copied on a stream of its own, and waits for the default one.
-        torch.cuda.synchronize()
-        torch.zeros(1, device="cuda")
-        weight = 512 * 512 * 4
-        assert device.allocated_bytes == 2 * weight + 2 * A100.cublas_workspace_bytes
+def test_one_card_for_parallel_modules(device: PredictedDevice) -> None:
+    model = nn.DataParallel(nn.Linear(512, 512, bias=False)).cuda()
+    for x in (torch.zeros(4, 512), torch.zeros(4, 512, device="cuda")):
+        out = model(x)
+        assert out.is_cuda and out.shape == (4, 512)
+        out.sum().backward()
+    del x, out
+    # What came from the host was copied on a stream of its own, and waits for the default one.
+    torch.cuda.synchronize()
+    torch.zeros(1, device="cuda")
+    weight = 512 * 512 * 4
+    assert device.allocated_bytes == 2 * weight + 2 * A100.cublas_workspace_bytes
 
 
 def test_a_program_may_train_in_a_thread_while_another_works() -> None:

@@ -14,7 +14,6 @@ from memviz.runner.execute import predict
 from memviz.runner.plan import plan_of
 from memviz.runner.request import Request
 from memviz.trace.model import NO_STACK
-from tests.predictor.rows import A100
 
 aten = torch.ops.aten
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64]
@@ -224,9 +223,8 @@ def test_figures_alone_are_those_of_the_whole_prediction() -> None:
     assert (figures.trace.devices[0].events.stack == NO_STACK).all()
 
 
-def test_a_padded_jagged_tensor_has_a_backward() -> None:
-    with PredictedDevice(A100):
-        values = torch.randn(7, 4, device="cuda", requires_grad=True)
-        rows = torch.nested.nested_tensor_from_jagged(values, torch.tensor([0, 3, 7], device="cuda"))
-        rows.to_padded_tensor(0.0).sum().backward()
-        assert values.grad is not None and values.grad.shape == (7, 4)
+def test_a_padded_jagged_tensor_has_a_backward(device: PredictedDevice) -> None:
+    values = torch.randn(7, 4, device="cuda", requires_grad=True)
+    rows = torch.nested.nested_tensor_from_jagged(values, torch.tensor([0, 3, 7], device="cuda"))
+    rows.to_padded_tensor(0.0).sum().backward()
+    assert values.grad is not None and values.grad.shape == (7, 4)

@@ -32,13 +32,12 @@ def drawn() -> torch.Tensor:
     return torch.randint(0, ROWS, (300,), device="cuda")[:COUNT]
 
 
-def test_a_gradient_is_what_backward_made_and_no_more() -> None:
-    with PredictedDevice(A100) as device:
-        layer, indices = embedding("cuda"), drawn()
-        before = device.recorder.ledger.count
-        (layer(indices) * 2).sum().backward()
-        trace = device.finish()
-        assert layer.weight.grad is not None and layer.weight.grad._nnz() == COUNT
+def test_a_gradient_is_what_backward_made_and_no_more(device: PredictedDevice) -> None:
+    layer, indices = embedding("cuda"), drawn()
+    before = device.recorder.ledger.count
+    (layer(indices) * 2).sum().backward()
+    trace = device.finish()
+    assert layer.weight.grad is not None and layer.weight.grad._nnz() == COUNT
     rows = allocations(trace)[before:]
     # Forward's output, twice it, their sum, its gradient of one number, and the gradient of the first.
     assert [row.size for row in rows] == [VALUES, VALUES, 4, 4, VALUES]
@@ -68,44 +67,40 @@ def test_steps_go_as_on_the_host(name: str) -> None:
     assert predicted == stepped("cpu")
 
 
-def test_a_step_of_plain_descent_takes_nothing() -> None:
-    with PredictedDevice(A100) as device:
-        layer, indices = embedding("cuda"), drawn()
-        optimizer = OPTIMIZERS["SGD"]([layer.weight])
-        layer(indices).square().sum().backward()
-        before = device.recorder.ledger.count
-        optimizer.step()
-        assert sizes(device.finish())[before:] == []
+def test_a_step_of_plain_descent_takes_nothing(device: PredictedDevice) -> None:
+    layer, indices = embedding("cuda"), drawn()
+    optimizer = OPTIMIZERS["SGD"]([layer.weight])
+    layer(indices).square().sum().backward()
+    before = device.recorder.ledger.count
+    optimizer.step()
+    assert sizes(device.finish())[before:] == []
 
 
-def test_indices_that_nobody_knows_are_taken_to_be_all_different() -> None:
-    with PredictedDevice(A100) as device:
-        layer, indices = embedding("cuda"), drawn()
-        layer(indices).square().sum().backward()
-        gradient: Any = layer.weight.grad
-        before = device.recorder.ledger.count
-        assert gradient.coalesce()._nnz() == COUNT
-        # Indices in order, where each came from, where each begins, and the sums.
-        assert sizes(device.finish())[before:] == [INDICES, INDICES, INDICES, VALUES]
-        assert any(ALL_DIFFERENT in words for words in device.recorder.assumptions.sentences)
+def test_indices_that_nobody_knows_are_taken_to_be_all_different(device: PredictedDevice) -> None:
+    layer, indices = embedding("cuda"), drawn()
+    layer(indices).square().sum().backward()
+    gradient: Any = layer.weight.grad
+    before = device.recorder.ledger.count
+    assert gradient.coalesce()._nnz() == COUNT
+    # Indices in order, where each came from, where each begins, and the sums.
+    assert sizes(device.finish())[before:] == [INDICES, INDICES, INDICES, VALUES]
+    assert any(ALL_DIFFERENT in words for words in device.recorder.assumptions.sentences)
 
 
-def test_there_are_no_more_different_ones_than_rows() -> None:
-    with PredictedDevice(A100) as device:
-        layer = nn.Embedding(3, WIDTH, sparse=True, device="cuda")
-        layer(torch.randint(0, 3, (COUNT,), device="cuda")).square().sum().backward()
-        gradient: Any = layer.weight.grad
-        assert (gradient._nnz(), gradient.coalesce()._nnz(), gradient.to_dense().shape) == (COUNT, 3, (3, WIDTH))
-        device.finish()
+def test_there_are_no_more_different_ones_than_rows(device: PredictedDevice) -> None:
+    layer = nn.Embedding(3, WIDTH, sparse=True, device="cuda")
+    layer(torch.randint(0, 3, (COUNT,), device="cuda")).square().sum().backward()
+    gradient: Any = layer.weight.grad
+    assert (gradient._nnz(), gradient.coalesce()._nnz(), gradient.to_dense().shape) == (COUNT, 3, (3, WIDTH))
+    device.finish()
 
 
-def test_gradients_of_bags_are_sparse_too() -> None:
-    with PredictedDevice(A100) as device:
-        bags = nn.EmbeddingBag(ROWS, WIDTH, sparse=True, device="cuda")
-        bags(torch.randint(0, ROWS, (4, 5), device="cuda")).sum().backward()
-        gradient: Any = bags.weight.grad
-        assert (gradient._nnz(), gradient._values().shape) == (20, (20, WIDTH))
-        device.finish()
+def test_gradients_of_bags_are_sparse_too(device: PredictedDevice) -> None:
+    bags = nn.EmbeddingBag(ROWS, WIDTH, sparse=True, device="cuda")
+    bags(torch.randint(0, ROWS, (4, 5), device="cuda")).sum().backward()
+    gradient: Any = bags.weight.grad
+    assert (gradient._nnz(), gradient._values().shape) == (20, (20, WIDTH))
+    device.finish()
 
 
 PRODUCTS: dict[str, Callable[[Any, torch.Tensor], torch.Tensor]] = {
@@ -117,24 +112,22 @@ PRODUCTS: dict[str, Callable[[Any, torch.Tensor], torch.Tensor]] = {
 
 
 @pytest.mark.parametrize("way", PRODUCTS)
-def test_a_product_takes_what_cusparse_wants_beside_it(way: str) -> None:
-    with PredictedDevice(A100) as device:
-        matrix = square().cuda()
-        dense = torch.ones(ROWS, WIDTH, device="cuda")
-        before = device.recorder.ledger.count
-        assert PRODUCTS[way](matrix, dense).shape == (ROWS, WIDTH)
-        # What is added to, the result, where rows begin, rows and columns in 4 bytes, and the result by columns.
-        taken = [WEIGHT, WEIGHT, 4 * (ROWS + 1), 4 * COUNT, 4 * COUNT, WEIGHT]
-        assert sizes(device.finish())[before:] == taken
-        assert any("cuSPARSE takes a workspace" in words for words in device.unseen())
+def test_a_product_takes_what_cusparse_wants_beside_it(way: str, device: PredictedDevice) -> None:
+    matrix = square().cuda()
+    dense = torch.ones(ROWS, WIDTH, device="cuda")
+    before = device.recorder.ledger.count
+    assert PRODUCTS[way](matrix, dense).shape == (ROWS, WIDTH)
+    # What is added to, the result, where rows begin, rows and columns in 4 bytes, and the result by columns.
+    taken = [WEIGHT, WEIGHT, 4 * (ROWS + 1), 4 * COUNT, 4 * COUNT, WEIGHT]
+    assert sizes(device.finish())[before:] == taken
+    assert any("cuSPARSE takes a workspace" in words for words in device.unseen())
 
 
-def test_what_was_multiplied_gets_its_gradient() -> None:
-    with PredictedDevice(A100):
-        dense = torch.ones(ROWS, WIDTH, device="cuda", requires_grad=True)
-        (square().cuda() @ dense).sum().backward()
-        assert dense.grad is not None and dense.grad.shape == (ROWS, WIDTH)
-        assert (square().cuda() @ dense[:, 0]).shape == (ROWS,)
+def test_what_was_multiplied_gets_its_gradient(device: PredictedDevice) -> None:
+    dense = torch.ones(ROWS, WIDTH, device="cuda", requires_grad=True)
+    (square().cuda() @ dense).sum().backward()
+    assert dense.grad is not None and dense.grad.shape == (ROWS, WIDTH)
+    assert (square().cuda() @ dense[:, 0]).shape == (ROWS,)
 
 
 def square() -> torch.Tensor:
@@ -158,12 +151,11 @@ def test_elements_that_are_not_computed_are_all_taken_for_sparse_ones() -> None:
         assert torch.eye(9, device="cuda").to_sparse()._nnz() == 9
 
 
-def test_sparse_data_of_the_host_is_computed_whatever_its_size() -> None:
-    with PredictedDevice(A100):
-        graph = torch.eye(1000) + torch.sparse_coo_tensor([[0, 1], [5, 7]], torch.ones(2), (1000, 1000))
-        assert graph.sum(1).tolist()[:3] == [2, 2, 1] and graph.to_sparse().cuda()._nnz() == 1002
-        unknown = torch.rand(1000, 1000).to_sparse()
-        assert unknown._nnz() == 10**6 and "unknown" in str(unknown.sum()) and unknown.cuda()._nnz() == 10**6
+def test_sparse_data_of_the_host_is_computed_whatever_its_size(device: PredictedDevice) -> None:
+    graph = torch.eye(1000) + torch.sparse_coo_tensor([[0, 1], [5, 7]], torch.ones(2), (1000, 1000))
+    assert graph.sum(1).tolist()[:3] == [2, 2, 1] and graph.to_sparse().cuda()._nnz() == 1002
+    unknown = torch.rand(1000, 1000).to_sparse()
+    assert unknown._nnz() == 10**6 and "unknown" in str(unknown.sum()) and unknown.cuda()._nnz() == 10**6
 
 
 ON_SPARSE: dict[str, Callable[[Any, torch.Tensor], Any]] = {
@@ -207,25 +199,23 @@ def test_results_have_layout_shape_and_number_of_values_as_on_the_host(way: str)
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR")
-def test_rows_are_multiplied_without_a_conversion() -> None:
-    with PredictedDevice(A100) as device:
-        before = device.recorder.ledger.count
-        matrix = square().to_sparse_csr().cuda()
-        dense = torch.ones(ROWS, WIDTH, device="cuda", requires_grad=True)
-        out = matrix @ dense
-        # Offsets of rows, columns and values of the copy; then what is added to, and the result.
-        assert sizes(device.finish())[before:] == [8 * (ROWS + 1), 8 * COUNT, 4 * COUNT, WEIGHT, WEIGHT, WEIGHT]
-        out.sum().backward()
-        assert dense.grad is not None
+def test_rows_are_multiplied_without_a_conversion(device: PredictedDevice) -> None:
+    before = device.recorder.ledger.count
+    matrix = square().to_sparse_csr().cuda()
+    dense = torch.ones(ROWS, WIDTH, device="cuda", requires_grad=True)
+    out = matrix @ dense
+    # Offsets of rows, columns and values of the copy; then what is added to, and the result.
+    assert sizes(device.finish())[before:] == [8 * (ROWS + 1), 8 * COUNT, 4 * COUNT, WEIGHT, WEIGHT, WEIGHT]
+    out.sum().backward()
+    assert dense.grad is not None
 
 
-def test_values_of_edges_get_gradients() -> None:
-    with PredictedDevice(A100):
-        values = torch.ones(COUNT, device="cuda", requires_grad=True)
-        places = torch.arange(COUNT, device="cuda").expand(2, COUNT)
-        edges = torch.sparse.softmax(torch.sparse_coo_tensor(places, values, (ROWS, ROWS)), 1)
-        torch.sparse.mm(edges, torch.ones(ROWS, WIDTH, device="cuda")).sum().backward()
-        assert values.grad is not None and values.grad.shape == (COUNT,)
+def test_values_of_edges_get_gradients(device: PredictedDevice) -> None:
+    values = torch.ones(COUNT, device="cuda", requires_grad=True)
+    places = torch.arange(COUNT, device="cuda").expand(2, COUNT)
+    edges = torch.sparse.softmax(torch.sparse_coo_tensor(places, values, (ROWS, ROWS)), 1)
+    torch.sparse.mm(edges, torch.ones(ROWS, WIDTH, device="cuda")).sum().backward()
+    assert values.grad is not None and values.grad.shape == (COUNT,)
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
@@ -236,7 +226,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR")
 @pytest.mark.parametrize("way", REFUSED)
-def test_what_no_rule_knows_is_refused_by_name(way: str) -> None:
+def test_what_no_rule_knows_is_refused_by_name(way: str, device: PredictedDevice) -> None:
     ask, name = REFUSED[way]
-    with PredictedDevice(A100), pytest.raises(UsageError, match=f"{name} cannot be predicted: no rule gives .*sparse"):
+    with pytest.raises(UsageError, match=f"{name} cannot be predicted: no rule gives .*sparse"):
         ask()

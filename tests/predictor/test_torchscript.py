@@ -68,46 +68,44 @@ def test_functions_and_classes_are_themselves() -> None:
     assert torch.jit.script.__module__ == "torch.jit._script"
 
 
-def test_what_was_compiled_before_is_refused_by_name() -> None:
-    with PredictedDevice(A100), pytest.raises(UsageError, match=r"torch\.jit\.load cannot be predicted"):
+def test_what_was_compiled_before_is_refused_by_name(device: PredictedDevice) -> None:
+    with pytest.raises(UsageError, match=r"torch\.jit\.load cannot be predicted"):
         torch.jit.load("model.pt", map_location="cuda:0")
 
 
 @pytest.mark.parametrize("where", ["cuda", "cpu"])
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
-def test_an_exported_program_runs_wherever_the_model_lies(where: str) -> None:
-    with PredictedDevice(A100):
-        model = nn.Sequential(nn.Linear(1000, 1000), nn.ReLU()).to(where)
-        batch = torch.export.Dim("batch")
-        program = torch.export.export(model, (torch.zeros(8, 1000, device=where),), dynamic_shapes=({0: batch},))
-        model(torch.zeros(1, 1000, device=where))
-        before = torch.cuda.memory_allocated()
-        with torch.no_grad():
-            out = program.run_decompositions().module()(torch.zeros(500, 1000, device=where))
-        assert (out.shape, out.device.type) == ((500, 1000), where)
-        assert torch.cuda.memory_allocated() - before == (2_000_384 if where == "cuda" else 0)
-        torch.export.save(program, "program.pt2")
-        assert torch.export.load("program.pt2") is program
-        package = torch._inductor.aoti_compile_and_package(program)
-        assert torch._inductor.aoti_load_package(package)(torch.zeros(9, 1000, device=where)).shape == (9, 1000)
+def test_an_exported_program_runs_wherever_the_model_lies(where: str, device: PredictedDevice) -> None:
+    model = nn.Sequential(nn.Linear(1000, 1000), nn.ReLU()).to(where)
+    batch = torch.export.Dim("batch")
+    program = torch.export.export(model, (torch.zeros(8, 1000, device=where),), dynamic_shapes=({0: batch},))
+    model(torch.zeros(1, 1000, device=where))
+    before = torch.cuda.memory_allocated()
+    with torch.no_grad():
+        out = program.run_decompositions().module()(torch.zeros(500, 1000, device=where))
+    assert (out.shape, out.device.type) == ((500, 1000), where)
+    assert torch.cuda.memory_allocated() - before == (2_000_384 if where == "cuda" else 0)
+    torch.export.save(program, "program.pt2")
+    assert torch.export.load("program.pt2") is program
+    package = torch._inductor.aoti_compile_and_package(program)
+    assert torch._inductor.aoti_load_package(package)(torch.zeros(9, 1000, device=where)).shape == (9, 1000)
 
 
-def test_branches_and_loops_of_the_card_run_as_python_runs_them() -> None:
-    with PredictedDevice(A100) as device:
-        weight = torch.ones(500, 1000, device="cuda", requires_grad=True)
-        x = torch.ones(500, 1000, device="cuda")
-        above = torch.cond(torch.tensor(False, device="cuda"), lambda x: x, lambda x: x * weight, (x,))
-        above.sum().backward()
-        assert weight.grad is not None
-        count = torch.tensor(0, device="cuda")
-        before = torch.cuda.memory_allocated()
-        count, x = while_loop(lambda count, x: count < 3, lambda count, x: (count + 1, x + 1), (count, x))
-        assert (count.item(), x.shape) == (3, (500, 1000))
-        assert torch.cuda.memory_allocated() - before < 2_100_000
-        assert map_rows(lambda row, y: row * y, x, x[0]).shape == x.shape
-        assert [one.shape for one in foreach_map(lambda x: x + 1, [x, x[0]])] == [x.shape, x[0].shape]
-        torch.cond(torch.randn(300, 300, device="cuda").sum() > 2, lambda x: x + 1, lambda x: x - 1, (x,))
-        assert any("condition" in one.what for one in device.recorder.assumptions.stated)
+def test_branches_and_loops_of_the_card_run_as_python_runs_them(device: PredictedDevice) -> None:
+    weight = torch.ones(500, 1000, device="cuda", requires_grad=True)
+    x = torch.ones(500, 1000, device="cuda")
+    above = torch.cond(torch.tensor(False, device="cuda"), lambda x: x, lambda x: x * weight, (x,))
+    above.sum().backward()
+    assert weight.grad is not None
+    count = torch.tensor(0, device="cuda")
+    before = torch.cuda.memory_allocated()
+    count, x = while_loop(lambda count, x: count < 3, lambda count, x: (count + 1, x + 1), (count, x))
+    assert (count.item(), x.shape) == (3, (500, 1000))
+    assert torch.cuda.memory_allocated() - before < 2_100_000
+    assert map_rows(lambda row, y: row * y, x, x[0]).shape == x.shape
+    assert [one.shape for one in foreach_map(lambda x: x + 1, [x, x[0]])] == [x.shape, x[0].shape]
+    torch.cond(torch.randn(300, 300, device="cuda").sum() > 2, lambda x: x + 1, lambda x: x - 1, (x,))
+    assert any("condition" in one.what for one in device.recorder.assumptions.stated)
 
 
 def test_a_graph_for_tensorboard_runs_the_model_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,8 +52,8 @@ REFUSED: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("way", REFUSED)
-def test_what_needs_values_is_refused_with_the_users_own_line(way: str) -> None:
-    with PredictedDevice(A100), pytest.raises(DataNeeded, match=r"test_unknown_values\.py, line \d+: `") as raised:
+def test_what_needs_values_is_refused_with_the_users_own_line(way: str, device: PredictedDevice) -> None:
+    with pytest.raises(DataNeeded, match=r"test_unknown_values\.py, line \d+: `") as raised:
         REFUSED[way]()
     assert "lambda: " in str(raised.value)
     assert str(raised.value).endswith(".")
@@ -67,15 +67,14 @@ def stated(device: PredictedDevice) -> list[str]:
 
 
 @pytest.mark.parametrize("where", ["device", "host"])
-def test_a_number_may_be_shown_and_added_up_and_that_is_stated(where: str) -> None:
-    with PredictedDevice(A100) as device:
-        assert not stated(device)
-        loss = there() if where == "device" else there().cpu()
-        total = 0.0
-        for _ in range(3):
-            total += loss.item() / 2
-        shown = [f"{total:.3f}", f"{loss:.3f}", str(round(total, 2)), f"{total:>9.2f}", repr(-total)]
-        said = stated(device)
+def test_a_number_may_be_shown_and_added_up_and_that_is_stated(where: str, device: PredictedDevice) -> None:
+    assert not stated(device)
+    loss = there() if where == "device" else there().cpu()
+    total = 0.0
+    for _ in range(3):
+        total += loss.item() / 2
+    shown = [f"{total:.3f}", f"{loss:.3f}", str(round(total, 2)), f"{total:>9.2f}", repr(-total)]
+    said = stated(device)
     assert shown == ["unknown", "unknown", "unknown", "  unknown", "unknown"]
     assert len(said) == 1
     assert missing(said[0], "prints as unknown", "counts as 1", "cannot be a size") == []
@@ -169,44 +168,44 @@ def divmod_of(number: Any) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("way", NATURAL)
-def test_a_natural_answer_is_given_and_stated_with_the_line(way: str) -> None:
+def test_a_natural_answer_is_given_and_stated_with_the_line(way: str, device: PredictedDevice) -> None:
     ask, answer, sentence = NATURAL[way]
-    with PredictedDevice(A100) as device:
-        assert ask() == answer
-        assert any(sentence in what for what in stated(device))
+    assert ask() == answer
+    assert any(sentence in what for what in stated(device))
 
 
 READS = pytest.mark.parametrize("read", [torch.Tensor.item, torch.Tensor.detach])
 
 
 @READS
-def test_a_loop_that_waits_for_a_value_to_change_is_stopped(read: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loop_that_waits_for_a_value_to_change_is_stopped(
+    read: Any, monkeypatch: pytest.MonkeyPatch, device: PredictedDevice
+) -> None:
     def waits() -> bool:
         return bool(loss > 0.5)
 
     monkeypatch.setattr(assumptions, "_MOST_DECISIONS", 100)
-    with PredictedDevice(A100), pytest.raises(DataNeeded, match="would not end"):
+    with pytest.raises(DataNeeded, match="would not end"):
         loss = read(there())
         while waits():
             pass
 
 
 @READS
-def test_a_loop_that_only_an_unknown_number_ends_has_an_end_that_is_stated(read: Any) -> None:
-    with PredictedDevice(A100) as device:
-        steps = others = 0
-        while read(there()) > 0.5:
-            steps += 1
-        while True:
-            others += 1
-            if read(there()) < 0.5:
-                break
-        assert steps == others > 1
-        assert any(f"to end after {steps} passes" in sentence for sentence in stated(device))
-        # One that has another end comes to it.
-        while others < 3 * steps and read(there()) > 0.5:
-            others += 1
-        assert others == 3 * steps
+def test_a_loop_that_only_an_unknown_number_ends_has_an_end_that_is_stated(read: Any, device: PredictedDevice) -> None:
+    steps = others = 0
+    while read(there()) > 0.5:
+        steps += 1
+    while True:
+        others += 1
+        if read(there()) < 0.5:
+            break
+    assert steps == others > 1
+    assert any(f"to end after {steps} passes" in sentence for sentence in stated(device))
+    # One that has another end comes to it.
+    while others < 3 * steps and read(there()) > 0.5:
+        others += 1
+    assert others == 3 * steps
 
 
 class Counter:
@@ -277,21 +276,19 @@ branch = bool((x > 2).all())
 """
 
 
-def test_a_condition_is_answered_so_that_the_program_goes_on() -> None:
-    with PredictedDevice(A100) as device:
-        names = {"x": there(3)}
-        exec(compile(CHECKS, __file__, "exec"), names)
-        says = stated(device)
+def test_a_condition_is_answered_so_that_the_program_goes_on(device: PredictedDevice) -> None:
+    names = {"x": there(3)}
+    exec(compile(CHECKS, __file__, "exec"), names)
+    says = stated(device)
     assert names["branch"] is False
     assert {f"a condition that is not computed is assumed to be {answer}" for answer in (True, False)} <= {*says}
 
 
-def test_the_greatest_of_chosen_labels_is_the_greatest_of_all() -> None:
-    with PredictedDevice(A100):
-        labels = torch.tensor([0, 0, 3, 3, 7]).cuda()
-        chosen = labels[there(5).topk(3).indices]
-        drawn = torch.randint(0, 40, (2, 300), device="cuda")
-        assert [int(chosen.max()) + 1, int(torch.cat([drawn[0], chosen]).amax())] == [8, 39]
+def test_the_greatest_of_chosen_labels_is_the_greatest_of_all(device: PredictedDevice) -> None:
+    labels = torch.tensor([0, 0, 3, 3, 7]).cuda()
+    chosen = labels[there(5).topk(3).indices]
+    drawn = torch.randint(0, 40, (2, 300), device="cuda")
+    assert [int(chosen.max()) + 1, int(torch.cat([drawn[0], chosen]).amax())] == [8, 39]
 
 
 def test_stated_numbers_are_plain_ones() -> None:
@@ -326,13 +323,12 @@ def test_an_element_of_a_list_is_the_first_unless_another_is_stated() -> None:
             np.zeros((3, 4))[0, : at.item()]
 
 
-def test_a_whole_number_is_another_than_the_one_it_is_compared_with() -> None:
+def test_a_whole_number_is_another_than_the_one_it_is_compared_with(device: PredictedDevice) -> None:
     """A text goes on until its greatest length, whichever number ends it."""
-    with PredictedDevice(A100) as device:
-        token = there(dtype=WHOLE).item()
-        assert not any(token == end for end in (0, 1, 2)) and all(token != end for end in (0, 1, 2))
-        assert token == token
-        assert any("assumed to differ" in said for said in stated(device))
+    token = there(dtype=WHOLE).item()
+    assert not any(token == end for end in (0, 1, 2)) and all(token != end for end in (0, 1, 2))
+    assert token == token
+    assert any("assumed to differ" in said for said in stated(device))
 
 
 def test_questions_of_one_line_are_answered_by_number_and_by_name() -> None:
@@ -384,11 +380,10 @@ def test_a_wrong_answer_is_an_error_that_says_which_are_possible() -> None:
         PredictedDevice(A100, assume={f"{file}:3#0": 1})
 
 
-def test_printing_says_that_values_are_unknown() -> None:
-    with PredictedDevice(A100):
-        assert repr(there(2, 3)) == "tensor(values unknown, device='cuda:0', size=(2, 3), dtype=torch.float32)"
-        assert str(there(2).cpu()) == "tensor(values unknown, size=(2,), dtype=torch.float32)"
-        assert repr(torch.ones(1)) == "tensor([1.])"
+def test_printing_says_that_values_are_unknown(device: PredictedDevice) -> None:
+    assert repr(there(2, 3)) == "tensor(values unknown, device='cuda:0', size=(2, 3), dtype=torch.float32)"
+    assert str(there(2).cpu()) == "tensor(values unknown, size=(2,), dtype=torch.float32)"
+    assert repr(torch.ones(1)) == "tensor([1.])"
 
 
 HOST: dict[str, Callable[[], Tensor]] = {
@@ -430,11 +425,10 @@ def _set(host: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("how", HOST)
-def test_what_came_from_the_device_stays_unknown_on_the_host(how: str) -> None:
-    with PredictedDevice(A100):
-        host = HOST[how]()
-        assert host.device.type == "cpu"
-        assert str(host).startswith("tensor(values unknown")
+def test_what_came_from_the_device_stays_unknown_on_the_host(how: str, device: PredictedDevice) -> None:
+    host = HOST[how]()
+    assert host.device.type == "cpu"
+    assert str(host).startswith("tensor(values unknown")
 
 
 def test_what_holds_no_values_is_not_written_and_found_again(tmp_path: Path) -> None:
@@ -461,29 +455,25 @@ def test_what_is_known_is_written_as_the_card_would(tmp_path: Path) -> None:
     assert places == ["cuda:0", "cpu"]
 
 
-def test_a_host_tensor_written_over_is_known_again_and_others_never_were_unknown() -> None:
-    with PredictedDevice(A100):
-        host = there(4).cpu()
-        assert torch.zeros_like(host).tolist() == [0, 0, 0, 0]
-        host[:2] = 7
-        assert str(host).startswith("tensor(values unknown")
-        host.copy_(torch.arange(4.0))
-        assert host.tolist() == [0, 1, 2, 3]
-        ones = torch.ones(3)
-        assert str(ones * there().item()).startswith("tensor(values unknown")
-        assert (ones * 2).sum().item() == 6
-        assert there(9)[torch.tensor([True, False, True]).repeat(3)].shape == (6,)
+def test_a_host_tensor_written_over_is_known_again_and_others_never_were_unknown(device: PredictedDevice) -> None:
+    host = there(4).cpu()
+    assert torch.zeros_like(host).tolist() == [0, 0, 0, 0]
+    host[:2] = 7
+    assert str(host).startswith("tensor(values unknown")
+    host.copy_(torch.arange(4.0))
+    assert host.tolist() == [0, 1, 2, 3]
+    ones = torch.ones(3)
+    assert str(ones * there().item()).startswith("tensor(values unknown")
+    assert (ones * 2).sum().item() == 6
+    assert there(9)[torch.tensor([True, False, True]).repeat(3)].shape == (6,)
 
 
-def test_the_memory_of_a_copy_is_never_what_was_there_before() -> None:
-    with PredictedDevice(A100):
-        for count in (5, 1 << 18, 3 << 20):
-            host = torch.full((count,), 7, dtype=torch.uint8)
-            del host
-            copied = there(count, dtype=torch.uint8).cpu()
-            assert not np.ctypeslib.as_array(
-                (np.ctypeslib.ctypes.c_uint8 * count).from_address(copied.data_ptr())
-            ).any()
+def test_the_memory_of_a_copy_is_never_what_was_there_before(device: PredictedDevice) -> None:
+    for count in (5, 1 << 18, 3 << 20):
+        host = torch.full((count,), 7, dtype=torch.uint8)
+        del host
+        copied = there(count, dtype=torch.uint8).cpu()
+        assert not np.ctypeslib.as_array((np.ctypeslib.ctypes.c_uint8 * count).from_address(copied.data_ptr())).any()
 
 
 @pytest.mark.parametrize("layout", [torch.preserve_format, torch.contiguous_format, torch.channels_last])
@@ -502,12 +492,11 @@ def test_a_copy_to_the_host_has_the_strides_that_torch_gives_it(layout: torch.me
             assert card.to("cpu", memory_format=layout).stride() == wanted
 
 
-def test_a_large_unknown_tensor_stays_unknown_where_it_is_copied_to() -> None:
-    with PredictedDevice(A100):
-        unknown, target = there(1 << 19).cpu(), torch.zeros(1 << 19)
-        assert target.copy_(unknown) is target
-        with pytest.raises(DataNeeded):
-            range(int(target[0].long()))
+def test_a_large_unknown_tensor_stays_unknown_where_it_is_copied_to(device: PredictedDevice) -> None:
+    unknown, target = there(1 << 19).cpu(), torch.zeros(1 << 19)
+    assert target.copy_(unknown) is target
+    with pytest.raises(DataNeeded):
+        range(int(target[0].long()))
 
 
 def test_large_copies_and_what_is_computed_of_them_take_no_memory_of_this_machine() -> None:
@@ -520,55 +509,52 @@ def test_large_copies_and_what_is_computed_of_them_take_no_memory_of_this_machin
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < 1 << 29
 
 
-def test_devices_that_do_not_go_together_are_an_error_as_on_a_card() -> None:
-    with PredictedDevice(A100):
-        for wrong in (
-            lambda: torch.ones(3) + there(3),
-            lambda: torch.ones(3)[there(2, dtype=WHOLE)],
-            lambda: torch.zeros(3).scatter_(0, there(2, dtype=WHOLE), 1),
-            lambda: torch.cat([torch.ones(3), there(3)]),
-            lambda: functional.linear(torch.ones(2, 3), there(4, 3), there(4)),
-            lambda: torch.ones(2, 3) @ there(3, 4),
-        ):
-            with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
-                wrong()
-        assert (torch.tensor(2.0) * there(3)).is_cuda
+def test_devices_that_do_not_go_together_are_an_error_as_on_a_card(device: PredictedDevice) -> None:
+    for wrong in (
+        lambda: torch.ones(3) + there(3),
+        lambda: torch.ones(3)[there(2, dtype=WHOLE)],
+        lambda: torch.zeros(3).scatter_(0, there(2, dtype=WHOLE), 1),
+        lambda: torch.cat([torch.ones(3), there(3)]),
+        lambda: functional.linear(torch.ones(2, 3), there(4, 3), there(4)),
+        lambda: torch.ones(2, 3) @ there(3, 4),
+    ):
+        with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
+            wrong()
+    assert (torch.tensor(2.0) * there(3)).is_cuda
 
 
-def test_dlpack_says_where_a_tensor_lies_and_gives_no_memory_away() -> None:
-    with PredictedDevice(A100):
-        assert there(3).__dlpack_device__() == (2, 0)
-        with pytest.raises(UsageError, match="DLPack needs the values of a tensor"):
-            torch.from_dlpack(there(3))
-        assert torch.from_dlpack(torch.to_dlpack(torch.ones(3))).tolist() == [1, 1, 1]
+def test_dlpack_says_where_a_tensor_lies_and_gives_no_memory_away(device: PredictedDevice) -> None:
+    assert there(3).__dlpack_device__() == (2, 0)
+    with pytest.raises(UsageError, match="DLPack needs the values of a tensor"):
+        torch.from_dlpack(there(3))
+    assert torch.from_dlpack(torch.to_dlpack(torch.ones(3))).tolist() == [1, 1, 1]
 
 
-def test_torchs_own_questions_have_answers_that_are_stated() -> None:
+def test_torchs_own_questions_have_answers_that_are_stated(device: PredictedDevice) -> None:
     weight = nn.Parameter(torch.ones(4))
-    with PredictedDevice(A100) as device:
-        weight = nn.Parameter(there(4))
-        # torch.compile switches this check off for the whole process, and another test may have used it.
-        ones = there(3).fill_(1)
-        for kind in (torch.distributions.Normal, torch.distributions.Beta):
-            samples = kind(ones, ones, validate_args=True)
-            assert samples.log_prob(samples.sample()).shape == (3,)
-        assert torch.distributions.Binomial(10, ones).sample().shape == (3,)
-        weight.grad = there(4)
-        nn.utils.clip_grad_norm_([weight], 1.0, error_if_nonfinite=True)
-        scaler, optimizer = torch.amp.GradScaler("cuda", init_scale=1024.0), torch.optim.SGD([weight], lr=0.1)
-        scaler.scale(weight.sum()).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        assert scaler.get_scale() == 1024.0
-        said = " ".join(device.unseen())
+    weight = nn.Parameter(there(4))
+    # torch.compile switches this check off for the whole process, and another test may have used it.
+    ones = there(3).fill_(1)
+    for kind in (torch.distributions.Normal, torch.distributions.Beta):
+        samples = kind(ones, ones, validate_args=True)
+        assert samples.log_prob(samples.sample()).shape == (3,)
+    assert torch.distributions.Binomial(10, ones).sample().shape == (3,)
+    weight.grad = there(4)
+    nn.utils.clip_grad_norm_([weight], 1.0, error_if_nonfinite=True)
+    scaler, optimizer = torch.amp.GradScaler("cuda", init_scale=1024.0), torch.optim.SGD([weight], lr=0.1)
+    scaler.scale(weight.sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert scaler.get_scale() == 1024.0
+    said = " ".join(device.unseen())
     assert "torch.distributions are assumed to be valid" in said
     assert "assumed to be finite" in said
     assert "find no overflow" in said
 
 
 @pytest.mark.filterwarnings("ignore:Anomaly Detection")
-def test_gradients_that_are_looked_through_for_errors_are_finite() -> None:
-    with PredictedDevice(A100), torch.autograd.detect_anomaly():
+def test_gradients_that_are_looked_through_for_errors_are_finite(device: PredictedDevice) -> None:
+    with torch.autograd.detect_anomaly():
         weight = nn.Parameter(there(4))
         weight.square().sum().backward()
         assert weight.grad is not None and weight.grad.shape == (4,)
@@ -586,62 +572,57 @@ def test_gradients_that_are_looked_through_for_errors_are_finite() -> None:
     ],
     ids=str,
 )
-def test_checks_of_gradients_run_and_find_that_they_agree(how: dict[str, bool]) -> None:
-    with PredictedDevice(A100) as device:
-        x = there(3, 4, dtype=torch.double).requires_grad_()
-        assert torch.autograd.gradcheck(lambda x: (x.square().sin(), x.argmax(-1)), x, **how)
-        assert torch.autograd.gradgradcheck(lambda x: x.square().sin(), x)
-        assert any("gradcheck is assumed to pass" in sentence for sentence in device.unseen())
+def test_checks_of_gradients_run_and_find_that_they_agree(how: dict[str, bool], device: PredictedDevice) -> None:
+    x = there(3, 4, dtype=torch.double).requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: (x.square().sin(), x.argmax(-1)), x, **how)
+    assert torch.autograd.gradgradcheck(lambda x: x.square().sin(), x)
+    assert any("gradcheck is assumed to pass" in sentence for sentence in device.unseen())
 
 
-def test_what_a_library_checks_of_all_values_holds() -> None:
-    with PredictedDevice(A100) as device:
-        torch._check_tensor_all(there(4, dtype=WHOLE) == 3)
-        with pytest.raises(RuntimeError):
-            torch._check_tensor_all(torch.zeros(4, device="cuda") == 3)
-        assert any("are assumed to pass" in sentence for sentence in device.unseen())
+def test_what_a_library_checks_of_all_values_holds(device: PredictedDevice) -> None:
+    torch._check_tensor_all(there(4, dtype=WHOLE) == 3)
+    with pytest.raises(RuntimeError):
+        torch._check_tensor_all(torch.zeros(4, device="cuda") == 3)
+    assert any("are assumed to pass" in sentence for sentence in device.unseen())
 
 
-def test_a_refusal_that_the_program_swallows_is_said() -> None:
-    with PredictedDevice(A100) as device:
-        try:
-            count = int(there(dtype=WHOLE))
-        except Exception:
-            count = 3
-        assert count == 3
-        (note,) = (each for each in device.unseen() if "caught an error" in each)
+def test_a_refusal_that_the_program_swallows_is_said(device: PredictedDevice) -> None:
+    try:
+        count = int(there(dtype=WHOLE))
+    except Exception:
+        count = 3
+    assert count == 3
+    (note,) = (each for each in device.unseen() if "caught an error" in each)
     assert "int(there(dtype=WHOLE))" in note
 
 
-def test_a_library_on_the_way_is_named_beside_the_users_line() -> None:
+def test_a_library_on_the_way_is_named_beside_the_users_line(device: PredictedDevice) -> None:
     library = pytest.importorskip("diffusers.utils.torch_utils")
-    with PredictedDevice(A100), pytest.raises(UsageError, match=r"test_unknown_values\.py, line \d+.*via "):
+    with pytest.raises(UsageError, match=r"test_unknown_values\.py, line \d+.*via "):
         library.randn_tensor((there(dtype=WHOLE),))
 
 
-def test_a_mask_is_filled_with_a_number_of_the_host() -> None:
-    with PredictedDevice(A100) as device:
-        x, mask = torch.ones(8, 8, device="cuda"), torch.zeros(8, 8, dtype=torch.bool, device="cuda")
-        before = device.allocated_bytes
-        out = x.masked_fill(mask, torch.tensor(-1.0))
-        assert out.is_cuda and device.allocated_bytes - before == 512
-        assert x.masked_fill_(mask, torch.tensor(-1.0)) is x
-        filled = torch.zeros(3, dtype=torch.long, device="cuda").masked_fill(mask[0, :3] == 0, torch.tensor(7))
-        assert filled.tolist() == [7, 7, 7]
-        with pytest.raises(RuntimeError):
-            x.masked_fill(mask, torch.ones(8))
+def test_a_mask_is_filled_with_a_number_of_the_host(device: PredictedDevice) -> None:
+    x, mask = torch.ones(8, 8, device="cuda"), torch.zeros(8, 8, dtype=torch.bool, device="cuda")
+    before = device.allocated_bytes
+    out = x.masked_fill(mask, torch.tensor(-1.0))
+    assert out.is_cuda and device.allocated_bytes - before == 512
+    assert x.masked_fill_(mask, torch.tensor(-1.0)) is x
+    filled = torch.zeros(3, dtype=torch.long, device="cuda").masked_fill(mask[0, :3] == 0, torch.tensor(7))
+    assert filled.tolist() == [7, 7, 7]
+    with pytest.raises(RuntimeError):
+        x.masked_fill(mask, torch.ones(8))
 
 
-def test_where_takes_a_mask_of_bytes_and_converts_it_first() -> None:
+def test_where_takes_a_mask_of_bytes_and_converts_it_first(device: PredictedDevice) -> None:
     """CRF layers keep such masks."""
-    with PredictedDevice(A100) as device:
-        mask = torch.ones(512, 512, dtype=torch.uint8, device="cuda")
-        scores = torch.zeros(512, 512, device="cuda", requires_grad=True)
-        before = device.allocated_bytes
-        chosen = torch.where(mask, scores, scores)
-        assert torch.cuda.max_memory_allocated() == before + 512 * 512 * (1 + 4)
-        chosen.sum().backward()
-        assert scores.grad is not None and scores.grad.shape == mask.shape
+    mask = torch.ones(512, 512, dtype=torch.uint8, device="cuda")
+    scores = torch.zeros(512, 512, device="cuda", requires_grad=True)
+    before = device.allocated_bytes
+    chosen = torch.where(mask, scores, scores)
+    assert torch.cuda.max_memory_allocated() == before + 512 * 512 * (1 + 4)
+    chosen.sum().backward()
+    assert scores.grad is not None and scores.grad.shape == mask.shape
 
 
 MADE: dict[str, tuple[Callable[[], Tensor], torch.dtype, str]] = {
@@ -654,11 +635,10 @@ MADE: dict[str, tuple[Callable[[], Tensor], torch.dtype, str]] = {
 
 
 @pytest.mark.parametrize("way", MADE)
-def test_a_tensor_is_made_of_numbers_that_nobody_knows(way: str) -> None:
+def test_a_tensor_is_made_of_numbers_that_nobody_knows(way: str, device: PredictedDevice) -> None:
     make, dtype, kind = MADE[way]
-    with PredictedDevice(A100):
-        made = make()
-        assert (made.dtype, made.device.type) == (dtype, kind) and "values unknown" in repr(made)
+    made = make()
+    assert (made.dtype, made.device.type) == (dtype, kind) and "values unknown" in repr(made)
 
 
 def test_a_tensor_is_made_of_numbers_that_are_known_or_stated() -> None:
@@ -696,13 +676,14 @@ def test_small_whole_numbers_are_drawn_from_a_seed_that_is_said() -> None:
         (lambda ids: torch.tensor(ids, dtype=torch.int32), torch.int32),
     ],
 )
-def test_tokens_that_nobody_computes_make_tensors_of_whole_numbers(make: Any, dtype: torch.dtype) -> None:
+def test_tokens_that_nobody_computes_make_tensors_of_whole_numbers(
+    make: Any, dtype: torch.dtype, device: PredictedDevice
+) -> None:
     """Generated tokens are read as a list and made a tensor again: one of floats would have another size."""
-    with PredictedDevice(A100):
-        tokens = (torch.nn.Linear(8, 16).cuda()(torch.randn(1, 8, device="cuda")) * 100).long()[0]
-        made = make(tokens.cpu().tolist())
-        assert made.dtype == dtype
-        assert "values unknown" in repr(made)
+    tokens = (torch.nn.Linear(8, 16).cuda()(torch.randn(1, 8, device="cuda")) * 100).long()[0]
+    made = make(tokens.cpu().tolist())
+    assert made.dtype == dtype
+    assert "values unknown" in repr(made)
 
 
 H = torch.arange(16.0).reshape(4, 4)
@@ -728,45 +709,40 @@ ON_HOST: dict[str, Callable[[torch.Tensor], object]] = {
 
 
 @pytest.mark.parametrize("name", ON_HOST)
-def test_an_operator_on_two_devices_is_refused_as_on_a_card(name: str) -> None:
-    with PredictedDevice(A100):
-        card = torch.rand(4, 4, device="cuda")
-        with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
-            ON_HOST[name](card)
-        # A number, an index and a copy may come from the host.
-        assert (card * torch.tensor(2.0)).is_cuda and card[torch.tensor([1])].is_cuda and card.copy_(H).is_cuda
+def test_an_operator_on_two_devices_is_refused_as_on_a_card(name: str, device: PredictedDevice) -> None:
+    card = torch.rand(4, 4, device="cuda")
+    with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
+        ON_HOST[name](card)
+    # A number, an index and a copy may come from the host.
+    assert (card * torch.tensor(2.0)).is_cuda and card[torch.tensor([1])].is_cuda and card.copy_(H).is_cuda
 
 
-def test_a_number_that_is_only_printed_needs_no_answer() -> None:
-    with PredictedDevice(A100) as device:
-        token = torch.rand(4, 3, device="cuda").argmax(1) @ torch.tensor([10, 1, 10, 1], device="cuda")
-        assert "%d of %3d" % (token, token.item()) == "1 of   1"  # noqa: UP031
-        assert device.recorder.assumptions.stated
-        with pytest.raises(DataNeeded):
-            torch.zeros(int(token))
+def test_a_number_that_is_only_printed_needs_no_answer(device: PredictedDevice) -> None:
+    token = torch.rand(4, 3, device="cuda").argmax(1) @ torch.tensor([10, 1, 10, 1], device="cuda")
+    assert "%d of %3d" % (token, token.item()) == "1 of   1"  # noqa: UP031
+    assert device.recorder.assumptions.stated
+    with pytest.raises(DataNeeded):
+        torch.zeros(int(token))
 
 
-def test_conditions_on_computed_masks_go_on_and_are_noted() -> None:
-    with PredictedDevice(A100) as device:
-        boxes = torch.rand(8, 4, device="cuda") @ torch.rand(4, 4, device="cuda")
-        near = torch.isclose(boxes, torch.zeros(1, 4, device="cuda"), atol=20.0)
-        for mask in (near, ~near.any(dim=1), boxes.bool(), near ^ near.flip(0), torch.isin(boxes, boxes[0])):
-            assert bool(mask.all()) in (True, False)
+def test_conditions_on_computed_masks_go_on_and_are_noted(device: PredictedDevice) -> None:
+    boxes = torch.rand(8, 4, device="cuda") @ torch.rand(4, 4, device="cuda")
+    near = torch.isclose(boxes, torch.zeros(1, 4, device="cuda"), atol=20.0)
+    for mask in (near, ~near.any(dim=1), boxes.bool(), near ^ near.flip(0), torch.isin(boxes, boxes[0])):
+        assert bool(mask.all()) in (True, False)
     assert device.recorder.assumptions.stated
 
 
-def test_a_loop_over_the_rows_of_a_large_mask_finds_the_share_of_each() -> None:
-    with PredictedDevice(A100):
-        masks = (torch.rand(48, 200, 200, device="cuda") @ torch.rand(200, 200, device="cuda")) > 0
-        places = masks.flatten(1).nonzero()
-        assert places.shape == (48 * 200 * 200, 2)
-        assert all(places[places[:, 0] == row, 1].shape == (200 * 200,) for row in range(3))
+def test_a_loop_over_the_rows_of_a_large_mask_finds_the_share_of_each(device: PredictedDevice) -> None:
+    masks = (torch.rand(48, 200, 200, device="cuda") @ torch.rand(200, 200, device="cuda")) > 0
+    places = masks.flatten(1).nonzero()
+    assert places.shape == (48 * 200 * 200, 2)
+    assert all(places[places[:, 0] == row, 1].shape == (200 * 200,) for row in range(3))
 
 
-def test_counts_of_choices_have_one_for_each_choice() -> None:
-    with PredictedDevice(A100):
-        choices = torch.rand(64, 10, device="cuda").argmax(1)
-        assert torch.bincount(choices).shape == (10,)
+def test_counts_of_choices_have_one_for_each_choice(device: PredictedDevice) -> None:
+    choices = torch.rand(64, 10, device="cuda").argmax(1)
+    assert torch.bincount(choices).shape == (10,)
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(9, 4), (4, 9)])
@@ -780,21 +756,19 @@ def test_least_squares_have_the_shapes_of_the_drivers_of_a_card(rows: int, colum
         assert a.grad is not None and a.grad.shape == a.shape
 
 
-def test_a_count_is_an_integer_for_numpy_and_for_sizes() -> None:
-    with PredictedDevice(A100):
-        count = (torch.rand(8, device="cuda") @ torch.rand(8, 8, device="cuda") > 0).sum().item()
-        assert isinstance(count, int) and f"{count:>8}" == " unknown"
-        rows = np.array([[count, 0], [count // 2, 1]])
-        assert np.issubdtype(rows.dtype, np.integer) and rows.sum() == 13
-        assert len([0] * count) == 8 and len(range(count - 2)) == 6 and divmod(count, 3) == (2, 2)
-        assert isinstance(count / 2, float) and isinstance(count * 0.5, float)
-        assert copy.deepcopy([count])[0] is count and pickle.loads(pickle.dumps(count)).default == 8
+def test_a_count_is_an_integer_for_numpy_and_for_sizes(device: PredictedDevice) -> None:
+    count = (torch.rand(8, device="cuda") @ torch.rand(8, 8, device="cuda") > 0).sum().item()
+    assert isinstance(count, int) and f"{count:>8}" == " unknown"
+    rows = np.array([[count, 0], [count // 2, 1]])
+    assert np.issubdtype(rows.dtype, np.integer) and rows.sum() == 13
+    assert len([0] * count) == 8 and len(range(count - 2)) == 6 and divmod(count, 3) == (2, 2)
+    assert isinstance(count / 2, float) and isinstance(count * 0.5, float)
+    assert copy.deepcopy([count])[0] is count and pickle.loads(pickle.dumps(count)).default == 8
 
 
-def test_a_mask_that_is_true_everywhere_has_no_borders() -> None:
-    with PredictedDevice(A100):
-        mask = (torch.rand(8, 64, device="cuda") @ torch.rand(64, 64, device="cuda")) > 0
-        assert (mask[:, 1:] ^ mask[:, :-1]).nonzero().shape == (0, 2)
-        assert mask[mask].shape == (8 * 64,)
-        other = (torch.rand(8, 64, device="cuda") @ torch.rand(64, 64, device="cuda")) > 0
-        assert (mask ^ other).nonzero().shape == (8 * 64, 2)
+def test_a_mask_that_is_true_everywhere_has_no_borders(device: PredictedDevice) -> None:
+    mask = (torch.rand(8, 64, device="cuda") @ torch.rand(64, 64, device="cuda")) > 0
+    assert (mask[:, 1:] ^ mask[:, :-1]).nonzero().shape == (0, 2)
+    assert mask[mask].shape == (8 * 64,)
+    other = (torch.rand(8, 64, device="cuda") @ torch.rand(64, 64, device="cuda")) > 0
+    assert (mask ^ other).nonzero().shape == (8 * 64, 2)

@@ -45,22 +45,20 @@ def test_a_mask_of_rows_that_are_no_multiple_of_8_is_padded_to_one(columns: int,
 
 @pytest.mark.parametrize(("kind", "more"), [(lambda tensor: tensor, [4]), (torch.nn.Parameter, [])])
 def test_a_deep_copy_of_a_tensor_takes_an_empty_one_for_a_moment(
-    kind: Callable[[Tensor], Tensor], more: list[int]
+    kind: Callable[[Tensor], Tensor], more: list[int], device: PredictedDevice
 ) -> None:
     """A parameter is cloned instead."""
-    with PredictedDevice(A100) as device:
-        tensor = kind(zeros(1024))
-        before = len(sizes(device.finish()))
-        copied = copy.deepcopy(tensor)
-        assert sizes(device.finish())[before:] == [4096, *more] and type(copied) is type(tensor)
-        assert device.allocated_bytes == 2 * 4096
+    tensor = kind(zeros(1024))
+    before = len(sizes(device.finish()))
+    copied = copy.deepcopy(tensor)
+    assert sizes(device.finish())[before:] == [4096, *more] and type(copied) is type(tensor)
+    assert device.allocated_bytes == 2 * 4096
 
 
-def test_the_wrapped_index_lives_until_it_is_multiplied() -> None:
+def test_the_wrapped_index_lives_until_it_is_multiplied(device: PredictedDevice) -> None:
     """The recorded training steps show this order."""
-    with PredictedDevice(A100) as device:
-        add_at((512, 16), (100, 16), 100)()
-        events = device.finish().devices[0].events
+    add_at((512, 16), (100, 16), 100)()
+    events = device.finish().devices[0].events
     moves = [int(action) for action, size in zip(events.action, events.size, strict=True) if size == 800]
     first = moves.index(Action.ALLOC, 1)
     assert moves[first : first + 4] == [Action.ALLOC, Action.ALLOC, Action.FREE_REQUESTED, Action.FREE_COMPLETED]
@@ -111,9 +109,7 @@ SORTED_COLUMNS = [
     *(80_000, 80_000, 160_000, 160_000, 160_000, 80_000, 4 * 2048 + 6 * 1024 + 80_128 + 160_000 + 256 + 255),
     2048 + 6 * 1024 + 256 + 255,
 ]
-MANY_LARGEST = [
-    *(20_000, 40_000, 40_000, 20_000, 40_000, 4 * 2048 + 2 * 1024 + 20_224 + 40_192 + 256 + 255, 40_000),
-]
+MANY_LARGEST = [*(20_000, 40_000, 40_000, 20_000, 40_000, 4 * 2048 + 2 * 1024 + 20_224 + 40_192 + 256 + 255, 40_000)]
 SORTED_KEYS = [8 * 2048 + 3 * 1024 + 65_536 + 256 + 255]
 ONE_ROW = [4 * 2048 + 3 * 1024 + 32_768 + 65_536 + 256 + 255]
 PADDED = 2 * 3 * 18 * 18 * 4
@@ -298,18 +294,17 @@ def test_a_few_rows_of_attention_are_split_over_the_card() -> None:
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_sgd_in_one_kernel_takes_its_momentum_and_nothing_else(momentum: float) -> None:
-    with PredictedDevice(A100) as device:
-        weights = [zeros(1000, 100, requires_grad=True), zeros(128, requires_grad=True)]
-        optimizer = torch.optim.SGD(weights, lr=0.1, momentum=momentum, fused=True)
-        for weight in weights:
-            weight.grad = torch.ones_like(weight)
-        before = device.allocated_bytes
-        torch.cuda.reset_peak_memory_stats()
-        for _ in range(2):
-            optimizer.step()
-        states = device.allocated_bytes - before
-        assert torch.cuda.max_memory_allocated() == device.allocated_bytes
+def test_sgd_in_one_kernel_takes_its_momentum_and_nothing_else(momentum: float, device: PredictedDevice) -> None:
+    weights = [zeros(1000, 100, requires_grad=True), zeros(128, requires_grad=True)]
+    optimizer = torch.optim.SGD(weights, lr=0.1, momentum=momentum, fused=True)
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)
+    before = device.allocated_bytes
+    torch.cuda.reset_peak_memory_stats()
+    for _ in range(2):
+        optimizer.step()
+    states = device.allocated_bytes - before
+    assert torch.cuda.max_memory_allocated() == device.allocated_bytes
     # 400,000 bytes are 781.25 blocks of 512.
     assert states == (782 * 512 + 512 if momentum else 0)
 
@@ -368,19 +363,18 @@ def test_convolutions_work_channels_last_where_the_images_or_the_weights_do(
     assert sizes_of(run, "convolution", temporary=True, card=card_named("T4")) == copies
 
 
-def test_a_network_stays_channels_last_from_end_to_end() -> None:
-    with PredictedDevice(A100):
-        network = nn.Sequential(
-            *(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(True), nn.MaxPool2d(2), nn.ConvTranspose2d(8, 8, 2)),
-            nn.Upsample(scale_factor=2),
-        ).to("cuda", memory_format=LAST)
-        images = torch.zeros(2, 3, 32, 32).to("cuda", memory_format=LAST)
-        with torch.autocast("cuda", dtype=torch.float16):
-            out = network(images)
-        assert out.is_contiguous(memory_format=LAST) and not out.is_contiguous()
-        with pytest.raises(RuntimeError, match="view"):
-            out.view(2, -1)
-        out.sum().backward()
+def test_a_network_stays_channels_last_from_end_to_end(device: PredictedDevice) -> None:
+    network = nn.Sequential(
+        *(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(True), nn.MaxPool2d(2), nn.ConvTranspose2d(8, 8, 2)),
+        nn.Upsample(scale_factor=2),
+    ).to("cuda", memory_format=LAST)
+    images = torch.zeros(2, 3, 32, 32).to("cuda", memory_format=LAST)
+    with torch.autocast("cuda", dtype=torch.float16):
+        out = network(images)
+    assert out.is_contiguous(memory_format=LAST) and not out.is_contiguous()
+    with pytest.raises(RuntimeError, match="view"):
+        out.view(2, -1)
+    out.sum().backward()
 
 
 def test_a_backward_copies_a_gradient_in_another_layout() -> None:
@@ -409,15 +403,16 @@ def test_double_precision_is_not_computed_channels_last() -> None:
         ("4 MiB", WORKSPACE),
     ],
 )
-def test_the_environment_sets_the_workspaces_of_cublas(monkeypatch: pytest.MonkeyPatch, config: str, size: int) -> None:
+def test_the_environment_sets_the_workspaces_of_cublas(
+    monkeypatch: pytest.MonkeyPatch, config: str, size: int, device: PredictedDevice
+) -> None:
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", config)
-    with PredictedDevice(A100) as device:
-        x = zeros(8, 8, requires_grad=True)
-        y = x @ x
-        # It is not read again.
-        monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":2:1")
-        y.sum().backward()
-        taken = [row.size for row in allocations(device.finish()) if row.category is Category.WORKSPACE]
+    x = zeros(8, 8, requires_grad=True)
+    y = x @ x
+    # It is not read again.
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":2:1")
+    y.sum().backward()
+    taken = [row.size for row in allocations(device.finish()) if row.category is Category.WORKSPACE]
     assert taken == [size] * 2
 
 
@@ -461,18 +456,17 @@ def test_a_bias_added_within_the_product_has_the_workspace_of_the_release_and_th
     assert [row.size for row in rows if row.size >= 1 << 20] == taken
 
 
-def test_a_larger_workspace_replaces_the_one_that_is_there() -> None:
-    with PredictedDevice(A100) as device:
-        x = zeros(64, 64)
-        held = [torch.cuda.memory_allocated()]
-        for size in (None, 16 << 20, 4 << 20):
-            said = torch.backends.cuda.cublas_workspace_size(size)
-            assert said == (WORKSPACE if size is None else size)
-            x @ x
-            held.append(torch.cuda.memory_allocated())
-        torch._C._cuda_resetCublasWorkspaceSize()
-        assert torch.backends.cuda.cublas_workspace_size() == WORKSPACE
-        workspaces = [row.size for row in allocations(device.finish()) if row.category is Category.WORKSPACE]
+def test_a_larger_workspace_replaces_the_one_that_is_there(device: PredictedDevice) -> None:
+    x = zeros(64, 64)
+    held = [torch.cuda.memory_allocated()]
+    for size in (None, 16 << 20, 4 << 20):
+        said = torch.backends.cuda.cublas_workspace_size(size)
+        assert said == (WORKSPACE if size is None else size)
+        x @ x
+        held.append(torch.cuda.memory_allocated())
+    torch._C._cuda_resetCublasWorkspaceSize()
+    assert torch.backends.cuda.cublas_workspace_size() == WORKSPACE
+    workspaces = [row.size for row in allocations(device.finish()) if row.category is Category.WORKSPACE]
     assert workspaces == [WORKSPACE, 16 << 20]
     assert [after - held[0] for after in held] == [0, WORKSPACE, 16 << 20, 16 << 20]
 
@@ -565,11 +559,10 @@ _PARTS = 64 * 1024 * 32 * 4
     ],
 )
 def test_reductions_keep_values_of_their_own_width(
-    run: Callable[[Tensor], object], dtype: torch.dtype, taken: Sequence[int]
+    run: Callable[[Tensor], object], dtype: torch.dtype, taken: Sequence[int], device: PredictedDevice
 ) -> None:
-    with PredictedDevice(A100) as device:
-        x = zeros(4096, 1024, dtype=dtype)
-        kept = run(x)
-        rows = allocations(device.finish())
-        del kept, x
+    x = zeros(4096, 1024, dtype=dtype)
+    kept = run(x)
+    rows = allocations(device.finish())
+    del kept, x
     assert [row.size for row in rows if row.category is Category.TEMPORARY] == list(taken)

@@ -37,9 +37,7 @@ def by_kind(world_size: int, kind: Callable[[int], object]) -> list[list[int]]:
 
 def test_a_dimension_is_a_distance_and_a_length() -> None:
     examples = ([0, 1, 2, 3], [3, 7, 11], [5], [0, 1, 4], range(8))
-    assert [dimension_of(ranks) for ranks in examples] == [
-        *((1, 4), (4, 3), None, None, (1, 8)),
-    ]
+    assert [dimension_of(ranks) for ranks in examples] == [*((1, 4), (4, 3), None, None, (1, 8))]
 
 
 @pytest.mark.parametrize(
@@ -111,5 +109,5 @@ def test_a_layout_is_written_and_read() -> None:
 
 def test_ranks_in_words() -> None:
     assert [rank_list(ranks) for ranks in ([3], [0, 1, 2, 5], [0, 4, 8, 12], list(range(9)))] == [
-        *("rank 3", "ranks 0 to 2, 5", "ranks 0, 4, ... 12", "ranks 0 to 8"),
+        *("rank 3", "ranks 0 to 2, 5", "ranks 0, 4, ... 12", "ranks 0 to 8")
     ]
