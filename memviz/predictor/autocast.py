@@ -90,10 +90,7 @@ class Autocast:
             for name in self.names - self._wrapped:
                 if _operator(name) is not None:
                     self._libraries["aten"].impl(name, self._kernel_with_casts(name), "AutogradMeta")
-        self._follow_libraries()
-
-    def _follow_libraries(self) -> None:
-        """Cast for operators of libraries, such as torchvision's, that have a kernel of autocast for CUDA."""
+        # Operators of libraries, such as torchvision's, that have a kernel of autocast for CUDA.
         for full_name in torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCUDA"):
             namespace, _, name = full_name.partition("::")
             if namespace == "aten" or full_name in self._wrapped:

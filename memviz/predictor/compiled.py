@@ -657,13 +657,12 @@ _OPERATORS.define(
 )
 
 
-def _flex_backward(gradient: Tensor, sums: Tensor, products: Tensor, *inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
-    query, key, value, _mask = inputs
-    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
-
-
 _OPERATORS.impl("flex_attention", lambda query, key, value, mask: flex_results(query, value), "Meta")
-_OPERATORS.impl("flex_attention_backward", _flex_backward, "Meta")
+_OPERATORS.impl(
+    "flex_attention_backward",
+    lambda gradient, sums, products, query, key, value, mask: tuple(map(torch.empty_like, (query, key, value))),
+    "Meta",
+)
 
 
 class _TracedFlexAttention(torch.autograd.Function):
@@ -724,14 +723,10 @@ def _load_written_code(key: str, path: str, linemap: Any = None, attrs: dict[str
         exec(compile(file.read(), path, "exec"), module.__dict__)
     vars(module).update(
         attrs or {},
-        empty_strided_cuda=_empty_strided,
+        empty_strided_cuda=lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype, device="cuda"),
         assert_size_stride=lambda *_: None,
         assert_alignment=lambda *_: None,
         copy_if_misaligned=lambda tensor: tensor,
         get_raw_stream=lambda _: 0,
     )
     return module
-
-
-def _empty_strided(size: Any, stride: Any, dtype: torch.dtype) -> Tensor:
-    return torch.empty_strided(size, stride, dtype=dtype, device="cuda")

@@ -352,7 +352,10 @@ def _cudnn_supports(call: AttentionCall, card: KnownCard) -> bool:
 
 
 def attend(call: AttentionCall, backend: Backend, scale: float | None) -> Tensor:
-    mask = _additive(call.mask, call.query.dtype)
+    mask = call.mask
+    if mask is not None and mask.dtype == torch.bool:
+        lowest = torch.scalar_tensor(float("-inf"), dtype=call.query.dtype, device=mask.device)
+        mask = torch.where(mask, 0.0, lowest)
     tensors: tuple[Tensor, ...] = (call.query, call.key, call.value)
     out: tuple[Tensor, ...]
     if backend is Backend.FLASH:
@@ -381,13 +384,6 @@ def attend(call: AttentionCall, backend: Backend, scale: float | None) -> Tensor
         finally:
             _adds_masks.reset(token)
     return out[0]
-
-
-def _additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Turn a boolean mask into one of zero and minus infinity."""
-    if mask is None or mask.dtype != torch.bool:
-        return mask
-    return torch.where(mask, 0.0, torch.scalar_tensor(float("-inf"), dtype=dtype, device=mask.device))
 
 
 def _aligned_mask(mask: Tensor, call: AttentionCall) -> Tensor:
@@ -515,27 +511,10 @@ _JAGGED_KERNELS = {"can_use_flash_attention": Backend.FLASH, "can_use_efficient_
 @contextmanager
 def jagged_attention_on(card: KnownCard) -> Iterator[None]:
     """Answer torch.nested's checks for attention kernels by the card's rules; a CPU build has none."""
-    with Patches() as patches:
-        for name, backend in _JAGGED_KERNELS.items():
-            patches.replace(sdpa, name, _kernel_check(backend, card))
-        # It comes after all others there, and those can do what it can.
-        patches.replace(sdpa, "can_use_cudnn_attention", lambda params, debug=False: False)
-        strided: Any = torch._C._nested  # type: ignore[attr-defined]
-        patches.put(strided, "nested_tensor", _only_on_host(strided.nested_tensor))
-        yield
+    strided: Any = torch._C._nested  # type: ignore[attr-defined]
+    make: Callable[..., Any] = strided.nested_tensor
 
-
-def _only_on_host(make: Callable[..., Any]) -> Callable[..., Any]:
-    def make_on_host(*args: Any, device: Any = None, **kwargs: Any) -> Any:
-        if device is not None and torch.device(device).type != "cpu":
-            raise strided_nested_tensor()
-        return make(*args, device=device, **kwargs)
-
-    return make_on_host
-
-
-def _kernel_check(backend: Backend, card: KnownCard) -> Callable[..., bool]:
-    def can_use(params: Any, debug: bool = False) -> bool:
+    def can_use(backend: Backend, params: Any, debug: bool = False) -> bool:
         if not (params.query.is_meta and is_on(backend)):
             return False
         dropout, grouped = params.dropout, getattr(params, "enable_gqa", False)
@@ -544,7 +523,18 @@ def _kernel_check(backend: Backend, card: KnownCard) -> Callable[..., bool]:
             call = AttentionCall(*tensors, params.attn_mask, dropout, params.is_causal, grouped)
         return params.attn_mask is None and takes(backend, call, card)
 
-    return can_use
+    def make_on_host(*args: Any, device: Any = None, **kwargs: Any) -> Any:
+        if device is not None and torch.device(device).type != "cpu":
+            raise strided_nested_tensor()
+        return make(*args, device=device, **kwargs)
+
+    with Patches() as patches:
+        for name, backend in _JAGGED_KERNELS.items():
+            patches.replace(sdpa, name, partial(can_use, backend))
+        # It comes after all others there, and those can do what it can.
+        patches.replace(sdpa, "can_use_cudnn_attention", lambda params, debug=False: False)
+        patches.put(strided, "nested_tensor", make_on_host)
+        yield
 
 
 _COMPOSED = torch._C.DispatchKey.CompositeImplicitAutograd

@@ -276,18 +276,16 @@ class KnownValues:
                 return self.put_uniform(new[0], one, reason)
         few = all(tensor.numel() <= _MOST_ELEMENTS for tensor in tensors_of((args, kwargs)))
         if few and all(map(_is_small, new)):
-            results = tensors_of(self._result(func, args, kwargs))
+            known = args
+            if func.overloadpacket.__name__ in _SHAPE_COUNTS:
+                like = args[0]
+                known = (torch.empty_strided(like.shape, like.stride(), dtype=like.dtype), *args[1:])
+            results = tensors_of(self.reads(func, known, kwargs))
             for target, values in zip(tensors_of(out), results, strict=True):
                 if target.is_meta and not self._shares(target, args):
                     self.put(target, values, reason)
         elif len(new) == 1 and (one := self._uniform_number(func, args, kwargs)) is not None:
             self.put_uniform(new[0], one, reason)
-
-    def _result(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if func.overloadpacket.__name__ in _SHAPE_COUNTS:
-            like = args[0]
-            args = (torch.empty_strided(like.shape, like.stride(), dtype=like.dtype), *args[1:])
-        return self.reads(func, args, kwargs)
 
     def _shares(self, tensor: Tensor, args: Any) -> bool:
         key = _storage_key(tensor)
@@ -373,10 +371,17 @@ class KnownValues:
         return twin.reshape(()) if twin is not None and twin.numel() == 1 else None
 
     def _assume(self, func: Any, args: Any, out: Any) -> None:
-        if not self._is_absorbed(func, args, out) and isinstance(out, Tensor) and out.is_meta:
-            number = _if_finite(func, args)
-            if number is not None:
-                self.put_uniform(out, number, "numbers that are not computed are assumed to be finite")
+        if self._is_absorbed(func, args, out) or not isinstance(out, Tensor) or not out.is_meta:
+            return
+        number = None
+        if func in (aten.isnan.default, aten.isinf.default):
+            number = False
+        elif func in (aten.eq.Tensor, aten.ne.Tensor) and args[0] is args[1]:
+            number = func is aten.eq.Tensor
+        elif func in (aten.eq.Scalar, aten.ne.Scalar) and args[1] in (inf, -inf):
+            number = func is aten.ne.Scalar
+        if number is not None:
+            self.put_uniform(out, number, "numbers that are not computed are assumed to be finite")
 
     def _is_absorbed(self, func: Any, args: Any, out: Any) -> bool:
         """True or anything is true, false and anything is false, and zero times a whole number is zero."""
@@ -392,17 +397,6 @@ class KnownValues:
 
     def _twins(self, value: Any) -> Any:
         return map_tensors(lambda tensor: self.of(tensor) if tensor.is_meta else tensor, value)
-
-
-def _if_finite(func: Any, args: Any) -> bool | None:
-    """Return the answer of a test on numbers that are finite, or None."""
-    if func in (aten.isnan.default, aten.isinf.default):
-        return False
-    if func in (aten.eq.Tensor, aten.ne.Tensor) and args[0] is args[1]:
-        return bool(func is aten.eq.Tensor)
-    if func in (aten.eq.Scalar, aten.ne.Scalar) and args[1] in (inf, -inf):
-        return bool(func is aten.ne.Scalar)
-    return None
 
 
 def _zeros_like_storage(tensor: Tensor) -> torch.UntypedStorage:
@@ -526,8 +520,11 @@ class UniformRouting:
             self._marks.put(out, min(Fraction(1), share * args[0].numel() / max(out.numel(), 1)))
 
     def _choose(self, func: Any, args: Any, out: Any) -> None:
-        result = _ARG_EXTREMES[func]
-        dim = _chosen_dim(func, args)
+        result, at = _ARG_EXTREMES[func], 2 if func is aten.topk.default else 1
+        # Without a dimension, argmax and argmin choose among all elements, which are no row.
+        dim = -1 if func in (aten.topk.default, aten.multinomial.default) else None
+        if func is not aten.multinomial.default and len(args) > at and args[at] is not None:
+            dim = args[at]
         if dim is not None and args[0].dim():
             self._places.put(out if result is None else out[result], args[0].size(dim))
 
@@ -571,15 +568,6 @@ _ROUTING_TRANSFERS: dict[Any, Callable[[UniformRouting, Any, Any, Any], Tensor |
     **dict.fromkeys((aten.eq.Tensor, aten.eq.Scalar, aten.gt.Scalar, aten.ne.Scalar), UniformRouting._compare),
 }
 ROUTED_OPERATORS = _ROUTING_TRANSFERS.keys()
-
-
-def _chosen_dim(func: Any, args: Any) -> int | None:
-    """Return the dimension among whose elements an operator chooses; None where all are one row."""
-    if func is aten.multinomial.default:
-        return -1
-    at = 2 if func is aten.topk.default else 1
-    dim = args[at] if len(args) > at else None
-    return -1 if dim is None and func is aten.topk.default else dim
 
 
 def _even_counts(count: int, over: Tensor) -> Tensor | None:

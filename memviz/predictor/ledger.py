@@ -363,7 +363,23 @@ def _device_trace(
     """Return the trace of the card that the ledger has turned to."""
     with ledger.lock:
         cause = ledger.history.causes()
-        events = _events(ledger, columns, interner, cause)
+        history, count = ledger.history, len(ledger.history)
+        action = np.array(history.action, dtype=np.uint8)
+        forward = np.full(count, NO_STACK, dtype=np.int32)
+        allocs = action == Action.ALLOC
+        forward[allocs] = np.array(columns.forward_stack, dtype=np.int32)[cause[allocs]]
+        events = Events(
+            action=action,
+            address=np.array(history.address, dtype=np.uint64).view(np.int64),
+            size=np.array(history.size, dtype=np.int64),
+            stream=_codes(history.stream, interner.stream),
+            time_us=np.array(ledger.times, dtype=np.int64),
+            stack=np.array(ledger.stacks, dtype=np.int32),
+            forward_stack=forward,
+            context=np.zeros(count, dtype=np.int32),
+            metadata=np.zeros(count, dtype=np.int32),
+            pool=_codes(history.pool, interner.pool),
+        )
         segments, blocks, block_cause = _final_state(ledger, interner, part)
     if part is not None:
         cause = cause[part.events]
@@ -414,26 +430,6 @@ def _without_native(stacks: Ints4, interner: Interner) -> Ints4:
             python = [frame for frame in table.of(stack).tolist() if table.frames.line[frame]]
             shorter[stack] = interner.stack_of(python) if python else NO_STACK
     return np.array([shorter[stack] for stack in stacks.tolist()], dtype=np.int32)
-
-
-def _events(ledger: Ledger, columns: AllocationColumns, interner: Interner, cause: Ints8) -> Events:
-    history, count = ledger.history, len(ledger.history)
-    action = np.array(history.action, dtype=np.uint8)
-    forward = np.full(count, NO_STACK, dtype=np.int32)
-    allocs = action == Action.ALLOC
-    forward[allocs] = np.array(columns.forward_stack, dtype=np.int32)[cause[allocs]]
-    return Events(
-        action=action,
-        address=np.array(history.address, dtype=np.uint64).view(np.int64),
-        size=np.array(history.size, dtype=np.int64),
-        stream=_codes(history.stream, interner.stream),
-        time_us=np.array(ledger.times, dtype=np.int64),
-        stack=np.array(ledger.stacks, dtype=np.int32),
-        forward_stack=forward,
-        context=np.zeros(count, dtype=np.int32),
-        metadata=np.zeros(count, dtype=np.int32),
-        pool=_codes(history.pool, interner.pool),
-    )
 
 
 def _codes(values: Any, number: Any) -> Ints4:

@@ -511,7 +511,11 @@ def follow_cuda(
     _follow_wrapper_subclasses(patches, devices)
     _follow_addresses(patches, recorder)
     _follow_dlpack(patches, tensors.answers[Tensor.__dlpack__])
-    _enter_in_backward(patches, mode)
+    for owner in (torch.autograd, torch.autograd.graph):
+        # Hooks and checkpoints run in the engine, which torch runs without modes.
+        run = vars(owner).get("_engine_run_backward")
+        if run is not None:
+            patches.replace(owner, "_engine_run_backward", _run_in_mode(mode, run))
     _enter_in_hooks(patches, mode)
     ledger.place, recorder.launched = order.place, order.launched
     ledger.first_used = torch.cuda._lazy_init
@@ -548,14 +552,6 @@ def _follow_dlpack(patches: Patches, answer: Answer) -> None:
 
     for owner in (torch, torch.utils.dlpack):
         patches.replace(owner, "to_dlpack", to_dlpack)
-
-
-def _enter_in_backward(patches: Patches, mode: Mode) -> None:
-    """Enter the mode in the engine, where hooks and checkpoints run: torch runs it without modes."""
-    for owner in (torch.autograd, torch.autograd.graph):
-        run = vars(owner).get("_engine_run_backward")
-        if run is not None:
-            patches.replace(owner, "_engine_run_backward", _run_in_mode(mode, run))
 
 
 def _follow_wrapper_subclasses(patches: Patches, devices: NamedDevices) -> None:

@@ -176,7 +176,17 @@ class StackTable:
             code = frame.f_code
             number = self._frames.get((id(code), frame.f_lasti))
             if number is None:
-                number = self._number_of(frame)
+                if code.co_filename.startswith(_UNSEEN):
+                    number = _SKIPPED
+                elif code.co_qualname == _ENGINE or is_driver(code.co_filename):
+                    number = _LAST
+                else:
+                    name = code.co_qualname.rpartition(".")[2]
+                    number = self._interner.frame(
+                        {"name": name, "filename": code.co_filename, "line": frame.f_lineno or 0}
+                    )
+                self._frames[id(code), frame.f_lasti] = number
+                self._codes.append(code)
             if number >= 0:
                 numbers.append(number)
             elif number == _LAST:
@@ -192,19 +202,6 @@ class StackTable:
             places.append((frame.f_code, frame.f_lasti))
             frame = frame.f_back
         return tuple(places)
-
-    def _number_of(self, frame: FrameType) -> int:
-        code = frame.f_code
-        if code.co_filename.startswith(_UNSEEN):
-            number = _SKIPPED
-        elif code.co_qualname == _ENGINE or is_driver(code.co_filename):
-            number = _LAST
-        else:
-            name = code.co_qualname.rpartition(".")[2]
-            number = self._interner.frame({"name": name, "filename": code.co_filename, "line": frame.f_lineno or 0})
-        self._frames[id(code), frame.f_lasti] = number
-        self._codes.append(code)
-        return number
 
     def _native_frame(self, name: str) -> int:
         number = self._native.get(name)

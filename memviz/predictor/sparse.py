@@ -89,6 +89,10 @@ class Sparse:
         with torch._C._DisableTorchDispatch():
             return _MAKE(*args, **{**kwargs, "device": args[4].device})
 
+    def _coo(self, shape: Any, indices: Tensor, values: Tensor, *, coalesced: bool = False) -> Any:
+        options = {"dtype": values.dtype, "layout": torch.sparse_coo, "is_coalesced": coalesced}
+        return self._make(indices.size(0), len(shape) - indices.size(0), shape, indices, values, **options)
+
     def _from_dense(self, tensor: Tensor, sparse_dim: int | None = None, *, layout: Any = None, **kwargs: Any) -> Any:
         """Take the elements that are not 0, which are all of them where values are not computed."""
         is_known_on_host = not tensor.is_meta and not self._recorder.host.is_unknown(tensor)
@@ -102,8 +106,7 @@ class Sparse:
         rows = tensor if dims == tensor.dim() else tensor.flatten(dims).ne(0).any(-1)
         indices = rows.nonzero().t().clone(memory_format=torch.contiguous_format)
         values = tensor[tuple(indices.unbind(0))]
-        options = {"dtype": values.dtype, "layout": torch.sparse_coo, "device": values.device, "is_coalesced": True}
-        return self._make(dims, tensor.dim() - dims, tensor.shape, indices, values, **options)
+        return self._coo(tensor.shape, indices, values, coalesced=True)
 
     def _coalesced(self, tensor: Tensor) -> Any:
         indices, values = parts_of(tensor)
@@ -179,8 +182,7 @@ class Sparse:
         if not left:
             return values.sum(0)
         shape = [size for dim, size in enumerate(tensor.shape) if dim not in gone]
-        options = {"dtype": values.dtype, "layout": torch.sparse_coo, "device": META, "is_coalesced": False}
-        return self._make(len(left), len(shape) - len(left), shape, indices[left].contiguous(), values, **options)
+        return self._coo(shape, indices[left].contiguous(), values)
 
     def _normalized(self, tensor: Tensor) -> Any:
         """Take a softmax, or its gradient: values are sorted into pools, one per row."""
@@ -203,8 +205,7 @@ class Sparse:
         torch.zeros_like(indices[0])
         shape = list(tensor.shape)
         shape[first], shape[second] = shape[second], shape[first]
-        options = {"dtype": values.dtype, "layout": torch.sparse_coo, "device": META, "is_coalesced": False}
-        return self._make(tensor.sparse_dim(), tensor.dense_dim(), shape, indices, values, **options)
+        return self._coo(shape, indices, values)
 
     def _joined(self, tensors: Any, dim: int = 0) -> Any:
         """Join tensors along a sparse dimension: indices and values one after the other."""
@@ -217,8 +218,7 @@ class Sparse:
         indices = torch.cat([tensor._indices() for tensor in tensors], 1)
         values = torch.cat([tensor._values() for tensor in tensors])
         shape = [*first.shape[:dim], sum(tensor.size(dim) for tensor in tensors), *first.shape[dim + 1 :]]
-        options = {"dtype": values.dtype, "layout": torch.sparse_coo, "device": META, "is_coalesced": False}
-        return self._make(first.sparse_dim(), first.dense_dim(), shape, indices, values, **options)
+        return self._coo(shape, indices, values)
 
     def _make_compressed(self, first: Tensor, second: Tensor, values: Tensor, size: Any, **kwargs: Any) -> Any:
         if not values.is_meta:

@@ -171,31 +171,27 @@ _SENSOR_UNITS = {"utilization": "%", "fan": "%", "temperature": "", "power": "W"
 _IN_MIB = ("memory.total", "memory.used", "memory.free", "used_memory", "used_gpu_memory")
 
 
-def _fields_of_card(state: dict[str, Any], index: int) -> dict[str, Any]:
-    used, total = state["used"][index] // _MIB, state["total"] // _MIB
-    return {
-        **dict.fromkeys(("name", "gpu_name"), state["name"]),
-        **dict.fromkeys(("uuid", "gpu_uuid"), state["uuid"][index]),
-        "index": index,
-        "count": state["cards"],
-        "driver_version": DRIVER,
-        "compute_cap": state["capability"],
-        "memory.total": total,
-        "memory.used": used,
-        "memory.free": total - used,
-        "pid": state["pid"],
-        "process_name": "python",
-        **dict.fromkeys(("used_memory", "used_gpu_memory"), used),
-    }
-
-
 def _query_rows(state: dict[str, Any], fields: list[str], options: list[str]) -> Iterator[list[str]]:
     """Yield the rows of `--query-...=FIELDS --format=csv,...`."""
     with_units = "nounits" not in options
     if "noheader" not in options:
         yield [f"{name} [{unit}]" if (unit := _unit(name)) and with_units else name for name in fields]
     for index in range(state["cards"]):
-        card = _fields_of_card(state, index)
+        used, total = state["used"][index] // _MIB, state["total"] // _MIB
+        card = {
+            **dict.fromkeys(("name", "gpu_name"), state["name"]),
+            **dict.fromkeys(("uuid", "gpu_uuid"), state["uuid"][index]),
+            "index": index,
+            "count": state["cards"],
+            "driver_version": DRIVER,
+            "compute_cap": state["capability"],
+            "memory.total": total,
+            "memory.used": used,
+            "memory.free": total - used,
+            "pid": state["pid"],
+            "process_name": "python",
+            **dict.fromkeys(("used_memory", "used_gpu_memory"), used),
+        }
         yield [f"{card.get(name, _unread(name))}{f' {_unit(name)}' if with_units else ''}".strip() for name in fields]
 
 

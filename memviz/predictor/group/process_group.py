@@ -133,7 +133,11 @@ class PendingCollectives:
         *,
         is_async: bool,
     ) -> Any:
-        moment = self._run(group) if any(tensor.is_meta for tensor in held) else {}
+        moment: Moment = {}
+        if any(tensor.is_meta for tensor in held):
+            lane = self._lanes.setdefault(group, Lane(-1 - len(self._lanes), 0))
+            self._order.wait(lane, self._order.moment(self._order.current))
+            moment = dict(lane.knows)
         going_on = self._going_on.setdefault(group, [])
         if self.keeps_tensors:
             done = [work for work in going_on if self._order.is_seen_done(work.begun)]
@@ -151,12 +155,6 @@ class PendingCollectives:
         going_on.append(work)
         self._made.append(work)
         return work.boxed()
-
-    def _run(self, group: str) -> Moment:
-        """Queue a collective of a group and return the moment of its end."""
-        lane = self._lanes.setdefault(group, Lane(-1 - len(self._lanes), 0))
-        self._order.wait(lane, self._order.moment(self._order.current))
-        return dict(lane.knows)
 
     def wait(self, work: PretendedWork) -> None:
         self._order.wait(self._order.current, work.moment)
@@ -438,7 +436,17 @@ def follow_dtensor(patches: Patches, layout: Layout) -> None:
     kind: Any = propagation.ShardingPropagator
     run = vars(kind).get(_META_METHOD)
     if run is not None:
-        patches.replace(kind, _META_METHOD, _propagated_without_data(run, propagation))
+
+        @wraps(run)
+        def propagate(self: Any, schema: Any) -> Any:
+            with without_functions(), without_modes():
+                try:
+                    made = schema.op(*_without_data(schema.args_schema), **_without_data(schema.kwargs_schema))
+                except (RuntimeError, NotImplementedError, TypeError):
+                    return run(self, schema)
+                return _tensor_metas(made, propagation.TensorMeta)
+
+        patches.replace(kind, _META_METHOD, propagate)
     whole: Any = Shard.__dict__.get("local_shard_size_and_offset")
     if isinstance(whole, staticmethod):
         shard = whole.__func__
@@ -477,19 +485,6 @@ def forget_meshes() -> None:
     getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", lambda: None)()
 
 
-def _propagated_without_data(run: Callable[..., Any], propagation: Any) -> Callable[..., Any]:
-    @wraps(run)
-    def reckoned(self: Any, schema: Any) -> Any:
-        with without_functions(), without_modes():
-            try:
-                made = schema.op(*_without_data(schema.args_schema), **_without_data(schema.kwargs_schema))
-            except (RuntimeError, NotImplementedError, TypeError):
-                return run(self, schema)
-            return _tensor_metas(made, propagation.TensorMeta)
-
-    return reckoned
-
-
 def _without_data(arguments: Any) -> Any:
     """Replace specifications of DTensors by tensors of their whole shapes."""
 
@@ -512,7 +507,6 @@ def _tensor_metas(made: Any, kind: Any) -> Any:
     return None
 
 
-aten = torch.ops.aten
 _BY_ELEMENT = (
     *("add", "sub", "mul", "div", "addcmul", "addcdiv", "lerp", "sqrt", "neg", "pow", "maximum", "minimum"),
     *("clamp_min", "clamp_max", "abs", "sign", "reciprocal", "copy", "zero"),

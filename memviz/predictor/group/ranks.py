@@ -11,7 +11,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
 from typing import Any
 
 from memviz.allocator.context import Communicator
@@ -186,7 +185,13 @@ def classes_of(world_size: int, run: Run, *, same_program: bool = False) -> list
         for (stride, _), own in zip(grid, places, strict=True):
             prints = [known[place * stride].fingerprint for place in own]
             counting.append([place for at, place in enumerate(own) if not at or prints[at] != prints[at - 1]])
-        stand_ins = _representatives(world_size, grid, counting)
+        stand_ins = {}
+        for rank in range(world_size):
+            # The nearest place before its own along each dimension.
+            pairs = zip(grid, counting, strict=True)
+            stand_ins[rank] = sum(
+                stride * own[bisect_right(own, rank // stride % size) - 1] for (stride, size), own in pairs
+            )
     known.run(sorted(set(stand_ins.values())))
     found: dict[str, list[int]] = {}
     for rank in range(world_size):
@@ -207,15 +212,3 @@ class _PredictedRanks:
         if rank not in self._known:
             self.run([rank])
         return self._known[rank]
-
-
-def _representatives(world_size: int, grid: tuple[Dimension, ...], counting: list[list[int]]) -> dict[int, int]:
-    numbers = {}
-    for places in product(*counting):
-        numbers[places] = sum(place * stride for place, (stride, _) in zip(places, grid, strict=True))
-    found = {}
-    for rank in range(world_size):
-        at = (rank // stride % size for stride, size in grid)
-        nearest = (own[bisect_right(own, place) - 1] for place, own in zip(at, counting, strict=True))
-        found[rank] = numbers[tuple(nearest)]
-    return found
