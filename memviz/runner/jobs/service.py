@@ -19,13 +19,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, Generic, Literal, Protocol, TypeVar
+from typing import Any, BinaryIO, Generic, Literal, TypeVar
 
 from memviz.errors import MemvizError
 from memviz.fair_lock import FairLock, Turn
 from memviz.runner.jobs.limits import MEMORY, TIMEOUT_SECONDS, end_tree, lower_priority, most_bytes
 from memviz.runner.jobs.worker_process import (
-    AnyWorker,
     RunEvent,
     Worker,
     close_streams,
@@ -40,23 +39,11 @@ from memviz.runner.request import Request, Run
 
 CANCELLED = "Cancelled."
 UNPOLLED = "Cancelled, because the page that requested it was closed."
+AnyWorker = Worker | ZeroGpuWorker
+"""Executor of requests, in order: a subprocess or a lent GPU."""
 
 
-class JobStatus(Protocol):
-    @property
-    def id(self) -> str: ...
-
-    @property
-    def version(self) -> int: ...
-
-    @property
-    def seconds(self) -> float: ...
-
-    @property
-    def is_over(self) -> bool: ...
-
-
-Status = TypeVar("Status", bound=JobStatus)
+Status = TypeVar("Status", bound="OrderStatus | SearchStatus")
 
 
 def new_id() -> str:
@@ -107,7 +94,7 @@ class Job(Generic[Status]):
     def set(self, **changes: Any) -> None:
         with self._changed:
             version = self._status.version + 1
-            self._status = replace(self._with_times(self._status), version=version, **changes)  # type: ignore[type-var]
+            self._status = replace(self._with_times(self._status), version=version, **changes)
             self._changed.notify_all()
 
     def stop(self, why: str = CANCELLED) -> None:
@@ -129,8 +116,7 @@ class Job(Generic[Status]):
         """Delete the files of the job."""
 
     def _with_times(self, status: Status) -> Status:
-        seconds = 0.0 if self.began is None else time.monotonic() - self.began
-        return replace(status, seconds=seconds)  # type: ignore[type-var]
+        return replace(status, seconds=0.0 if self.began is None else time.monotonic() - self.began)
 
 
 @dataclass(frozen=True)
@@ -222,17 +208,10 @@ class Order(Job[OrderStatus]):
 
     def _finish(self, event: RunEvent) -> None:
         """Save the run before the status is set to done, so that a client can load it right then."""
-        changes: dict[str, Any] = {
-            "state": "done",
-            "phase": "",
-            "run": event.run,
-            "file": event.file,
-            "amiss": event.text,
-        }
-        if self.finished is not None:
-            variant = replace(self._status.variants[event.number], **changes)
-            changes["amiss"] = " ".join(filter(None, (event.text, self.finished(variant))))
-        self.change(event.number, **changes)
+        done: dict[str, Any] = {"state": "done", "phase": "", "run": event.run, "file": event.file}
+        variant = replace(self._status.variants[event.number], **done, amiss=event.text)
+        problem = "" if self.finished is None else self.finished(variant)
+        self.change(event.number, **done, amiss=" ".join(filter(None, (event.text, problem))))
 
     def end(self, phase: str, what: str) -> None:
         for number, variant in enumerate(self._status.variants):
@@ -435,8 +414,7 @@ class Jobs(Generic[AnyJob, Status]):
 
 
 def _close(reference: weakref.ref[Jobs[Any, Any]]) -> None:
-    jobs = reference()
-    if jobs is not None:
+    if (jobs := reference()) is not None:
         jobs.close()
 
 

@@ -16,12 +16,12 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from memviz.errors import MemvizError, UsageError, without_frames
 from memviz.memory import without_collection
@@ -208,7 +208,14 @@ def main() -> None:
 
     predictions = SearchPredictions(send)
     orders: queue.Queue[str] = queue.Queue()
-    threading.Thread(target=_listen, args=(sys.stdin, orders), daemon=True).start()
+
+    def listen() -> None:
+        """Queue each order. End the process when stdin closes, since no client is left to read the answer."""
+        for line in sys.stdin:
+            orders.put(line)
+        os._exit(0)
+
+    threading.Thread(target=listen, daemon=True).start()
     while True:
         message = json.loads(orders.get())
         folder = Path(message["folder"])
@@ -216,18 +223,11 @@ def main() -> None:
             warm_up()
         requests = [Request.from_json(request) for request in message["requests"]]
         for number, request in zip(message["numbers"], requests, strict=True):
-            if message.get("figures_only"):
+            if message["figures_only"]:
                 _report_failure(number, send, folder, partial(predictions.run, number, request))
-                continue
-            answer(number, request, folder, send, until=time.monotonic() + message.get("seconds", math.inf))
+            else:
+                answer(number, request, folder, send, until=time.monotonic() + message["seconds"])
         send("idle", -1)
-
-
-def _listen(source: TextIO, orders: queue.Queue[str]) -> None:
-    """Queue each order. End the process when `source` closes, since no client is left to read the answer."""
-    for line in source:
-        orders.put(line)
-    os._exit(0)
 
 
 def warm_up() -> None:
@@ -248,24 +248,40 @@ def answer(number: int, request: Request, folder: Path, send: Send, *, until: fl
 
 
 def _report_failure(number: int, send: Send, folder: Path, run: Callable[[], None]) -> None:
-    """Run, and send what it fails with."""
+    """Run, and send what it fails with; of a run that had begun also its trace, which shows what was live."""
     from memviz.runner.step import Interrupted
+    from memviz.trace.write import replacing, write_pickle
 
     try:
         run()
     except Interrupted as ended:
-        _interrupted(number, ended, folder, send)
+        file, cause = "", ended.__cause__
+        assert cause is not None
+        if ended.trace is not None:
+            with suppress(MemvizError), replacing(folder / f"run-{number}-until-it-failed.pickle") as out:
+                write_pickle(ended.trace, out)
+                file = f"run-{number}-until-it-failed.pickle"
+        failure = _failure_of(cause, getattr(ended, "__notes__", ()))
+        if ended.live_bytes and failure["what"] in ("out of memory", "exception"):
+            failure["text"] += f" {bytes_text(ended.live_bytes)} were live at that time."
+        send("failed", number, **failure, file=file)
     except MemvizError as error:
         send("failed", number, what="refused", text=str(error))
-    except ValueError as error:
-        send("failed", number, what="refused", text=without_frames(str(error)), where=_traceback_text(error))
     except MemoryError:
         send("failed", number, what="host memory", text="This machine has no host memory left for the prediction.")
     except Exception as error:
-        full = host_is_full(error)
-        text = full or " ".join([_failure_words(error), *getattr(error, "__notes__", ())])
-        what = "host memory" if full else "out of memory" if is_out_of_memory(error) else "exception"
-        send("failed", number, what=what, text=text, where=_traceback_text(error))
+        send("failed", number, **_failure_of(error, getattr(error, "__notes__", ())))
+
+
+def _failure_of(error: BaseException, notes: Sequence[str]) -> dict[str, str]:
+    """Return the kind of a failure, its text, and the last lines of Python that ran, for the model's author."""
+    full, is_of_memory = host_is_full(error), is_out_of_memory(error)
+    is_refused = isinstance(error, ValueError) and not is_of_memory
+    what = "host memory" if full else "out of memory" if is_of_memory else "refused" if is_refused else "exception"
+    message = without_frames(str(error)) if is_refused else _failure_words(error)
+    frames = traceback.extract_tb(error.__traceback__)[-_LAST_FRAMES:]
+    where = " > ".join(f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}" for frame in frames)
+    return {"what": what, "text": full or " ".join([message, *notes]), "where": where}
 
 
 def _run(number: int, request: Request, folder: Path, send: Send, until: float) -> None:
@@ -321,36 +337,8 @@ def _write_run(trace: Any, run: Any, path: Path) -> dict[str, str]:
     return {"file": path.name}
 
 
-def _interrupted(number: int, ended: Any, folder: Path, send: Send) -> None:
-    """Send the failure with the trace recorded until then, which shows what was live."""
-    from memviz.trace.write import replacing, write_pickle
-
-    cause = ended.__cause__
-    file = ""
-    if ended.trace is not None:
-        with suppress(MemvizError), replacing(folder / f"run-{number}-until-it-failed.pickle") as out:
-            write_pickle(ended.trace, out)
-            file = f"run-{number}-until-it-failed.pickle"
-    if full := host_is_full(cause):
-        send("failed", number, what="host memory", text=full, where=_traceback_text(cause), file=file)
-        return
-    memory = is_out_of_memory(cause)
-    refused = isinstance(cause, ValueError) and not memory
-    what = "out of memory" if memory else "refused" if refused else "exception"
-    message = without_frames(str(cause)) if refused else _failure_words(cause)
-    text = " ".join([message, *getattr(ended, "__notes__", ())])
-    text += f" {bytes_text(ended.live_bytes)} were live at that time." if ended.live_bytes and not refused else ""
-    send("failed", number, what=what, text=text, where=_traceback_text(cause), file=file)
-
-
 def _failure_words(error: BaseException) -> str:
     return without_frames(f"{type(error).__name__}: {error}")
-
-
-def _traceback_text(error: BaseException) -> str:
-    """The last lines of Python that ran, for people who wrote the model."""
-    frames = traceback.extract_tb(error.__traceback__)[-_LAST_FRAMES:]
-    return " > ".join(f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}" for frame in frames)
 
 
 if __name__ == "__main__":

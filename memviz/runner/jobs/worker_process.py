@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, Any, Literal, Protocol
+from typing import IO, Any, Literal
 
 from memviz.errors import MemvizError, needed_library
 from memviz.runner.jobs.limits import (
@@ -71,15 +71,8 @@ def event_of(message: Mapping[str, Any], folder: Path) -> RunEvent:
 
 def message_of(event: RunEvent) -> dict[str, Any]:
     """For `event_of` on another machine, which has no files of this one."""
-    run = None if event.run is None else event.run.as_json()
-    return {
-        "kind": event.kind,
-        "number": event.number,
-        "what": event.what,
-        "text": event.text,
-        "run": run,
-        "requests": event.requests,
-    }
+    message = {name: getattr(event, name) for name in ("kind", "number", "what", "text", "requests")}
+    return {**message, "run": None if event.run is None else event.run.as_json()}
 
 
 def environment_of(request: Request) -> dict[str, str]:
@@ -219,18 +212,6 @@ class RunError(MemvizError):
     """A process of the runner failed; the message has all that is known."""
 
 
-class AnyWorker(Protocol):
-    """Executor of requests, in order: a subprocess or a lent GPU."""
-
-    def run(self, requests: Sequence[Request], first: int = 0, *, figures_only: bool = False) -> Iterator[RunEvent]: ...
-
-    def cancel(self) -> None: ...
-
-    def kill(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
 class Worker:
     """One process. It is killed with all it started when the context ends."""
 
@@ -308,14 +289,8 @@ class Worker:
             yield event
 
     def _send(self, requests: Sequence[Request], numbers: list[int], *, figures_only: bool = False) -> None:
-        message = {
-            "folder": str(self.folder),
-            "requests": [request.as_json() for request in requests],
-            "numbers": numbers,
-            "seconds": self.timeout,
-            "figures_only": figures_only,
-        }
-        send_line(self._process, message)
+        order = {"folder": str(self.folder), "requests": [request.as_json() for request in requests]}
+        send_line(self._process, {**order, "numbers": numbers, "seconds": self.timeout, "figures_only": figures_only})
 
     def _next(self, until: float) -> dict[str, Any] | str:
         """Return the next message, or why there will be none. Messages sent before the end still count."""

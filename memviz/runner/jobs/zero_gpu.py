@@ -107,7 +107,10 @@ def _estimated_seconds(request: dict[str, Any]) -> int:
         weights = list(workload.build().parameters())
         passes = workload.micro_batches * (3 if workload.training else 1)
         inputs = workload.inputs(torch.device("meta"))
-    rows = max((_count_rows(tensor) for tensor in inputs.values() if isinstance(tensor, torch.Tensor)), default=1)
+    # Tokens, or other rows that each weight is used once for; channels come last where there are any.
+    tensors = [tensor for tensor in inputs.values() if isinstance(tensor, torch.Tensor)]
+    widths = [tensor.shape[-1] if tensor.is_floating_point() and tensor.dim() > 1 else 1 for tensor in tensors]
+    rows = max((tensor.numel() // width for tensor, width in zip(tensors, widths, strict=True)), default=1)
     step = 2 * sum(weight.numel() for weight in weights) * rows * passes
     steps = 2 * plan.request.warmup + plan.request.steps + _TIMED_STEPS
     seconds = _START_SECONDS + _TIMED_SECONDS
@@ -115,13 +118,6 @@ def _estimated_seconds(request: dict[str, Any]) -> int:
     seconds += steps * step / _FLOPS_A_SECOND
     seconds += _OUTPUTS_SECONDS if plan.optimizations and plan.request.numerics else 0
     return max(FEWEST_SECONDS, min(MOST_SECONDS, math.ceil(seconds)))
-
-
-def _count_rows(tensor: Any) -> int:
-    """Count tokens, or other rows that each weight is used once for; channels come last where there are any."""
-    return int(
-        tensor.numel() // tensor.shape[-1] if tensor.is_floating_point() and tensor.dim() > 1 else tensor.numel()
-    )
 
 
 class Spoiled(Exception):

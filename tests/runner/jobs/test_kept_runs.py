@@ -30,16 +30,12 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
-def test_a_run_is_there_for_the_next_page(folder: Path, made: Path) -> None:
+def test_a_run_is_there_for_the_next_page_and_no_other_visitor_sees_or_reaches_it(folder: Path, made: Path) -> None:
     kept = KeptRuns(folder, "ann").keep(made, run(), "first try")
     again = KeptRuns(folder, "ann")
     assert again.all() == (kept,)
     assert again.get(kept.id).run == run()
     assert again.get(kept.id).path.read_bytes() == b"x" * 1000
-
-
-def test_nobody_sees_or_reaches_the_runs_of_others(folder: Path, made: Path) -> None:
-    kept = KeptRuns(folder, "ann").keep(made, run())
     bob = KeptRuns(folder, "bob")
     assert bob.all() == ()
     for id in (kept.id, f"../{kept.path.parent.name}/{kept.id}", "", "*"):
@@ -67,7 +63,7 @@ def test_a_record_without_the_number_of_its_figures_is_of_an_earlier_version(fol
     assert not runs.rename(kept.id, "older").is_current and not runs.get(kept.id).is_current
 
 
-def test_what_is_deleted_leaves_nothing(folder: Path, made: Path) -> None:
+def test_what_is_deleted_leaves_nothing_and_the_newest_are_listed_first(folder: Path, made: Path) -> None:
     runs = KeptRuns(folder, "ann")
     first, second = runs.keep(made, run()), runs.keep(made, run())
     runs.delete(first.id)
@@ -75,6 +71,8 @@ def test_what_is_deleted_leaves_nothing(folder: Path, made: Path) -> None:
     assert sorted(path.stem for path in folder.rglob("*.*")) == [second.id, second.id]
     with pytest.raises(UsageError, match="no longer exists"):
         runs.get(first.id)
+    ids = [second.id, *(runs.keep(made, run()).id for _ in range(12))]
+    assert [each.id for each in runs.all()] == ids[::-1]
 
 
 def test_the_oldest_make_room(folder: Path, made: Path) -> None:
@@ -125,12 +123,6 @@ def test_a_spoiled_summary_hides_its_run_and_no_other(folder: Path, made: Path, 
     spoiled, whole = runs.keep(made, run()), runs.keep(made, run())
     spoiled.path.with_suffix(".json").write_text(text)
     assert [each.id for each in runs.all()] == [whole.id]
-
-
-def test_runs_of_one_second_are_listed_in_the_order_in_which_they_were_kept(folder: Path, made: Path) -> None:
-    runs = KeptRuns(folder, "ann")
-    ids = [runs.keep(made, run()).id for _ in range(12)]
-    assert [each.id for each in runs.all()] == ids[::-1]
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -28,15 +27,12 @@ from tests.runner.processes import is_there, wait_until
 GiB = 1 << 30
 
 
-@pytest.mark.parametrize(("text", "size"), [("8GiB", 8 * GiB), ("5000000000", 5_000_000_000), ("512 MiB", GiB // 2)])
-def test_memory_is_what_the_setting_says(text: str, size: int) -> None:
-    assert most_bytes({"MEMVIZ_MAX_RUN_BYTES": text, "SPACE_ID": "ann/memviz"}) == size
-
-
-@pytest.mark.parametrize("text", ["much", "0", "-1GiB", "nan", "9" * 400])
-def test_a_setting_that_is_no_size_is_named(text: str) -> None:
-    with pytest.raises(UsageError, match="MEMVIZ_MAX_RUN_BYTES="):
-        most_bytes({"MEMVIZ_MAX_RUN_BYTES": text})
+def test_memory_is_what_the_setting_says_and_one_that_is_no_size_is_named() -> None:
+    for text, size in (("8GiB", 8 * GiB), ("5000000000", 5_000_000_000), ("512 MiB", GiB // 2)):
+        assert most_bytes({"MEMVIZ_MAX_RUN_BYTES": text, "SPACE_ID": "ann/memviz"}) == size
+    for text in ("much", "0", "-1GiB", "nan", "9" * 400):
+        with pytest.raises(UsageError, match="MEMVIZ_MAX_RUN_BYTES="):
+            most_bytes({"MEMVIZ_MAX_RUN_BYTES": text})
 
 
 def test_a_space_keeps_most_of_its_machine_for_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,28 +124,15 @@ def test_a_file_that_is_mapped_could_be_taken_back(tmp_path: Path) -> None:
     assert resident > 64 * MiB > own
 
 
-def test_where_nothing_says_it_nothing_is_taken() -> None:
-    """Windows has neither /proc nor ps."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(limits, "_PROC", Path("/no-such-system"))
-        patch.setenv("PATH", "/no-such-folder")
-        assert resident_bytes(os.getpid()) == 0
-
-
-@pytest.mark.parametrize("more", ["", ", start_new_session=True"], ids=["child", "child in a session of its own"])
-def test_the_end_of_it_is_the_end_of_what_it_started(more: str) -> None:
+@pytest.mark.parametrize(("more", "is_left"), [("", False), (", start_new_session=True", False), ("", True)])
+def test_the_end_of_it_is_the_end_of_what_it_started_and_of_what_it_left_behind(more: str, is_left: bool) -> None:
     with family(more) as (process, child):
+        if is_left:
+            process.kill()
+            process.wait()
+            assert is_there(child)
         end_tree(process)
         assert process.returncode == -signal.SIGKILL
-        wait_until(lambda: not is_there(child))
-
-
-def test_what_a_process_left_behind_ends_too() -> None:
-    with family() as (process, child):
-        process.kill()
-        process.wait()
-        assert is_there(child)
-        end_tree(process)
         wait_until(lambda: not is_there(child))
 
 
@@ -168,15 +151,13 @@ def test_without_process_groups_a_tree_is_ended_as_on_windows(monkeypatch: pytes
         wait_until(lambda: not is_there(child))
 
 
-def test_without_taskkill_the_process_itself_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_taskkill_the_process_itself_ends_and_without_proc_and_ps_it_takes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delattr(os, "killpg")
     monkeypatch.setenv("PATH", "/no-such-folder")
+    monkeypatch.setattr(limits, "_PROC", Path("/no-such-system"))
     with family() as (process, _):
+        assert resident_bytes(process.pid) == 0
         end_tree(process)
         assert process.returncode == -signal.SIGKILL
-
-
-def test_a_new_group_is_asked_for_where_there_are_no_sessions() -> None:
-    asked: dict[str, Any] = OWN_SESSION
-    assert asked["start_new_session"] is True
-    assert asked["creationflags"] == getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)

@@ -16,6 +16,7 @@ from memviz.runner.jobs.worker_process import RunEvent
 from memviz.runner.jobs.zero_gpu import FEWEST_SECONDS, MOST_SECONDS, on_gpu, reserved_seconds
 from memviz.runner.request import Request
 from tests.runner.failing_gpu import LOST, FailingGpu
+from tests.runner.processes import over
 
 SMALL = {"sequence": "64", "dim": "64", "layers": "2"}
 
@@ -71,16 +72,15 @@ def measured(**more: Any) -> Request:
     return Request("feed_forward", SMALL, on="cuda", numerics=False, **more)
 
 
-def test_the_function_is_there_before_anybody_asks(space: Space) -> None:
-    assert space.functions == ["_measured"]
-
-
 def test_the_whole_run_is_one_call_that_takes_and_gives_plain_values(space: Space, tmp_path: Path) -> None:
     """Without a GPU the call ends with an error that names it."""
+    assert space.functions == ["_measured"]
     happened = list(zero_gpu.ZeroGpuWorker(tmp_path).run([measured()], first=3))
     assert [(each.kind, each.number) for each in happened] == [("phase", 3), ("failed", 3)]
     assert "GPU" in happened[-1].text
     assert space.calls == [(3, measured().as_json(), str(tmp_path))]
+    assert space.durations == [reserved_seconds(3, measured().as_json(), "")]
+    assert space.durations[0] < MOST_SECONDS
 
 
 def test_its_answer_is_that_of_a_process_of_its_own(space: Space, tmp_path: Path) -> None:
@@ -96,15 +96,13 @@ def test_no_gpu_left_is_said_in_the_words_of_the_space(space: Space, tmp_path: P
     )
 
 
-def test_settings_that_must_precede_cuda_are_refused_without_a_call(space: Space, tmp_path: Path) -> None:
+def test_settings_that_must_precede_cuda_and_what_is_cancelled_before_are_not_begun(
+    space: Space, tmp_path: Path
+) -> None:
     request = measured(optimizations=(("allocator_settings", {"conf": "expandable_segments:True"}),))
-    (only,) = zero_gpu.ZeroGpuWorker(tmp_path).run([request])
-    assert (only.what, space.calls) == ("refused", [])
-    assert "already started CUDA" in only.text
-
-
-def test_what_waits_behind_a_cancelled_run_is_not_begun(space: Space, tmp_path: Path) -> None:
     gpu = zero_gpu.ZeroGpuWorker(tmp_path)
+    (only,) = gpu.run([request])
+    assert only.what == "refused" and "already started CUDA" in only.text
     gpu.cancel()
     assert [each.what for each in gpu.run([measured(), measured()])] == ["cancelled", "cancelled"]
     assert space.calls == []
@@ -113,11 +111,7 @@ def test_what_waits_behind_a_cancelled_run_is_not_begun(space: Space, tmp_path: 
 def test_the_scheduler_starts_no_process_for_it(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler = Scheduler()
     monkeypatch.setattr("memviz.runner.jobs.service.ZeroGpuWorker", zero_gpu.ZeroGpuWorker)
-    status = scheduler.submit([measured()], ["a"])
-    while not status.is_over:
-        found = scheduler.status(status.id, newer_than=status.version, wait=1)
-        assert found is not None
-        status = found
+    status = over(scheduler, scheduler.submit([measured()], ["a"]))
     assert len(space.calls) == 1
     assert (scheduler._spare, status.variants[0].what) == (None, "refused")
     scheduler.close()
@@ -148,7 +142,7 @@ def test_a_whole_measured_run_on_a_lent_card(space: Space, quick: None, tmp_path
     assert not list(tmp_path.glob("*.said"))
 
 
-def test_an_error_that_a_card_does_not_recover_from_is_not_answered_as_success(
+def test_an_error_that_a_card_does_not_recover_from_is_not_answered_as_success_and_only_that_costs_the_process(
     space: Space, quick: None, tmp_path: Path
 ) -> None:
     """Its message arrives, and the process serves no other run."""
@@ -160,15 +154,8 @@ def test_an_error_that_a_card_does_not_recover_from_is_not_answered_as_success(
         assert LOST in said
         assert not space.is_used_again
         space.is_used_again = True
-
-
-def test_an_error_that_a_card_recovers_from_costs_nobody_their_process(
-    space: Space, quick: None, tmp_path: Path
-) -> None:
-    whole = FailingGpu()
-    on_a_card(whole, tmp_path)
-    last = on_a_card(FailingGpu(fails_at=whole.names.index("_snapshot")), tmp_path)
-    assert (last.kind, space.is_used_again) == ("failed", True)
+    recovered = on_a_card(FailingGpu(fails_at=whole.names.index("_snapshot")), tmp_path)
+    assert (recovered.kind, space.is_used_again) == ("failed", True)
 
 
 @pytest.mark.parametrize(("phase", "is_kept"), [("step 1 of 1", False), ("timing with the recording off", True)])
@@ -208,15 +195,7 @@ def test_a_larger_run_reserves_more_seconds_and_none_beyond_the_most(space: Spac
     large = seconds_of(sequence="4096", dim="4096", layers="16")
     largest = seconds_of(sequence="4096", dim="8192", layers="64")
     assert FEWEST_SECONDS <= small < large < largest == MOST_SECONDS
-
-
-def test_the_space_is_asked_for_as_many_seconds_as_the_run_needs(space: Space, tmp_path: Path) -> None:
-    list(zero_gpu.ZeroGpuWorker(tmp_path).run([measured()]))
-    assert space.durations == [reserved_seconds(0, measured().as_json(), "")]
-    assert space.durations[0] < MOST_SECONDS
-
-
-def test_what_cannot_be_read_reserves_the_most_and_is_refused_by_the_run_itself(space: Space) -> None:
+    # What cannot be read is refused by the run itself.
     assert reserved_seconds(0, Request("no_such_model", on="cuda").as_json(), "") == MOST_SECONDS
 
 
@@ -224,14 +203,11 @@ def double(number: int) -> int:
     return 2 * number
 
 
-def test_on_such_a_space_the_gpu_is_lent_for_so_many_seconds(monkeypatch):
+def test_on_such_a_space_the_gpu_is_lent_for_so_many_seconds_and_elsewhere_its_package_is_not_looked_for(monkeypatch):
     made = Space()
     monkeypatch.setitem(sys.modules, "spaces", made.module())
     assert on_gpu(double, seconds=90, environment={"SPACES_ZERO_GPU": "true"})(4) == 8
     assert made.durations == [90]
-
-
-def test_elsewhere_the_package_is_not_even_looked_for(monkeypatch):
     monkeypatch.setitem(sys.modules, "spaces", Package(AssertionError("it was looked for")))
     assert on_gpu(double, environment={}) is double
 
@@ -253,9 +229,6 @@ def test_a_package_that_fails_in_any_way_leaves_the_page_and_is_said_to_who_asks
     refuses = on_gpu(double, environment={"SPACES_ZERO_GPU": "1"})
     with pytest.raises(UsageError, match=rf"`spaces` could not be used \({type(error).__name__}: "):
         refuses(4)
-
-
-def test_a_space_without_the_package_says_so_too(monkeypatch):
     monkeypatch.setitem(sys.modules, "spaces", None)
     with pytest.raises(UsageError, match=r"cannot lend a GPU.*ModuleNotFoundError"):
         on_gpu(double, environment={"SPACES_ZERO_GPU": "1"})(4)
