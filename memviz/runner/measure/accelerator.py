@@ -234,13 +234,6 @@ class Disturbances:
     def notes(self, index: int = 0) -> Iterator[str]:
         """Yield notes on measured seconds; call right after the measurement."""
         card = uuid_of(self._accelerator, index)
-        yield from self._other_processes(card)
-        yield from self._clock_notes(card)
-        for name in _WAITING:
-            if os.environ.get(name, "0") not in ("", "0"):
-                yield f"{name} is set: it waits for every kernel, so these seconds are longer than without it."
-
-    def _other_processes(self, card: str) -> Iterator[str]:
         others = [row[1:] for row in self._listed if row[0] == card and row[1] != str(os.getpid())]
         if others:
             used_bytes = sum(int(memory) for _, memory in others if memory.isdigit()) * _MiB
@@ -248,14 +241,13 @@ class Disturbances:
             size_text = f" with {bytes_text(used_bytes)}" if used_bytes else ""
             pids = ", ".join(pid for pid, _ in others)
             yield f"{count} on this card{size_text} when the run began (pid {pids}): they may have slowed it down."
-
-    def _clock_notes(self, card: str) -> Iterator[str]:
-        if not card:
-            return
-        now, _, top = (self._ask(card, "clocks.sm,clocks.max.sm") or "").partition(",")
+        now, _, top = (self._ask(card, "clocks.sm,clocks.max.sm") or "").partition(",") if card else ("", "", "")
         if now.strip().isdigit() and top.strip().isdigit():
             clock = f"{int(now):,} of at most {int(top):,} MHz"
             yield f"Clock of the card right after the timing: {clock}.{self._limited_clock(card)}"
+        for name in _WAITING:
+            if os.environ.get(name, "0") not in ("", "0"):
+                yield f"{name} is set: it waits for every kernel, so these seconds are longer than without it."
 
     def _limited_clock(self, card: str) -> str:
         text = next(filter(None, (self._ask(card, name) for name in _REASONS)), "")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from statistics import median, quantiles
@@ -27,9 +27,10 @@ from memviz.predictor.device import TakesInputs
 from memviz.runner.measure.accelerator import Accelerator, find_accelerator
 from memviz.runner.record.log import Counts, comparable, event_indices
 from memviz.runner.record.memory_history import RecordedHistory, is_recording
-from memviz.runner.record.model_hooks import see_all
+from memviz.runner.record.model_hooks import see_values
 from memviz.runner.record.recording import Recording
-from memviz.trace.model import Category, DeviceTrace, Events, Labels, Phase, Trace
+from memviz.runner.request import Seconds
+from memviz.trace.model import Category, DeviceTrace, Phase, Trace
 
 _LARGEST_HIDDEN_REST = 1 << 20
 
@@ -81,11 +82,9 @@ def _since_event(device: DeviceTrace, first: int) -> DeviceTrace:
     """The device as if its recording had begun there: what was live then is in its final state and its frees."""
     if first <= 0:
         return device
-    events = Events(**{name: column[first:] for name, column in device.events.columns()})
-    labels = device.event_labels
-    if labels is not None:
-        labels = Labels(**{name: column[first:] for name, column in labels.columns()})
-    return replace(device, events=events, event_labels=labels, holders=None, host=None)
+    rows, labels = slice(first, None), device.event_labels
+    labels = None if labels is None else labels.select(rows)
+    return replace(device, events=device.events.select(rows), event_labels=labels, holders=None, host=None)
 
 
 def _difference_reason(difference: int, replayed: Replayed, lost_events: bool) -> str:
@@ -108,32 +107,10 @@ FEWEST_STEPS = 3
 MOST_STEPS = 1000
 
 
-@dataclass(frozen=True)
-class Timing:
-    seconds: tuple[float, ...]
-    """Time of each measured step, in order."""
-    clock: str
-
-    @property
-    def count(self) -> int:
-        return len(self.seconds)
-
-    @property
-    def median(self) -> float:
-        return median(self.seconds)
-
-    @property
-    def spread(self) -> float:
-        """Between the quartiles; 0 for a single step."""
-        low, high = self.quartiles
-        return high - low
-
-    @property
-    def quartiles(self) -> tuple[float, float]:
-        if len(self.seconds) < 2:
-            return self.seconds[0], self.seconds[0]
-        low, _, high = quantiles(self.seconds, n=4, method="inclusive")
-        return low, high
+def seconds_of(laps: Sequence[float], clock: str) -> Seconds:
+    """Summarize the time of each measured step."""
+    low, _, high = quantiles(laps, n=4, method="inclusive") if len(laps) > 1 else (laps[0],) * 3
+    return Seconds(median(laps), high - low, len(laps), clock, low, high)
 
 
 class EventStopwatch:
@@ -165,7 +142,7 @@ def time_steps(
     left_seconds: float = math.inf,
     is_recording: Callable[[], bool] = is_recording,
     clock: Callable[[], float] = time.monotonic,
-) -> Timing:
+) -> Seconds:
     """Time whole steps, backward and optimizer included.
 
     Raises:
@@ -182,7 +159,7 @@ def time_steps(
     seconds = _lap_seconds(step, stopwatch, _step_count(first, until - clock()))
     if is_recording():
         raise UsageError("The program turned on recording itself, so its seconds are not measured.")
-    return Timing(seconds, stopwatch.clock)
+    return seconds_of(seconds, stopwatch.clock)
 
 
 def _lap_seconds(step: Callable[[], object], stopwatch: EventStopwatch, count: int) -> tuple[float, ...]:
@@ -226,12 +203,7 @@ class CudaDevice:
 
     index = 0
 
-    def __init__(
-        self,
-        *,
-        record: bool = True,
-        accelerator: Accelerator | None = None,
-    ) -> None:
+    def __init__(self, *, record: bool = True, accelerator: Accelerator | None = None) -> None:
         self.accelerator = accelerator or find_accelerator()
         self.history = RecordedHistory(self.accelerator, device=self.index)
         self.peaks: Peaks | None = None
@@ -246,21 +218,18 @@ class CudaDevice:
 
     def __enter__(self) -> Self:
         try:
-            self._begin()
+            self.accelerator.wake()
+            self.accelerator.api.set_device(self.index)
+            gc.collect()
+            self.empty_cache()
+            if self._records:
+                self.history.start()
+                self._recording.hooks.every_optimizer()
+            self.reset_peak()
         except BaseException:
             self._end()
             raise
         return self
-
-    def _begin(self) -> None:
-        self.accelerator.wake()
-        self.accelerator.api.set_device(self.index)
-        gc.collect()
-        self.empty_cache()
-        if self._records:
-            self.history.start()
-            self._recording.hooks.every_optimizer()
-        self.reset_peak()
 
     def __exit__(
         self, _type: type[BaseException] | None, _error: BaseException | None, _at: TracebackType | None
@@ -295,7 +264,7 @@ class CudaDevice:
     def inputs(self, workload: TakesInputs) -> dict[str, Any]:
         inputs = workload.inputs(self.torch_device)
         if self._records:
-            see_all(self._recording.log, inputs, Category.INPUT, self.accelerator.kind)
+            see_values(self._recording.log, inputs, Category.INPUT, self.accelerator.kind)
         return inputs
 
     @contextmanager
@@ -341,7 +310,7 @@ class CudaDevice:
         """How often the allocator had to give its cache back before it could serve a request."""
         return int(self.accelerator.api.memory.memory_stats_as_nested_dict(self.index).get("num_alloc_retries", 0))
 
-    def seconds(self, step: Callable[[], object], *, warmup: int = 1, left_seconds: float = math.inf) -> Timing:
+    def seconds(self, step: Callable[[], object], *, warmup: int = 1, left_seconds: float = math.inf) -> Seconds:
         """Only with `record=False`."""
 
         def is_any_history_on() -> bool:
@@ -355,7 +324,11 @@ class CudaDevice:
         """End the recording. Where memory ran out, what was live then is live at the end of the trace."""
         if not self.history.is_on:
             raise UsageError("This device has no recording, or it has already been read.")
-        self._wait()
+        if not self._is_broken:
+            # Raises errors of running kernels; once it failed, it is not called again.
+            self._is_broken = True
+            self.accelerator.api.synchronize()
+            self._is_broken = False
         if self.accelerator.history_is_on is not None and not self.accelerator.history_is_on():
             self.notes = (_SWITCHED_OFF,)
         self._recording.look()
@@ -374,10 +347,3 @@ class CudaDevice:
         peaks = {"peak allocated": self.peaks.allocated.text, "peak reserved": self.peaks.reserved.text}
         about = replace(trace.about, facts={**trace.about.facts, **peaks})
         return replace(trace, devices=(device,), about=about)
-
-    def _wait(self) -> None:
-        """Synchronize, which raises errors of running kernels; do not synchronize again once that failed."""
-        if not self._is_broken:
-            self._is_broken = True
-            self.accelerator.api.synchronize()
-            self._is_broken = False

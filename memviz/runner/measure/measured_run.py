@@ -249,7 +249,5 @@ def _seconds(plan: Plan, accelerator: Accelerator, until: float | None) -> tuple
         step = RunStep(plan.workload, device, model, device.inputs(plan.workload), optimizer, pieces=pieces)
         left = math.inf if until is None else (until - time.monotonic()) * _SHARE
         before = device.retries
-        timing = device.seconds(step, warmup=max(1, plan.request.warmup), left_seconds=left)
-        low, high = timing.quartiles
-        seconds = Seconds(timing.median, timing.spread, timing.count, timing.clock, low, high)
+        seconds = device.seconds(step, warmup=max(1, plan.request.warmup), left_seconds=left)
         return seconds, device.retries - before

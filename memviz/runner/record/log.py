@@ -59,7 +59,7 @@ def event_indices(events: Events, end: Counts, moments: Sequence[Counts]) -> Int
 
 def _event_index(hit: Bools, still_to_come: Ints8) -> Ints8:
     """Right behind the last of the hits that had happened by then."""
-    behind = np.concatenate([np.zeros(1, np.int64), np.flatnonzero(hit) + 1])
+    behind = np.append(0, np.flatnonzero(hit) + 1)
     # A program that resets its statistics can have moments after the end.
     return np.asarray(behind[np.clip(len(behind) - 1 - still_to_come, 0, len(behind) - 1)], dtype=np.int64)
 
@@ -236,12 +236,9 @@ def _with_labels(device: DeviceTrace, log: Log, end: Counts | None, names: _Name
     events = device.events
     labels = _Columns(device, names)
     marks = log.marks[comparable([mark.counts for mark in log.marks], end)] if end else []
-    spans = (
-        _PhaseSpans(marks, event_indices(events, end, [mark.counts for mark in marks]), len(events))
-        if end and marks
-        else None
-    )
-    if spans is not None:
+    spans = None
+    if end and marks:
+        spans = _PhaseSpans(marks, event_indices(events, end, [mark.counts for mark in marks]), len(events))
         labels.say_when(spans)
     tensors_seen, at = _placed(log.tensors_seen, events, end)
     order = sorted(range(len(at)), key=lambda row: _LAST_WORD.index(tensors_seen[row].category))
@@ -437,5 +434,4 @@ def _annotations(device: DeviceTrace, log: Log, end: Counts | None, names: _Name
     rows = device.annotations
     stays = ~(np.isin(rows.name, [names(phase) for phase in PHASES]) & (not device.is_timed))
     both = {name: np.concatenate([column[stays], getattr(own, name)]) for name, column in rows.columns()}
-    order = np.argsort(both["time_us"], kind="stable")
-    return Annotations(**{name: column[order] for name, column in both.items()})
+    return Annotations(**both).select(np.argsort(both["time_us"], kind="stable"))

@@ -77,20 +77,20 @@ class HostSampler:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
+        def run() -> None:
+            self.sample()
+            while not self._over.wait(self._seconds):
+                self.sample()
+
         # A predicted card has no time that a sample could be placed at.
         if self._accelerator.clock_us is None and _STATM.exists():
-            self._thread = threading.Thread(target=self._run, name="memviz host memory", daemon=True)
+            self._thread = threading.Thread(target=run, name="memviz host memory", daemon=True)
             self._thread.start()
 
     def stop(self) -> None:
         self._over.set()
         if self._thread is not None:
             self._thread.join()
-
-    def _run(self) -> None:
-        self.sample()
-        while not self._over.wait(self._seconds):
-            self.sample()
 
     def sample(self) -> None:
         if self._thread is None:
@@ -208,17 +208,13 @@ class RecordedHistory:
             before = None
         with suppress(Exception):
             self.host.sample()
-            self._note_outside(snapshot)
+            reserved: Counter[int] = Counter()
+            for segment in snapshot["segments"]:
+                reserved[segment["device"]] += segment["total_size"]
+            for device, size in reserved.items():
+                if (counted := driver_bytes(self.accelerator, device)) is not None:
+                    self._outside.setdefault(device, []).append((max(0, counted[0] - size), counted[1]))
         return HistorySnapshot(snapshot, before)
-
-    def _note_outside(self, snapshot: dict[str, Any]) -> None:
-        """Ask the driver what is in use, right after a snapshot."""
-        reserved: Counter[int] = Counter()
-        for segment in snapshot["segments"]:
-            reserved[segment["device"]] += segment["total_size"]
-        for device, size in reserved.items():
-            if (counted := driver_bytes(self.accelerator, device)) is not None:
-                self._outside.setdefault(device, []).append((max(0, counted[0] - size), counted[1]))
 
     @property
     def facts(self) -> dict[str, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -26,37 +26,45 @@ Paths = Mapping[int, str]
 """A parameter's module, by the parameter's id."""
 
 
-def see_model(log: Log, model: nn.Module, kind: str, prefix: str = "") -> None:
+def see(log: Log, tensors: Iterable[tuple[Tensor, str]], category: Category, kind: str) -> None:
+    """Log tensors, each with the path of its module."""
     counts = log.counts()
-    for path, module in model.named_modules(prefix=prefix):
-        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
-            for address in addresses(tensor, kind):
-                log.see(address, Category.PARAMETER, path, counts)
+    for tensor, path in tensors:
+        for address in addresses(tensor, kind):
+            log.see(address, category, path, counts)
+
+
+def see_model(log: Log, model: nn.Module, kind: str, prefix: str = "") -> None:
+    weights = (
+        (tensor, path)
+        for path, module in model.named_modules(prefix=prefix)
+        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False))
+    )
+    see(log, weights, Category.PARAMETER, kind)
 
 
 def see_gradients(log: Log, model: nn.Module, kind: str, prefix: str = "") -> None:
-    counts = log.counts()
-    for path, module in model.named_modules(prefix=prefix):
-        for parameter in module.parameters(recurse=False):
-            if parameter.grad is not None:
-                for address in addresses(parameter.grad, kind):
-                    log.see(address, Category.GRADIENT, path, counts)
+    gradients = (
+        (parameter.grad, path)
+        for path, module in model.named_modules(prefix=prefix)
+        for parameter in module.parameters(recurse=False)
+        if parameter.grad is not None
+    )
+    see(log, gradients, Category.GRADIENT, kind)
 
 
 def see_optimizer(log: Log, optimizer: Optimizer, kind: str, paths: Paths) -> None:
     """Log the optimizer states of each parameter under the parameter's module."""
-    counts = log.counts()
-    for parameter, state in list(optimizer.state.items()):
-        for tensor in tensors_in(state):
-            for address in addresses(tensor, kind):
-                log.see(address, Category.OPTIMIZER_STATE, paths.get(id(parameter), ""), counts)
+    states = (
+        (tensor, paths.get(id(parameter), ""))
+        for parameter, state in list(optimizer.state.items())
+        for tensor in tensors_in(state)
+    )
+    see(log, states, Category.OPTIMIZER_STATE, kind)
 
 
-def see_all(log: Log, values: Any, category: Category, kind: str) -> None:
-    counts = log.counts()
-    for tensor in tensors_in(values):
-        for address in addresses(tensor, kind):
-            log.see(address, category, "", counts)
+def see_values(log: Log, values: Any, category: Category, kind: str) -> None:
+    see(log, ((tensor, "") for tensor in tensors_in(values)), category, kind)
 
 
 def paths_of(model: nn.Module, prefix: str = "") -> dict[int, str]:
@@ -129,13 +137,17 @@ class ModelHooks:
         see_model(self.log, model, self.kind)
         self.refresh()
         if self.follow_phases:
-            self._keep(model.register_forward_pre_hook(self._forward_begins, with_kwargs=True, prepend=True))
-            self._keep(model.register_forward_hook(self._forward_ends, always_call=True))
+            self._handles += [
+                model.register_forward_pre_hook(self._forward_begins, with_kwargs=True, prepend=True),
+                model.register_forward_hook(self._forward_ends, always_call=True),
+            ]
 
     def optimizer(self, optimizer: Optimizer) -> None:
         self.optimizers.append(optimizer)
-        self._keep(optimizer.register_step_pre_hook(lambda *_: self._step_begins()))
-        self._keep(optimizer.register_step_post_hook(lambda *_: self._step_ends()))
+        self._handles += [
+            optimizer.register_step_pre_hook(lambda *_: self._step_begins()),
+            optimizer.register_step_post_hook(lambda *_: self._step_ends()),
+        ]
 
     def every_optimizer(self) -> None:
         """Watch every optimizer of this process from its first step on."""
@@ -145,8 +157,8 @@ class ModelHooks:
                 self.optimizers.append(optimizer)
             self._step_begins()
 
-        self._keep(register_optimizer_step_pre_hook(before))
-        self._keep(register_optimizer_step_post_hook(lambda *_: self._step_ends()))
+        self._handles.append(register_optimizer_step_pre_hook(before))
+        self._handles.append(register_optimizer_step_post_hook(lambda *_: self._step_ends()))
 
     def refresh(self) -> None:
         """Also for modules that took another's place in the meantime."""
@@ -183,9 +195,6 @@ class ModelHooks:
         self.models.clear()
         self.optimizers.clear()
 
-    def _keep(self, handle: RemovableHandle) -> None:
-        self._handles.append(handle)
-
     def _hook(self, module: nn.Module, path: str) -> None:
         def enters(*_: Any) -> None:
             if torch.compiler.is_compiling():
@@ -205,20 +214,20 @@ class ModelHooks:
             self.log.leave()
 
         if path:
-            self._keep(module.register_forward_pre_hook(enters))
-            self._keep(module.register_forward_hook(leaves, always_call=True))
+            self._handles.append(module.register_forward_pre_hook(enters))
+            self._handles.append(module.register_forward_hook(leaves, always_call=True))
 
     def _forward_begins(self, _module: nn.Module, arguments: Any, keywords: Any) -> None:
         if torch.compiler.is_compiling():
             return
-        see_all(self.log, (arguments, keywords), Category.INPUT, self.kind)
+        see_values(self.log, (arguments, keywords), Category.INPUT, self.kind)
         if self.log.phase != Phase.BACKWARD:
             self.log.begin("forward", Phase.FORWARD)
 
     def _forward_ends(self, _module: nn.Module, _arguments: Any, output: Any) -> None:
         if torch.compiler.is_compiling() or self.log.phase != Phase.FORWARD:
             return
-        see_all(self.log, output, Category.OUTPUT, self.kind)
+        see_values(self.log, output, Category.OUTPUT, self.kind)
         self.log.end("forward")
         for tensor in tensors_in(output):
             if tensor.requires_grad:
@@ -228,11 +237,12 @@ class ModelHooks:
         """In autograd's own thread, with the first gradient that reaches the model."""
         if self.log.phase != Phase.BACKWARD:
             self.log.begin("backward", Phase.BACKWARD)
-            Variable._execution_engine.queue_callback(self._backward_ends)
 
-    def _backward_ends(self) -> None:
-        self.see_gradients()
-        self.log.end("backward")
+            def end() -> None:
+                self.see_gradients()
+                self.log.end("backward")
+
+            Variable._execution_engine.queue_callback(end)
 
     def _step_begins(self) -> None:
         self.see_gradients()

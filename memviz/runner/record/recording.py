@@ -14,9 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from memviz.allocator.context import LOADING_FACT, NCCL_FACT, Communicator, communicators_text, libraries_fact
 from memviz.errors import MemvizError, UsageError
@@ -27,7 +25,7 @@ from memviz.trace import memviz_labels
 from memviz.trace.intern import Interner
 from memviz.trace.limits import Limits
 from memviz.trace.memviz_labels import HOLDERS_CUT_FACT
-from memviz.trace.model import About, DeviceTrace, Note, Stage, Trace
+from memviz.trace.model import About, Note, Stage, Trace
 from memviz.trace.snapshot import read_snapshot
 from memviz.trace.write import replacing
 
@@ -45,9 +43,14 @@ def write_snapshot(path: Path, snapshot: dict[str, Any]) -> None:
 
 def with_labels(snapshot: dict[str, Any], trace: Trace) -> dict[str, Any]:
     """The snapshot with the trace's labels and annotations. Nothing that torch wrote is left out or changed."""
-    rows = [row for device in trace.devices if device.kind == "gpu" for row in _annotations(trace, device)]
-    has_more = len(rows) > len(snapshot.get("external_annotations", ()))
-    keys: dict[str, Any] = {"external_annotations": rows} if has_more else {}
+    annotations = [
+        {"name": trace.strings[name], "stage": Stage(stage).name, "device": device.device, "time_us": time}
+        for device in trace.devices
+        if device.kind == "gpu"
+        for name, stage, time in zip(*(column.tolist() for _, column in device.annotations.columns()), strict=True)
+    ]
+    has_more = len(annotations) > len(snapshot.get("external_annotations", ()))
+    keys: dict[str, Any] = {"external_annotations": annotations} if has_more else {}
     labels = memviz_labels.dump(trace)
     if labels is not None:
         keys[memviz_labels.KEY] = labels
@@ -60,15 +63,6 @@ def without_stacks(snapshot: dict[str, Any]) -> dict[str, Any]:
     traces: list[list[dict[str, Any]]] = snapshot.get("device_traces", [])
     shorter = [[{key: event[key] for key in needed if key in event} for event in events] for events in traces]
     return {**snapshot, "device_traces": shorter}
-
-
-def _annotations(trace: Trace, device: DeviceTrace) -> list[dict[str, Any]]:
-    rows = device.annotations
-    columns = (rows.name.tolist(), rows.stage.tolist(), np.asarray(rows.time_us).tolist())
-    return [
-        {"name": trace.strings[name], "stage": Stage(stage).name, "device": device.device, "time_us": time}
-        for name, stage, time in zip(*columns, strict=True)
-    ]
 
 
 class Recording:
@@ -166,14 +160,12 @@ class Unrecorded(Recording):
     def __init__(self) -> None:
         self.trace = None
 
-    def label(self, model: nn.Module | None = None, optimizer: Optimizer | None = None) -> None:
-        pass
+    def label(self, model: nn.Module | None = None, optimizer: Optimizer | None = None) -> None: ...
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def mark(self, name: str) -> None:
-        pass
+    def mark(self, name: str) -> None: ...
 
     def take(self, source: str = "") -> tuple[HistorySnapshot, Trace]:
         raise UsageError("No snapshot was taken: this recording is off.")
@@ -203,12 +195,8 @@ def note_holders(log: Log, kind: str) -> None:
     log.holder_seconds -= time.monotonic() - begun
 
 
-class _Marked(Protocol):
-    def mark(self, name: str) -> None: ...
-
-
-marked: list[_Marked] = []
-"""Recordings that `memviz.mark` reaches."""
+marked: list[Any] = []
+"""Recordings whose method `mark` is called by `memviz.mark`."""
 
 
 def _predicted_device() -> Any:

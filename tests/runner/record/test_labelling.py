@@ -1,14 +1,19 @@
 """A tensor seen at an address labels the allocation that was live there at that moment, and no other."""
 
+import gc
 from typing import Any
 
+import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
-from memviz.runner.record.log import Counts, Log, TensorSeen, labelled
+from memviz.runner.record.log import Counts, Log, TensorSeen, comparable, event_indices, labelled
+from memviz.runner.record.model_hooks import addresses, see_everything_alive, tensors_in
 from memviz.trace.model import Action, Category, Phase, Trace
 from memviz.trace.reserved import CUBLAS_WORKSPACE_BYTES
-from tests.traces import alloc, block, free, segment, trace_of
+from tests.traces import alloc, block, event, free, segment, trace_of
 
 ADDRESSES = (0, 4096, 8192)
 
@@ -61,32 +66,42 @@ def _seen_before(address: int, event: int, looked: list[tuple[int, int]], live: 
     return event == -1 and any(at == address and m < len(live) and live[m].get(at) == -1 for m, at in looked)
 
 
-def said(log: Log, events: list[Any], end: Counts) -> Trace:
-    return labelled(trace_of(events), 0, log, end)
+class Program:
+    """Events, and a log of them that reads their counts."""
+
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+        self.now = Counts(0, 0)
+        self.log = Log(lambda: self.now, clock_us=lambda: 0)
+
+    def make(self, address: int, size: int = 10) -> None:
+        self.events.append(alloc(address, size))
+        self.now = Counts(self.now.allocs + 1, self.now.frees)
+
+    def free(self, address: int, size: int) -> None:
+        self.events.extend(free(address, size))
+        self.now = Counts(self.now.allocs, self.now.frees + 1)
+
+    def labelled(self) -> Trace:
+        return labelled(trace_of(self.events), 0, self.log, self.now)
 
 
 def test_phases_and_modules_reach_from_mark_to_mark():
-    now = [Counts(0, 0)]
-    log = Log(lambda: now[0], clock_us=lambda: 0)
-    events: list[Any] = []
-
-    def make(address: int) -> None:
-        events.append(alloc(address, 10))
-        now[0] = Counts(now[0].allocs + 1, now[0].frees)
-
-    make(0)
+    made = Program()
+    log = made.log
+    made.make(0)
     with log.during("step 1"), log.during("forward"):
-        make(1000)
+        made.make(1000)
         log.enter("block")
-        make(2000)
+        made.make(2000)
         log.enter("block.linear")
-        make(3000)
+        made.make(3000)
         log.leave()
         log.leave()
-    make(4000)
+    made.make(4000)
     with log.during("backward"):
-        make(5000)
-    trace = said(log, events, now[0])
+        made.make(5000)
+    trace = made.labelled()
     labels = trace.devices[0].event_labels
     rows = [(Phase(p).name, trace.strings[m]) for p, m in zip(labels.phase, labels.module, strict=True)]
     assert rows == [
@@ -101,31 +116,129 @@ def test_phases_and_modules_reach_from_mark_to_mark():
 
 def test_an_error_inside_ends_the_phase():
     log = Log(lambda: Counts(0, 0))
-    try:
-        with log.during("forward"):
-            raise KeyError
-    except KeyError:
-        pass
+    with pytest.raises(KeyError), log.during("forward"):
+        raise KeyError
     assert log.phase == Phase.UNKNOWN
     assert [annotation.stage.name for annotation in log.annotations] == ["START", "END"]
 
 
 def test_a_workspace_of_cublas_is_no_activation_of_the_forward_that_met_it_first():
-    now = [Counts(0, 0)]
-    log = Log(lambda: now[0], clock_us=lambda: 0)
-    events: list[Any] = []
-
-    def make(address: int, size: int) -> None:
-        events.append(alloc(address, size))
-        now[0] = Counts(now[0].allocs + 1, now[0].frees)
-
-    with log.during("forward"):
-        make(0, CUBLAS_WORKSPACE_BYTES)
-        make(1 << 30, CUBLAS_WORKSPACE_BYTES + 512)
-        make(2 << 30, CUBLAS_WORKSPACE_BYTES)
-    with log.during("backward"):
-        events.extend(free(2 << 30, CUBLAS_WORKSPACE_BYTES))
-        now[0] = Counts(now[0].allocs, now[0].frees + 1)
-    device = said(log, events, now[0]).devices[0]
+    made = Program()
+    with made.log.during("forward"):
+        made.make(0, CUBLAS_WORKSPACE_BYTES)
+        made.make(1 << 30, CUBLAS_WORKSPACE_BYTES + 512)
+        made.make(2 << 30, CUBLAS_WORKSPACE_BYTES)
+    with made.log.during("backward"):
+        made.free(2 << 30, CUBLAS_WORKSPACE_BYTES)
+    device = made.labelled().devices[0]
     category = device.event_labels.category[device.events.action == Action.ALLOC]
     assert [Category(each).name for each in category] == ["UNKNOWN", "ACTIVATION", "ACTIVATION"]
+
+
+class Pair(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 5, bias=False)
+        self.register_buffer("mean", torch.zeros(7))
+
+
+def seen(*tensors: torch.Tensor) -> list[list[tuple[str, str]]]:
+    """Return the labels of each tensor after a scan of all models and optimizers in this process."""
+    gc.collect()
+    log = Log(lambda: None)
+    see_everything_alive(log, "cpu")
+    at = [next(addresses(tensor, "cpu")) for tensor in tensors]
+    return [
+        [
+            (each.category.label, each.module.rpartition("Pair")[2])
+            for each in log.tensors_seen
+            if each.address == address
+        ]
+        for address in at
+    ]
+
+
+@pytest.mark.slow
+def test_a_model_with_its_gradients_and_state_is_found_without_being_named():
+    model = Pair()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model.inner(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    weight = model.inner.weight
+    momentum = optimizer.state[weight]["momentum_buffer"]
+    found = seen(weight, model.mean, weight.grad, momentum)
+    assert [[category for category, _ in each] for each in found] == [
+        ["parameter"],
+        ["parameter"],
+        ["gradient"],
+        ["optimizer state"],
+    ]
+    assert {module.lstrip(".") for each in found for _, module in each} == {"inner", ""}
+
+
+def test_several_models_are_told_apart_by_their_classes():
+    first, second = Pair(), nn.Sequential(nn.Linear(2, 2))
+    gc.collect()
+    log = Log(lambda: None)
+    see_everything_alive(log, "cpu")
+    modules = {each.module for each in log.tensors_seen if each.category == Category.PARAMETER}
+    assert {"Pair.inner", "Sequential.0"} <= modules
+    del first, second
+
+
+def test_a_view_is_found_at_its_storage_and_what_lies_elsewhere_or_nowhere_is_left_out():
+    whole = torch.zeros(100)
+    assert list(addresses(whole[50:], "cpu")) == [whole.data_ptr()]
+    sparse = torch.eye(3).to_sparse()
+    assert [list(addresses(each, "cuda")) for each in (torch.zeros(3), torch.zeros(0), sparse)] == [[], [], []]
+    assert list(addresses(torch.zeros(0), "cpu")) == []
+    assert list(addresses(sparse, "cpu")) == []
+    assert list(addresses(torch.zeros(3, device="meta"), "cpu")) == []
+
+
+def test_tensors_are_found_in_what_models_take_and_return():
+    one, two, three = torch.zeros(1), torch.zeros(2), torch.zeros(3)
+    assert [each.numel() for each in tensors_in(({"a": one, "b": [two]}, "text", None, (three,)))] == [1, 2, 3]
+    # A structure that contains itself comes to an end.
+    loop: list[object] = [torch.zeros(1)]
+    loop.append(loop)
+    assert len(list(tensors_in(loop))) > 0
+
+
+ACTIONS = st.lists(st.sampled_from(["alloc", "free_requested", "free_completed", "segment_alloc"]), max_size=40)
+
+
+def counted(actions: list[str], before: int, lost: int) -> tuple[list[Counts], Any]:
+    """The counts after each prefix, and the events without the first `lost`."""
+    moments = [Counts(before, before)]
+    for action in actions:
+        last = moments[-1]
+        moments.append(Counts(last.allocs + (action == "alloc"), last.frees + (action == "free_requested")))
+    kept = [event(action, 512 * number, 100) for number, action in enumerate(actions)][lost:]
+    return moments, trace_of([event("snapshot", 0, 0), *kept]).devices[0].events
+
+
+@given(ACTIONS, st.integers(0, 1000), st.data())
+def test_every_moment_lies_between_the_events_that_were_counted_around_it(actions, before, data):
+    lost = data.draw(st.integers(0, len(actions)))
+    moments, events = counted(actions, before, lost)
+    found = event_indices(events, moments[-1], moments)
+    for number, (moment, place) in enumerate(zip(moments, found.tolist(), strict=True)):
+        # One event, the snapshot's, precedes those that are kept.
+        true_place = max(0, number - lost) + 1
+        last_counted = max(
+            (row + 1 for row in range(true_place) if _is_counted(events, row)),
+            default=0,
+        )
+        assert place == last_counted, moment
+
+
+def _is_counted(events: Any, row: int) -> bool:
+    return int(events.action[row]) in (0, 1)
+
+
+def test_only_moments_of_one_count_are_compared():
+    moments = [Counts(5, 5), Counts(9, 8), Counts(1, 0), Counts(2, 2), Counts(7, 2)]
+    assert moments[comparable(moments, Counts(4, 4))] == [Counts(1, 0), Counts(2, 2)]
+    assert moments[comparable(moments, Counts(9, 9))] == [Counts(1, 0), Counts(2, 2), Counts(7, 2)]
+    assert comparable([], Counts(0, 0)) == slice(0, 0)
