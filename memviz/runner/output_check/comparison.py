@@ -65,8 +65,8 @@ from memviz.runner.output_check.model_runs import (
     with_merged_adapters,
     with_weights,
 )
-from memviz.runner.output_check.verdict import Claim, LaterGap, Numerics, OutputDifference, signal_of
-from memviz.runner.plan import Plan, fitted, pieces_of, weakest
+from memviz.runner.output_check.verdict import LaterGap, Numerics, OutputDifference, signal_of
+from memviz.runner.plan import Claim, Plan, fitted, pieces_of, weakest
 from memviz.runner.step import Tell, optimizer_of
 from memviz.runner.workloads import Workload
 from memviz.runner.workloads.workload import FromConfiguration

@@ -27,6 +27,7 @@ from memviz.runner.output_check.difference import (
     unit_roundoff,
 )
 from memviz.runner.output_check.model_runs import NotExercised
+from memviz.runner.plan import Claim
 from memviz.units import percent_text
 
 _PLACE = re.compile(r"(?:^|\.)(?:(?P<list>[A-Za-z_]\w*)\.)?(?P<index>\d+)(?:\.(?P<inside>[^\d].*))?$")
@@ -108,8 +109,6 @@ def _std(values: Tensor) -> float:
     deviation = float(values.to(torch.float64).std(correction=0))
     return deviation if math.isfinite(deviation) else 0.0
 
-
-Claim = Literal["bitwise", "rounding", "training", "lossy"]
 
 CLAIMS = {
     "bitwise": "bitwise equal output",

@@ -17,9 +17,9 @@ from memviz.runner.workloads.workload import (
     Shape,
     check_multiple,
     mode_knob,
-    plural,
     size_knob,
 )
+from memviz.units import counted
 
 
 def images_knob() -> Any:
@@ -85,7 +85,7 @@ class DiffusionModel(FromConfiguration):
         return mean
 
     def contents_text(self) -> str:
-        return f"{plural(self.batch, 'image')} of {self.height} x {self.width}"
+        return f"{counted(self.batch, 'image')} of {self.height} x {self.width}"
 
     def tokens_text(self) -> str:
         return f"{self.tokens:,} + {getattr(self, 'text_tokens', 0)} tokens"
@@ -119,7 +119,7 @@ class VideoModel(DiffusionModel):
         return self.latents[0] * super().tokens
 
     def contents_text(self) -> str:
-        return f"{plural(self.batch, 'video')} of {self.frames} x {self.height} x {self.width}"
+        return f"{counted(self.batch, 'video')} of {self.frames} x {self.height} x {self.width}"
 
 
 _FLUX_CHANNELS, _FLUX_POOLED, _FLUX_GUIDANCE = 64, 768, 3.5

@@ -22,8 +22,8 @@ from memviz.runner.workloads.workload import (
     check_share,
     dtype_knob,
     micro_batches_knob,
-    plural,
 )
+from memviz.units import counted
 
 ACTIVATIONS = ("gelu", "gelu-approximate", "geglu", "geglu-approximate", "swiglu", "linear-silu")
 
@@ -95,7 +95,7 @@ class FeedForwardStack(FromConfiguration):
         return replace(super().small(), dim=dim, dim_out=dim_out)
 
     def _shapes(self) -> str:
-        layers = plural(self.layers, "layer")
+        layers = counted(self.layers, "layer")
         return (
             f"{layers} of {self.dim} x {self.dim * self.mult} {self.activation}, {self.batch} x {self.sequence} tokens"
         )
@@ -201,8 +201,8 @@ class TransformerBlock(FromConfiguration):
         )
 
     def _shapes(self) -> str:
-        cut = f"1 of {plural(self.parts, 'part')}"
-        return f"{plural(self.layers, 'layer')}, {cut}, {self.batch} x {self.sequence} tokens"
+        cut = f"1 of {counted(self.parts, 'part')}"
+        return f"{counted(self.layers, 'layer')}, {cut}, {self.batch} x {self.sequence} tokens"
 
 
 class _RankModel(nn.Module):

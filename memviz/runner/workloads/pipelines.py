@@ -32,7 +32,8 @@ from memviz.runner.workloads.diffusion_presets import (
     text_tokens_knob,
     videos_knob,
 )
-from memviz.runner.workloads.workload import FromConfiguration, RandomInputs, check_multiple, plural, size_knob
+from memviz.runner.workloads.workload import FromConfiguration, RandomInputs, check_multiple, size_knob
+from memviz.units import counted
 
 PROMPT = 77
 """Tokens that CLIP reads."""
@@ -96,7 +97,7 @@ class PipelineModel(FromConfiguration):
         alone = replace(self.denoiser_alone(), batch=self.batch)
         tokens = f" ({alone.tokens:,} + {self.text_tokens} tokens)" if hasattr(self, "text_tokens") else ""
         size = f"{self.size}, " if hasattr(self, "size") else ""
-        return f"{size}{alone.contents_text()}{tokens}, {plural(self.denoising, 'step')}"
+        return f"{size}{alone.contents_text()}{tokens}, {counted(self.denoising, 'step')}"
 
 
 class PipelineModules(nn.Module):

@@ -18,9 +18,9 @@ from memviz.runner.workloads.workload import (
     check_multiple,
     check_share,
     mode_knob,
-    plural,
     size_knob,
 )
+from memviz.units import counted
 from optimizations.kv_cache import cache_argument
 
 ATTENTION = "sdpa_without_mask"
@@ -80,7 +80,7 @@ class TransformerPreset(FromConfiguration):
     def contents_text(self) -> str: ...
 
     def _shapes(self) -> str:
-        return f"{getattr(self, 'size', '')}, {plural(self.setting('layers'), 'layer')}, {self.contents_text()}"
+        return f"{getattr(self, 'size', '')}, {counted(self.setting('layers'), 'layer')}, {self.contents_text()}"
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class Vit(TransformerPreset):
         return loss
 
     def contents_text(self) -> str:
-        return f"{plural(self.batch, 'image')} of {self.pixels} x {self.pixels} ({self.tokens} tokens)"
+        return f"{counted(self.batch, 'image')} of {self.pixels} x {self.pixels} ({self.tokens} tokens)"
 
 
 class LanguageModel(TransformerPreset):

@@ -21,7 +21,8 @@ from memviz.runner.config_source import FILE
 from memviz.runner.request import knob, with_knobs
 from memviz.runner.workloads.own import default_loss
 from memviz.runner.workloads.transformer_presets import attention_name
-from memviz.runner.workloads.workload import DTYPES, FromConfiguration, RandomInputs, parameters_text, plural
+from memviz.runner.workloads.workload import DTYPES, FromConfiguration, RandomInputs, parameters_text
+from memviz.units import counted
 from optimizations.kv_cache import cache_argument
 
 _CLASS = re.compile(r"[A-Z]\w{0,120}")
@@ -425,7 +426,7 @@ class ConfiguredModel(FromConfiguration):
     def _shapes(self) -> str:
         config, kind = self._parsed
         if main_input(kind) == "pixel_values":
-            return plural(self.batch, "image")
+            return counted(self.batch, "image")
         behind = f" behind {self.tokens - 1:,} in the cache" if self.tokens else ""
         length = 1 if self.tokens else self._length
         rank = f", rank {self.rank}" if self.mode == "lora" else ""

@@ -269,10 +269,6 @@ def check_share(name: str, value: float) -> None:
         raise UsageError(f"{name} is {value}; it must be at least 0 and less than 1.")
 
 
-def plural(count: int, word: str) -> str:
-    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
-
-
 def parameters_text(parameters: int) -> str:
     for unit, name in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
         if parameters >= unit:
