@@ -201,7 +201,6 @@ class TorchsGpu(FakeGpu):
 
 
 _PARAMETERS = {
-    "2.0": "enabled record_context trace_alloc_max_entries trace_alloc_record_context device record_context_cpp",
     "2.1": "enabled context stacks max_entries device",
     "2.13": "enabled context stacks max_entries device clear_history compile_context global_record_annotations "
     "skip_actions",
@@ -215,10 +214,6 @@ def _recorder(gpu: FakeGpu, release: str) -> Callable[..., None]:
 
     def record(*args: Any, **more: Any) -> None:
         given = signature.bind_partial(*args, **more).arguments
-        if release == "2.0":
-            entries, stacks = given.get("trace_alloc_max_entries", 1), given.get("trace_alloc_record_context", False)
-            gpu.switch(given["enabled"], max_entries=entries, has_stacks=stacks)
-            return
         enabled, context = given.get("enabled", "all"), given.get("context", "all")
         assert enabled in (None, "state", "all") and context in (None, "state", "alloc", "all")
         assert given.get("stacks", "all") in ("python", "all")

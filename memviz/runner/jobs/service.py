@@ -339,10 +339,6 @@ class Jobs(Generic[AnyJob, Status]):
         status: Status | None = jobs[-1].status if jobs else None
         return status
 
-    @property
-    def is_busy(self) -> bool:
-        return any(not job.status.is_over for job in list(self._jobs.values()))
-
     def cancel(self, id: str) -> None:
         job = self._jobs.get(id)
         if job is not None:

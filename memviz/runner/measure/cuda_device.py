@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from statistics import median, quantiles
 from types import TracebackType
 from typing import Any, Self
@@ -107,36 +108,15 @@ FEWEST_STEPS = 3
 MOST_STEPS = 1000
 
 
-def seconds_of(laps: Sequence[float], clock: str) -> Seconds:
+def seconds_of(laps: Sequence[float]) -> Seconds:
     """Summarize the time of each measured step."""
     low, _, high = quantiles(laps, n=4, method="inclusive") if len(laps) > 1 else (laps[0],) * 3
-    return Seconds(median(laps), high - low, len(laps), clock, low, high)
-
-
-class EventStopwatch:
-    """Events in the GPU's own queue: nothing waits between two steps, as nothing would in training."""
-
-    clock = "GPU events"
-
-    def __init__(self, api: Any) -> None:
-        self._api = api
-        self._events: list[Any] = []
-
-    def lap(self) -> None:
-        event = self._api.Event(enable_timing=True)
-        event.record()
-        self._events.append(event)
-
-    def laps(self) -> tuple[float, ...]:
-        """Seconds between one `lap` and the next."""
-        self._api.synchronize()
-        pairs = zip(self._events, self._events[1:], strict=False)
-        return tuple(float(before.elapsed_time(after)) / 1000 for before, after in pairs)
+    return Seconds(median(laps), high - low, len(laps), "GPU events", low, high)
 
 
 def time_steps(
     step: Callable[[], object],
-    stopwatch: EventStopwatch,
+    api: Any,
     *,
     warmup: int = 1,
     left_seconds: float = math.inf,
@@ -155,20 +135,23 @@ def time_steps(
     until = clock() + left_seconds
     for _ in range(warmup):
         step()
-    first = _lap_seconds(step, stopwatch, 1)[0]
-    seconds = _lap_seconds(step, stopwatch, _step_count(first, until - clock()))
+    first = _lap_seconds(step, api, 1)[0]
+    seconds = _lap_seconds(step, api, _step_count(first, until - clock()))
     if is_recording():
         raise UsageError("The program turned on recording itself, so its seconds are not measured.")
-    return seconds_of(seconds, stopwatch.clock)
+    return seconds_of(seconds)
 
 
-def _lap_seconds(step: Callable[[], object], stopwatch: EventStopwatch, count: int) -> tuple[float, ...]:
-    # The current lap includes waiting for earlier work, so each count begins with a new lap.
-    stopwatch.lap()
-    for _ in range(count):
+def _lap_seconds(step: Callable[[], object], api: Any, count: int) -> list[float]:
+    """Time steps by events in the GPU's own queue: nothing waits between two steps, as nothing would in training."""
+    # The first event is behind earlier work, which does not count.
+    events = [api.Event(enable_timing=True) for _ in range(count + 1)]
+    events[0].record()
+    for event in events[1:]:
         step()
-        stopwatch.lap()
-    return stopwatch.laps()[-count:]
+        event.record()
+    api.synchronize()
+    return [float(before.elapsed_time(after)) / 1000 for before, after in pairwise(events)]
 
 
 def _step_count(one_seconds: float, left_seconds: float) -> int:
@@ -317,8 +300,8 @@ class CudaDevice:
             # The program may have enabled one itself.
             return is_recording() or bool(self.accelerator.history_is_on and self.accelerator.history_is_on())
 
-        stopwatch = EventStopwatch(self.accelerator.api)
-        return time_steps(step, stopwatch, warmup=warmup, left_seconds=left_seconds, is_recording=is_any_history_on)
+        api = self.accelerator.api
+        return time_steps(step, api, warmup=warmup, left_seconds=left_seconds, is_recording=is_any_history_on)
 
     def finish(self) -> Trace:
         """End the recording. Where memory ran out, what was live then is live at the end of the trace."""

@@ -1,7 +1,7 @@
-"""PyTorch's history of allocations, switched on and always off again, in every release that has one.
+"""PyTorch's history of allocations, switched on and always off again.
 
-Releases differ in its arguments, which are chosen by the names that the function itself takes:
-2.0 has booleans, 2.1 the words used here, later ones can clear what an earlier recording left behind.
+Releases differ in its arguments, which are chosen by the names that the function itself takes: later ones can clear
+what an earlier recording left behind.
 
 The history is one for the whole process, and so is its ring buffer: when that is full, the first events are lost.
 """
@@ -269,26 +269,14 @@ class RecordedHistory:
 
     def _switch(self, enabled: str | None) -> None:
         record = self.accelerator.api.memory._record_memory_history
-        names = inspect.signature(record).parameters
-        is_first_form = "max_entries" not in names
-        if enabled is None and not is_first_form:
+        if enabled is None:
             record(enabled=None)
             return
-        has_stacks, has_native = self.stacks != "none", self.stacks == "all"
-        arguments = {
-            "enabled": enabled is not None if is_first_form else "all",
-            "record_context": has_stacks,
-            "record_context_cpp": has_native,
-            "trace_alloc_max_entries": self.max_entries,
-            "trace_alloc_record_context": has_stacks,
-            # Since 2.1
-            "context": "all" if has_stacks else None,
-            "stacks": "all" if has_native else "python",
-            "max_entries": self.max_entries,
-            "clear_history": True,
-            "global_record_annotations": True,
-        }
-        record(**{name: value for name, value in arguments.items() if name in names})
+        stacks = "all" if self.stacks == "all" else "python"
+        newer = {"clear_history": True, "global_record_annotations": True}
+        more = {name: value for name, value in newer.items() if name in inspect.signature(record).parameters}
+        context = None if self.stacks == "none" else "all"
+        record(enabled=enabled, context=context, stacks=stacks, max_entries=self.max_entries, **more)
 
     def _observe(self) -> None:
         attach = self.accelerator.attach_observer

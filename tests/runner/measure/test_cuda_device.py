@@ -23,7 +23,6 @@ from memviz.runner.measure.cuda_device import (
     FILLED_SECONDS,
     MOST_STEPS,
     CudaDevice,
-    EventStopwatch,
     reconcile,
     seconds_of,
     time_steps,
@@ -210,7 +209,7 @@ class Steps:
         self.now += self.lengths.pop(0) if len(self.lengths) > 1 else self.lengths[0]
 
     def measured(self, **more: Any) -> Seconds:
-        return time_steps(self, EventStopwatch(FakeEvents(self)), clock=lambda: self.now, **more)
+        return time_steps(self, FakeEvents(self), clock=lambda: self.now, **more)
 
 
 class FakeEvents:
@@ -282,8 +281,8 @@ def test_a_first_step_that_is_waited_for_does_not_count():
 
 
 def test_the_spread_is_that_between_the_quartiles_and_one_step_has_none():
-    assert seconds_of((1.0, 2.0, 3.0, 4.0, 9.0), "GPU events") == Seconds(3, 2, 5, "GPU events", 2, 4)
-    assert seconds_of((2.0,), "GPU events") == Seconds(2, 0, 1, "GPU events", 2, 2)
+    assert seconds_of((1.0, 2.0, 3.0, 4.0, 9.0)) == Seconds(3, 2, 5, "GPU events", 2, 4)
+    assert seconds_of((2.0,)) == Seconds(2, 0, 1, "GPU events", 2, 2)
 
 
 MEMORY = SimpleNamespace(_record_memory_history=None, _snapshot=None)

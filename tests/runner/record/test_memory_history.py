@@ -13,7 +13,7 @@ from memviz.runner.record.memory_history import FEWEST_EVENTS, MOST_EVENTS, Reco
 from memviz.runner.record.recorded_script import RankPosition, is_chosen, rank_path, rank_position
 from tests.runner.fake_gpu import FakeGpu, OutOfMemoryError, started
 
-RELEASES = ["2.0", "2.1", "2.13", "xpu"]
+RELEASES = ["2.1", "2.13", "xpu"]
 
 
 def actions(snapshot: dict[str, Any]) -> list[str]:

@@ -1,5 +1,6 @@
 """Whole pipelines: parts run in the order and at the batch of diffusers, and wait on the host for their turn."""
 
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -60,13 +61,10 @@ def test_each_part_runs_as_often_and_at_the_batch_of_diffusers(name: str) -> Non
     def note(part: str) -> Any:
         return lambda _, args, kwargs, __: calls.append((part, len((*args, *kwargs.values())[0])))
 
-    hooks = [part.register_forward_hook(note(key), with_kwargs=True) for key, part in model.named_children()]
-    try:
-        with torch.no_grad():
-            made = model(**inputs)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with ExitStack() as hooks, torch.no_grad():
+        for key, part in model.named_children():
+            hooks.enter_context(part.register_forward_hook(note(key), with_kwargs=True))
+        made = model(**inputs)
     assert calls == CALLS[name]
     assert made.shape == SHAPES[name]
     assert torch.equal(made, output(name))
@@ -115,16 +113,9 @@ def test_latents_of_ltx_are_unpacked_as_diffusers_does() -> None:
 
     model, inputs = twin("ltx_pipeline")
     given: list[Tensor] = []
-    hooks = [
-        model.vae.register_forward_pre_hook(lambda _, args: given.append(args[0])),
-        model.transformer.register_forward_hook(lambda *call: (torch.zeros_like(call[2][0]),)),
-    ]
-    try:
-        with torch.no_grad():
-            model(**inputs)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    into = model.vae.register_forward_pre_hook(lambda _, args: given.append(args[0]))
+    with into, model.transformer.register_forward_hook(lambda *call: (torch.zeros_like(call[2][0]),)), torch.no_grad():
+        model(**inputs)
     assert torch.equal(given[0], LTXPipeline._unpack_latents(inputs["latents"], 2, 8, 11))
 
 
@@ -133,14 +124,11 @@ def test_latents_of_ltx_are_unpacked_as_diffusers_does() -> None:
 def test_the_autoencoder_of_a_video_works_in_tiles(name: str) -> None:
     model, inputs = twin(name)
     widest: list[int] = []
-    hook = model.vae.decoder.register_forward_hook(lambda _, args, made: widest.append(max(made.shape[-2:])))
     undo = VaeTiling().apply(model.vae)
-    try:
-        with torch.no_grad():
-            tiled = model(**inputs)
-    finally:
-        undo()
-        hook.remove()
+    hook = model.vae.decoder.register_forward_hook(lambda _, args, made: widest.append(max(made.shape[-2:])))
+    with hook, torch.no_grad():
+        tiled = model(**inputs)
+    undo()
     assert tiled.shape == output(name).shape
     assert len(widest) > 1
     assert max(widest) <= make_workload(name).small().tile  # type: ignore[attr-defined]
@@ -171,15 +159,14 @@ def test_a_part_comes_once_stays_for_all_steps_and_goes_when_the_next_one_comes(
     monkeypatch.setattr(weight_offload, "_on_device", to_device)
     undo = WeightOffload("part").apply(model)
     seen: list[list[str]] = []
-    hooks = [part.register_forward_hook(lambda *_: seen.append(here())) for part in parts.values()]
-    with torch.no_grad():
+    with ExitStack() as hooks, torch.no_grad():
+        for part in parts.values():
+            hooks.enter_context(part.register_forward_hook(lambda *_: seen.append(here())))
         assert here() == []
         assert torch.equal(model(**inputs), output(name))
     assert seen == [[part] for part, _ in CALLS[name]]
     assert sum(moved) == sum(parameter.numel() for parameter in model.parameters())
     assert here() == []
-    for hook in hooks:
-        hook.remove()
     undo()
     with torch.no_grad():
         assert torch.equal(model(**inputs), output(name))
