@@ -293,6 +293,7 @@ class _DifferenceSums:
         distances = ulps_between(reference, actual)
         if distances is not None:
             self.ulps.add(distances)
+
         rtol, atol = self.tolerance
         size = exact.abs()
         self.finite += exact.numel()
@@ -302,6 +303,7 @@ class _DifferenceSums:
         # Integers have no tolerance: relative to zero, their absolute difference counts.
         self.worst = max(self.worst, float((distance / size.clamp(min=atol or 1.0)).max()))
         self.reference_absmax = max(self.reference_absmax, float(size.max()))
+
         if self.scale != 1:
             exact, changed, distance = exact / self.scale, changed / self.scale, distance / self.scale
         self.squares += float(distance @ distance)
