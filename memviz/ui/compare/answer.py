@@ -67,21 +67,19 @@ _MOST_SETTINGS = 4
 def compare_verdict_html(headline: Headline, settings: Sequence[Setting]) -> Html:
     """With the allocator settings that differ next to the figures, since they change reserved memory."""
     differ = [setting for setting in settings if setting.is_known_to_differ]
-    text = "; ".join(map(_setting, differ[:_MOST_SETTINGS]))
+    texts = []
+    for setting in differ[:_MOST_SETTINGS]:
+        # expandable_segments: False (A, B), True (C)
+        holders: dict[str, list[str]] = {}
+        for letter, value in zip(LETTERS, setting.values, strict=False):
+            if value is not None:
+                holders.setdefault(cut(value, 80) or "not set", []).append(letter)
+        values = [f"{value} ({', '.join(who)})" for value, who in holders.items()]
+        texts.append(f"{cut(setting.name)}: {', '.join(values)}")
     more = len(differ) - _MOST_SETTINGS
     rest = f"; and {more} more" if more > 0 else ""
-    note = tag("p", tag("b", "Their allocator settings differ."), f" {text}{rest}.", class_="mv-note")
+    note = tag("p", tag("b", "Their allocator settings differ."), f" {'; '.join(texts)}{rest}.", class_="mv-note")
     return tag("header", headline_html(headline), note if differ else "", class_="mv-answer")
-
-
-def _setting(setting: Setting) -> str:
-    """expandable_segments: False (A, B), True (C)."""
-    holders: dict[str, list[str]] = {}
-    for letter, value in zip(LETTERS, setting.values, strict=False):
-        if value is not None:
-            holders.setdefault(cut(value, 80) or "not set", []).append(letter)
-    values = [f"{value} ({', '.join(who)})" for value, who in holders.items()]
-    return f"{cut(setting.name)}: {', '.join(values)}"
 
 
 _CATEGORY_FIRST = "by category, because most of the difference is at sites that only one of them has"
@@ -99,17 +97,10 @@ def comparison_parts(context: Context, session: Session, asked: CompareState) ->
     state = asked if asked.way in list_alignments(pairs) else replace(asked, way=START)
     comparison = TabComparison(sides, state, other, best, changes(pairs, state.by or best))
     timelines = linked_values(sides, state.way, state.axis, colour=state.colour)
-    return [
-        "",
-        "",
-        comparison.top(session),
-        comparison.controls(),
-        *timelines,
-        *[{}] * (len(LETTERS) - len(timelines)),
-        overlay_value(sides, state),
-        comparison.differences(),
-        tag("i", data_mv_query=compare_query(sides, asked)),
-    ]
+    timelines += [{}] * (len(LETTERS) - len(timelines))
+    link = tag("i", data_mv_query=compare_query(sides, asked))
+    above = ["", "", comparison.top(session), comparison.controls()]
+    return [*above, *timelines, overlay_value(sides, state), comparison.differences(), link]
 
 
 @dataclass(frozen=True)
@@ -134,19 +125,18 @@ class TabComparison:
 
     def controls(self) -> str:
         pairs = [side.pair for side in self.sides]
-        return controls_html(
-            Controls(
-                self.state,
-                scores(pairs),
-                self._order(),
-                list_alignments(pairs),
-                has_times=all(has_times(side.device) for side in self.sides),
-                names=tuple(side.name for side in self.sides),
-                other=self.other,
-                hues=tuple(shared_hues(self.sides, self.state.colour)),
-                has_modules=any(map(has_modules, pairs)),
-            )
+        controls = Controls(
+            self.state,
+            scores(pairs),
+            self._order(),
+            list_alignments(pairs),
+            has_times=all(has_times(side.device) for side in self.sides),
+            names=tuple(side.name for side in self.sides),
+            other=self.other,
+            hues=tuple(shared_hues(self.sides, self.state.colour)),
+            has_modules=any(map(has_modules, pairs)),
         )
+        return controls_html(controls)
 
     def differences(self) -> str:
         fall = waterfall(self.changes, self.other, sort=self.state.sort, every_row=self.state.every_row)

@@ -38,21 +38,20 @@ class Board:
 
 def scoreboard_html(board: Board) -> Html:
     facts = [(key, head) for key, head in FACT_COLUMNS if any(key in side.trace.about.facts for side in board.sides)]
-    timed = any(
-        score.duration_us is not None and _ran(side) for score, side in zip(board.scores, board.sides, strict=True)
-    )
+    pairs = list(zip(board.sides, board.scores, strict=True))
+    timed = any(score.duration_us is not None and _ran(side) for side, score in pairs)
     origins = {side.trace.about.label for side in board.sides}
+    heads = [*_HEADS, *([("Recorded", "From the first event to the last")] if timed else [])]
+    heads += [(text, "From the run") for _, text in facts]
     head = [
         tag("th", "Trace", f", {origins.pop()}" if len(origins) == 1 else "", scope="col"),
         tag("th", "Peak", scope="col", class_="mv-scorebar", title="Live by category, then cached, up to reserved"),
-        *(_head(text, title) for text, title in _HEADS),
-        *([_head("Recorded", "From the first event to the last")] if timed else []),
-        *(_head(text, "From the run") for _, text in facts),
+        *(tag("th", text, scope="col", class_="mv-number", title=title) for text, title in heads),
         tag("th", tag("span", "Remove", class_="mv-hidden"), scope="col"),
     ]
     scale = max(max(score.reserved_bytes, score.live_bytes) for score in board.scores) or 1
     rows = []
-    for i, (side, score) in enumerate(zip(board.sides, board.scores, strict=True)):
+    for i, (side, score) in enumerate(pairs):
         out = f"Remove {side.name} from the comparison"
         duration = number(NOT_IN_FILE if _ran(side) else "no times", more="mv-soft")
         if _ran(side) and score.duration_us is not None:
@@ -78,10 +77,6 @@ _HEADS = (
 )
 
 
-def _head(text: str, title: str) -> Html:
-    return tag("th", text, scope="col", class_="mv-number", title=title)
-
-
 def _name(board: Board, place: int) -> Html:
     side, shown = board.sides[place], board.names[place]
     name: Html = tag("span", shown, class_="mv-whose", title=f"{side.name}, {_where(side)}")
@@ -90,21 +85,13 @@ def _name(board: Board, place: int) -> Html:
         pressed = "true" if place == board.other else "false"
         name = _button(shown, "other", side, "mv-whose", title=text, aria_pressed=pressed)
     title = "The baseline" if place == 0 else f"Make {side.letter} the baseline (Shift+{side.letter})"
-    badge = _button(
-        side.letter,
-        "baseline",
-        side,
-        "mv-letter",
-        title=title,
-        aria_label=f"{side.letter}, {title[0].lower()}{title[1:]}",
-        data_letter=side.letter,
-    )
+    said = {"title": title, "aria_label": f"{side.letter}, {title[0].lower()}{title[1:]}", "data_letter": side.letter}
+    badge = _button(side.letter, "baseline", side, "mv-letter", **said)
     where = _where(side)
     # What is true of all of them tells none from another.
     differs = len({_where(each) for each in board.sides}) > 1
-    return tag(
-        "th", tag("div", badge, name, tag("small", where, title=where) if differs else "", class_="mv-who"), scope="row"
-    )
+    place_text = tag("small", where, title=where) if differs else ""
+    return tag("th", tag("div", badge, name, place_text, class_="mv-who"), scope="row")
 
 
 def _where(side: Side) -> str:
@@ -116,30 +103,22 @@ def _button(text: str, act: str, side: Side, kind: str, **attributes: str) -> Ht
 
 
 def _bar(score: Score, order: Sequence[str], scale: int) -> Html:
-    held = sorted(score.kinds, key=lambda entry: order.index(entry[0]))
-    parts = [
-        tag(
-            "i",
-            class_="mv-kind",
-            style=f"{colour_style(kind)};width:{_share(count, scale)}",
-            title=f"{kind} {bytes_text(count)}",
-            data_compare_by="category",
-            data_compare_row=kind,
-        )
-        for kind, count in held
-    ]
+    def share(part: int) -> str:
+        return f"{100 * part / scale:.3f}%"
+
+    parts = []
+    for kind, count in sorted(score.kinds, key=lambda entry: order.index(entry[0])):
+        style, lights = f"{colour_style(kind)};width:{share(count)}", {"data_compare_by": "category"}
+        title = f"{kind} {bytes_text(count)}"
+        parts.append(tag("i", class_="mv-kind", style=style, title=title, **lights, data_compare_row=kind))
     if not score.knows_reserved:
         label = f"{bytes_text(score.live_bytes)} live, reserved {NOT_IN_FILE}"
         return tag("div", *parts, class_="mv-peakbar", role="img", aria_label=label)
     label = f"{bytes_text(score.live_bytes)} live of {bytes_text(score.reserved_bytes)} reserved"
     gap = f"reserved but not live {bytes_text(score.gap_bytes)}"
-    hatch = tag("i", class_="mv-hatched", style=f"width:{_share(max(score.gap_bytes, 0), scale)}", title=gap)
-    tick = tag("i", class_="mv-tick", style=f"left:{_share(score.reserved_bytes, scale)}")
+    hatch = tag("i", class_="mv-hatched", style=f"width:{share(max(score.gap_bytes, 0))}", title=gap)
+    tick = tag("i", class_="mv-tick", style=f"left:{share(score.reserved_bytes)}")
     return tag("div", *parts, hatch, tick, class_="mv-peakbar", role="img", aria_label=label)
-
-
-def _share(part: int, total: int) -> str:
-    return f"{100 * part / total:.3f}%"
 
 
 def _figures(score: Score, place: int) -> list[Html]:
@@ -165,10 +144,8 @@ def _also(board: Board) -> Html:
         return esc("")
     if len(board.sides) == len(LETTERS):
         return tag("p", "At most eight traces can be compared. Remove one to add another.", class_="mv-also")
-    boxes = [
-        add_button(trace, name, title=f"Compare {trace.name} too")
-        for trace, name in zip(board.also_open, board.names[len(board.sides) :], strict=True)
-    ]
+    named = zip(board.also_open, board.names[len(board.sides) :], strict=True)
+    boxes = [add_button(trace, name, title=f"Compare {trace.name} too") for trace, name in named]
     return tag("p", "Also open", *boxes, class_="mv-also")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -23,14 +23,6 @@ from memviz.ui.shell.session import Context, Session
 from memviz.ui.shell.temporary_files import SharedFiles, json_writer, text_writer
 
 
-def comparison_files(sides: Sequence[Pair], by: str) -> SharedFiles:
-    return {
-        "page": ("comparison.html", text_writer(lambda: report_page(sides, by))),
-        "csv": (f"comparison-by-{by}.csv", text_writer(lambda: changes_csv(changes(sides, by)))),
-        "json": (f"comparison-by-{by}.json", json_writer(lambda: comparison_result(sides, by).as_json())),
-    }
-
-
 def shared_files(context: Context, session: Session, state: CompareState) -> SharedFiles:
     sides = sides_of(context, session)
     pairs = [side.pair for side in sides]
@@ -38,6 +30,14 @@ def shared_files(context: Context, session: Session, state: CompareState) -> Sha
         return {}
     named = [pair for side in sides if (pair := context.of(side.opened)) is not None]
     return comparison_files(named, state.by or best_grouping(pairs, state.number_of_other(sides)))
+
+
+def comparison_files(sides: Sequence[Pair], by: str) -> SharedFiles:
+    return {
+        "page": ("comparison.html", text_writer(lambda: report_page(sides, by))),
+        "csv": (f"comparison-by-{by}.csv", text_writer(lambda: changes_csv(changes(sides, by)))),
+        "json": (f"comparison-by-{by}.json", json_writer(lambda: comparison_result(sides, by).as_json())),
+    }
 
 
 def changes_csv(comparison: Changes) -> str:
@@ -77,7 +77,7 @@ _DUE = {
 
 
 class CompareTab:
-    """The tab's components, laid out by `__init__` and wired by `_wire`. It keeps nothing of any visitor."""
+    """The tab's components, which keeps nothing of any visitor."""
 
     def __init__(self, context: Context, session: gr.State, tabs: gr.Tabs, tab: gr.Tab) -> None:
         self.context = context
@@ -99,34 +99,22 @@ class CompareTab:
         self.outputs = [self.traces]
         panels = [self.empty, self.offer, self.top, self.controls]
         self.drawing = [drawn, *panels, *timelines, overlay, self.differences, place]
-        self._wire(session)
+        for panel in (self.empty, self.top, self.controls, self.differences):
+            panel.click(self._act, [session, self.state], [session, self.traces, self.state, *self.drawing], **PRIVATE)
         inputs = [session, self.state, drawn]
         while_seen(tabs, tab, self.traces, looked_at, partial(draw, context), inputs=inputs, outputs=self.drawing)
 
-    def _wire(self, session: gr.State) -> None:
-        for panel in (self.empty, self.top, self.controls, self.differences):
-            panel.click(self._act, [session, self.state], [session, self.traces, self.state, *self.drawing], **PRIVATE)
-
     def _act(self, current: Session, state: CompareState, event: gr.EventData) -> list[Any]:
         data = clicked(event)
-        after, then = _session_after(current, data), changed(state, data)
+        after, then = current, changed(state, data)
+        if current.of(key := data.get("key", "")) is not None:
+            turns = {"baseline": current.with_baseline, "toggle": current.toggling}
+            after = turns[data["act"]](key) if data.get("act") in turns else current
         values = draw(self.context, after, then)
         if after == current:
             due = (*_DUE.get(data.get("act", ""), ()), "place")
             values = [value if name in due else gr.skip() for name, value in zip(_PARTS, values, strict=True)]
         return [after, _open_traces(after), then, *values]
-
-
-def _session_after(session: Session, data: Mapping[str, str]) -> Session:
-    key = data.get("key", "")
-    if session.of(key) is None:
-        return session
-    match data.get("act"):
-        case "baseline":
-            return session.with_baseline(key)
-        case "toggle":
-            return session.toggling(key)
-    return session
 
 
 def show(session: Session) -> list[Any]:

@@ -22,13 +22,7 @@ FEW_ROWS = 8
 MOST_ROWS = 200
 _LONGEST_KEY = 2000
 _CHOICES = {"site": "Site", "category": "Category", "module": "Module", "stack": "Stack", "holder": "Holder"}
-_FIRST_HEAD = {
-    "site": "Site and operator",
-    "category": "Category",
-    "module": "Module",
-    "stack": "Stack, innermost first",
-    "holder": "Holder",
-}
+_FIRST_HEAD = {**_CHOICES, "site": "Site and operator", "stack": "Stack, innermost first"}
 _MANY = {"site": "sites", "category": "categories", "module": "modules", "stack": "stacks", "holder": "holders"}
 _NEAR = 45.0
 """In hundredths of the bars' width: two labels closer than this overlap."""
@@ -174,16 +168,20 @@ def _head(text: str, sort: str, *, chosen: bool) -> Html:
 
 
 def _row(step: WaterfallRow, by: str, scale: _ChangeScale) -> Html:
-    change = step.change
-    if change is None:
+    lights = {}
+    if step.change is None:
         text = f"everything else, {count_text(step.hidden)} {_MANY[by] if step.hidden > 1 else by}"
         name = tag("th", text, scope="row", class_="mv-rest")
     else:
-        name = tag("th", _name_button(change, by), scope="row")
-    lights = {}
-    # Longer keys cannot be highlighted; only generated code has such names.
-    if change is not None and len(change.thing.key) <= _LONGEST_KEY:
-        lights = {"data_compare_by": by, "data_compare_row": change.thing.key}
+        thing, kind = step.change.thing, step.change.kind
+        look = "mv-code" if by in ("site", "stack", "module", "holder") else None
+        detail = tag("span", cut(thing.detail), class_="mv-code mv-detail") if thing.detail else ""
+        words = joined(swatch(kind), tag("span", cut(thing.label), class_=look), detail)
+        title = f"{cut(thing.label)} {cut(thing.detail)}\nmostly {kind}. Click keeps it lit."
+        name = tag("th", button(words, None, "mv-rowname", aria_pressed="false", title=title), scope="row")
+        # Longer keys cannot be highlighted; only generated code has such names.
+        if len(thing.key) <= _LONGEST_KEY:
+            lights = {"data_compare_by": by, "data_compare_row": thing.key}
     delta = tag("span", change_text(step.delta), title=_exact_change(step.delta)) if step.delta else "0"
     return tag(
         "tr",
@@ -194,15 +192,6 @@ def _row(step: WaterfallRow, by: str, scale: _ChangeScale) -> Html:
         scale.cell(step),
         **lights,
     )
-
-
-def _name_button(change: Change, by: str) -> Html:
-    thing = change.thing
-    look = "mv-code" if by in ("site", "stack", "module", "holder") else None
-    detail = tag("span", cut(thing.detail), class_="mv-code mv-detail") if thing.detail else ""
-    words = joined(swatch(change.kind), tag("span", cut(thing.label), class_=look), detail)
-    title = f"{cut(thing.label)} {cut(thing.detail)}\nmostly {change.kind}. Click keeps it lit."
-    return button(words, None, "mv-rowname", aria_pressed="false", title=title)
 
 
 def change_text(delta: int) -> str:
@@ -230,19 +219,16 @@ class _ChangeScale:
         return 100 * (change - self.low) / self.span
 
     def cell(self, step: WaterfallRow | None = None) -> Html:
-        first, last = self.ends
-        lines = (_place("mv-at-a", first), _place("mv-at-b", last))
-        return tag("td", tag("div", *lines, *(self._bar(step) if step else ()), class_="mv-falls"), class_="mv-fall")
+        def line(look: str, left: float) -> Html:
+            return tag("i", class_=look, style=f"left:{left:.3f}%")
 
-    def _bar(self, step: WaterfallRow) -> list[Html]:
-        begin, end = self.at(step.begin), self.at(step.begin + step.delta)
-        style = f"left:{min(begin, end):.3f}%;width:{abs(end - begin):.3f}%"
-        bar = [tag("i", class_=f"mv-fallbar {_look(step.delta)}", style=style)] if step.delta else []
-        return [*bar, _place("mv-join", end)]
-
-
-def _place(look: str, left: float) -> Html:
-    return tag("i", class_=look, style=f"left:{left:.3f}%")
+        parts = [line("mv-at-a", self.ends[0]), line("mv-at-b", self.ends[1])]
+        if step is not None:
+            begin, end = self.at(step.begin), self.at(step.begin + step.delta)
+            style = f"left:{min(begin, end):.3f}%;width:{abs(end - begin):.3f}%"
+            parts += [tag("i", class_=f"mv-fallbar {_look(step.delta)}", style=style)] if step.delta else []
+            parts.append(line("mv-join", end))
+        return tag("td", tag("div", *parts, class_="mv-falls"), class_="mv-fall")
 
 
 def _ends(fall: Waterfall, letter: str, scale: _ChangeScale) -> Html:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,13 +41,9 @@ class ShownRanks:
     """Names that the visitor gave to open ranks."""
 
 
-def open_ranks(context: Context, session: Session) -> dict[int, Opened]:
-    """Return open ranks by number; of duplicates the one that a folder of them would take. Computes nothing."""
-    return _by_number(_open_jobs(context, session)[0])
-
-
-def _by_number(ranks: Sequence[_NumberedTrace]) -> dict[int, Opened]:
-    return {one.number: one.opened for one in reversed(ranks)}
+def open_ranks(context: Context, session: Session, job: int = 0) -> dict[int, Opened]:
+    """Return open ranks of a job by number; of duplicates the one that a folder would take. Computes nothing."""
+    return {one.number: one.opened for one in reversed(_open_jobs(context, session)[job])}
 
 
 @dataclass(frozen=True)
@@ -85,17 +81,6 @@ def _job_name(source: str) -> str:
     return trace_name(re.sub(r"\d+", "*", source))
 
 
-def _duplicates(ranks: Sequence[_NumberedTrace]) -> tuple[FailedFile, ...]:
-    """List open traces that are left out because their rank is already open."""
-    taken: dict[int, str] = {}
-    left = []
-    for one in ranks:
-        if one.number in taken:
-            left.append(FailedFile(one.source, once_more(one.number, taken[one.number])))
-        taken.setdefault(one.number, one.source)
-    return tuple(left)
-
-
 def has_ranks(context: Context, session: Session) -> bool:
     if context.given_ranks is not None or context.tables.get(session.table) is not None:
         return True
@@ -106,7 +91,7 @@ def shown_ranks(context: Context, session: Session, job: int = 0) -> ShownRanks 
     """`job` is the number of the job among those that are open."""
     jobs = _open_jobs(context, session)
     job = min(job, len(jobs) - 1)
-    numbers = _by_number(jobs[job])
+    numbers = open_ranks(context, session, job)
     keys = {number: opened.key for number, opened in numbers.items()}
     given = {number: opened.name for number, opened in numbers.items() if opened.is_renamed}
     if context.given_ranks is not None:
@@ -119,7 +104,14 @@ def shown_ranks(context: Context, session: Session, job: int = 0) -> ShownRanks 
     if len(ranks) < LEAST:
         return None
     names = distinct_names(differing_names([_job_name(of_job[0].source) for of_job in jobs])) if jobs[1:] else []
-    summary = summary_of(ranks, _duplicates(jobs[job]))
+    # Open traces are left out whose rank is already open.
+    taken: dict[int, str] = {}
+    duplicates = []
+    for one in jobs[job]:
+        if one.number in taken:
+            duplicates.append(FailedFile(one.source, once_more(one.number, taken[one.number])))
+        taken.setdefault(one.number, one.source)
+    summary = summary_of(ranks, tuple(duplicates))
     return ShownRanks(summary, keys, is_open=True, names=tuple(names), number=job, given=given)
 
 
@@ -163,16 +155,13 @@ def rank_map_value(
         "peaks": [rank.row.peak_bytes for rank in ranks],
         "groups": [group_of[rank.number] for rank in ranks],
         "outliers": [one.rank for one in job.outliers],
-        "steps": [_step_name(number, name, place) for place, (number, name) in enumerate(table.steps)],
+        "steps": [
+            name.replace("ProfilerStep#", "step ")[:_LONGEST] or (f"step {number}" if place else "before")
+            for place, (number, name) in enumerate(table.steps)
+        ],
         "columns": columns,
         "highest": job.highest.row.peak_bytes,
         "chosen": chosen,
         "shades": base64.b64encode(shades.tobytes()).decode("ascii"),
         "label": f"Live bytes of {len(ranks)} ranks over their steps. Arrow keys move, Enter selects a rank.",
     }
-
-
-def _step_name(number: int, name: str, place: int) -> str:
-    if name:
-        return name.replace("ProfilerStep#", "step ")[:_LONGEST]
-    return "before" if not place else f"step {number}"

@@ -67,8 +67,8 @@ class RanksTab:
 
     def _choose(self, current: Session, job: int, event: gr.EventData) -> list[Any]:
         """In the map, which has marked it already."""
-        rank = _rank(clicked(event))
-        return [one_rank(self.context, current, rank, job), rank]
+        rank, shown = _rank(clicked(event)), shown_ranks(self.context, current, job)
+        return ["" if shown is None else _one(shown, rank), rank]
 
     def _jump(self, current: Session, job: int, card: str, event: gr.EventData) -> list[Any]:
         return draw(self.context, current, _rank(clicked(event)), job, card)
@@ -122,11 +122,6 @@ def _verdict(shown: ShownRanks, card: str, compared: tuple[JobChanges, list[str]
     return ranks_verdict_html(shown.job, shown.names, shown.number, answer, compared=against, choice=choice)
 
 
-def one_rank(context: Context, session: Session, rank: int | None, job: int = 0) -> str:
-    shown = shown_ranks(context, session, job)
-    return "" if shown is None else _one(shown, rank)
-
-
 def _one(shown: ShownRanks, rank: int | None) -> str:
     can_open = shown.is_given or (rank in shown.keys)
     given = "" if rank is None else shown.given.get(rank, "")
@@ -177,14 +172,14 @@ def pressed(context: Context, session: Session, data: dict[str, str]) -> tuple[S
     shown, rank = shown_ranks(context, session, _rank(data, "job") or 0), _rank(data)
     if shown is None or rank is None or shown.job.of(rank) is None:
         return session, None
-    if data.get("act") == "open-rank":
-        session, key = _opened(context, session.without_refused(), shown, rank)
-        return session.choosing(key), "explore"
-    if data.get("act") == "compare-rank":
-        session, other = _opened(context, session.without_refused(), shown, shown.job.against(rank))
-        session, key = _opened(context, session, shown, rank)
-        return replace(session.choosing(key), compared=(other, key)), "compare"
-    return session, None
+    if data.get("act") not in ("open-rank", "compare-rank"):
+        return session, None
+    session, other = session.without_refused(), ""
+    if data["act"] == "compare-rank":
+        session, other = _opened(context, session, shown, shown.job.against(rank))
+    session, key = _opened(context, session, shown, rank)
+    session = session.choosing(key)
+    return (replace(session, compared=(other, key)), "compare") if other else (session, "explore")
 
 
 def _opened(context: Context, session: Session, shown: ShownRanks, number: int) -> tuple[Session, str]:

@@ -59,28 +59,23 @@ def jobs_html(changes: JobChanges, names: Sequence[str]) -> Html:
     """Two jobs against each other: groups where ranks are alike in both, then rank by rank, and the sum."""
     changed = sorted((one for one in changes.ranks if one.delta_bytes), key=lambda one: -abs(one.delta_bytes))
     is_grouped = 1 < len(changes.groups) < len(changed)
-    heads = ("Ranks", names[0], names[1], "Difference", "Largest parts")
-    total = _job_row(changes.total, "all")
-    tables = [_changes_table(heads, [*map(_job_row, changes.groups[:MOST_ROWS]), total])] if is_grouped else []
-    tables.append(_changes_table(heads, [*map(_job_row, changed[:MOST_ROWS]), *([] if is_grouped else [total])]))
+    ranks = [_job_row(one, spans_text(one.ranks)) for one in changed[:MOST_ROWS]]
+    groups = [_job_row(one, spans_text(one.ranks)) for one in changes.groups[:MOST_ROWS]]
+    (groups if is_grouped else ranks).append(_job_row(changes.total, "all"))
+    heads = [("Ranks", None), *((words, "mv-number") for words in (*names[:2], "Difference")), ("Largest parts", None)]
+    tables = [table(heads, rows, f"{_TABLE} mv-jobs") for rows in ((groups, ranks) if is_grouped else (ranks,))]
     if len(changed) > MOST_ROWS:
         tables.append(tag("p", f"and {count_text(len(changed) - MOST_ROWS)} more ranks", class_="mv-soft"))
     return tag("section", tag("h2", f"{names[1]} against {names[0]}"), *tables)
 
 
-def _changes_table(heads: Sequence[str], rows: Sequence[Html]) -> Html:
-    return table(
-        [(words, "mv-number" if 0 < at < 4 else None) for at, words in enumerate(heads)], rows, f"{_TABLE} mv-jobs"
-    )
-
-
-def _job_row(change: RankChange, name: str = "") -> Html:
+def _job_row(change: RankChange, name: str) -> Html:
     delta = change.delta_bytes
     causes = [f"{row.words} ({delta_text(row.delta_bytes)})" for row in change.rows("category", 2)[0]]
     causes += [f"{cut(row.name)} ({delta_text(row.delta_bytes)})" for row in change.rows("site", 1)[0]]
     return tag(
         "tr",
-        tag("th", name or spans_text(change.ranks), scope="row"),
+        tag("th", name, scope="row"),
         *(number(rounded(peak)) for peak in change.peaks),
         number(tag("b", delta_text(delta), class_=_look(delta)) if delta else "0"),
         tag("td", ", ".join(causes), class_="mv-code"),
@@ -96,10 +91,8 @@ def missing_html(job: RankSummary, *, is_open: bool) -> Html:
 def failed_html(job: RankSummary) -> Html:
     if not job.failed:
         return Html("")
-    rows = [
-        tag("li", tag("b", cut_middle(one.place, _LONGEST), title=one.place), " ", one.reason)
-        for one in job.failed[:_MOST]
-    ]
+    names = [(one, tag("b", cut_middle(one.place, _LONGEST), title=one.place)) for one in job.failed[:_MOST]]
+    rows = [tag("li", name, " ", one.reason) for one, name in names]
     head = tag("summary", f"Left out: {count_text(len(job.failed))}")
     more = tag("li", f"and {count_text(len(job.failed) - _MOST)} more") if len(job.failed) > _MOST else ""
     return tag("details", head, tag("ul", *rows, more), class_="mv-leftout")
@@ -113,16 +106,8 @@ def sparkline(curve: Curve, highest: int, other: Curve | None = None) -> Html:
     """`other` is drawn behind it, as an area."""
     behind = tag("path", d=f"{_line(other or curve, highest)}V{_HIGH}H0Z", class_="mv-spark-area")
     front = tag("path", d=_line(curve, highest), class_="mv-spark-line")
-    return tag(
-        "svg",
-        behind,
-        front,
-        width=_WIDE,
-        height=_HIGH,
-        viewBox=f"0 0 {_WIDE} {_HIGH}",
-        class_="mv-spark",
-        aria_hidden="true",
-    )
+    size = {"width": _WIDE, "height": _HIGH, "viewBox": f"0 0 {_WIDE} {_HIGH}"}
+    return tag("svg", behind, front, **size, class_="mv-spark", aria_hidden="true")
 
 
 def _line(curve: Curve, highest: int) -> str:

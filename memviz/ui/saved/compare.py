@@ -156,15 +156,13 @@ def _differences(choices: _Choices) -> tuple[SavedPanel, dict[str, set[str]]]:
 def _lights(pairs: Sequence[Pair], rows: Mapping[str, set[str]]) -> list[dict[str, Any]]:
     """Return the highlights of the visible rows. Categories need none: the timeline has them."""
     lights: list[dict[str, Any]] = [{} for _ in pairs]
-    for by in (by for by in rows if by != "category"):
-        if by == "module":
-            for number, pair in enumerate(pairs):
-                lights[number][by] = light_by(*pair, by, rows[by])
-            continue
+    for by in (by for by in rows if by not in ("category", "module")):
         same = match_allocations(pairs, by)
         keys = [*(thing.key for thing in same.things), ""]
         for number in range(len(pairs)):
             # Stacks are counted from the one that stands for no stack, and one more stands for many allocations.
             counted = np.append(np.roll(same.of_code[number], 1), -1)
             lights[number][by] = light(counted, keys.__getitem__, rows[by])
+    for pair, of_pair in zip(pairs, lights, strict=True):
+        of_pair |= {"module": light_by(*pair, "module", rows["module"])} if "module" in rows else {}
     return lights

@@ -107,34 +107,22 @@ class SavedLinks:
             if name.startswith("data_") and value is not None and value is not False
         }
         act = data.get("act")
-        if act in _DROPPED_ACTS or "csv" in data:
-            return None
-        if act == "tab" and data.get("value") in _DROPPED_TABS:
+        if act in _DROPPED_ACTS or "csv" in data or (act == "tab" and data.get("value") in _DROPPED_TABS):
             return None
         if act is None:
             return "button", attributes
         change = self._follow(data)
         if change is not None:
             return "button", {**attributes, "data_set": json.dumps(change)}
-        plain = {
-            name: value
-            for name, value in attributes.items()
-            if name not in _BUTTONS_ONLY and not name.startswith("aria_")
-        }
-        return "span", plain
+        dropped = _BUTTONS_ONLY | {name for name in attributes if name.startswith("aria_")}
+        return "span", {name: value for name, value in attributes.items() if name not in dropped}
 
 
-class Texts:
+class Texts(dict[str, int]):
     """Numbered texts without duplicates: panels share many."""
 
-    def __init__(self) -> None:
-        self._numbers: dict[str, int] = {}
-
     def number(self, text: str) -> int:
-        return self._numbers.setdefault(text, len(self._numbers))
-
-    def all(self) -> list[str]:
-        return list(self._numbers)
+        return self.setdefault(text, len(self))
 
 
 _UI = Path(__file__).parents[1]
@@ -168,7 +156,7 @@ class Document:
 
 
 def html_text(document: Document) -> str:
-    script = _script()
+    style, script = _style_and_script()
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
     policy = (
         f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data: blob:; "
@@ -182,7 +170,7 @@ def html_text(document: Document) -> str:
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="{policy}">
 <title>{esc(document.title)}</title>
-<style>{_style()}</style>
+<style>{style}</style>
 </head>
 <body>
 <div class="gradio-container mv-saved"><main>
@@ -198,13 +186,8 @@ def html_text(document: Document) -> str:
 
 
 @cache
-def _style() -> str:
-    return "\n".join((_UI / name).read_text(encoding="utf-8") for name in _STYLES)
-
-
-@cache
-def _script() -> str:
-    return bundle(*_SCRIPTS)
+def _style_and_script() -> tuple[str, str]:
+    return "\n".join((_UI / name).read_text(encoding="utf-8") for name in _STYLES), bundle(*_SCRIPTS)
 
 
 def _json(document: Document) -> str:
@@ -212,7 +195,7 @@ def _json(document: Document) -> str:
     for panel in document.panels:
         views = {"|".join(state): document.texts.number(html) for state, html in panel.views.items()}
         panels.append({"place": panel.place, "fields": panel.fields, "views": views})
-    packed = zlib.compress(json.dumps(document.texts.all()).encode("ascii"), _LEVEL)
+    packed = zlib.compress(json.dumps(list(document.texts)).encode("ascii"), _LEVEL)
     payload = {
         **document.data,
         "panels": panels,

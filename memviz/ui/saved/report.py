@@ -16,7 +16,6 @@ from memviz.results.comparison import comparison_headline
 from memviz.results.headline import letter, trace_name
 from memviz.results.summary import trace_headline
 from memviz.text import Html, cut, joined, tag
-from memviz.trace.model import Note
 from memviz.ui.compare.state import LETTERS, Side, side_of
 from memviz.ui.html.elements import button
 from memviz.ui.saved.compare import SavedComparison, saved_comparison
@@ -86,10 +85,8 @@ def _tabs(lettered: Sequence[Side], saved: Sequence[SavedTrace]) -> Html:
     tabs = [("Compare", {"shown": "compare"}, "compare")]
     for side, view in zip(lettered, saved, strict=True):
         tabs.append((f"{side.letter} {cut(side.name, _MOST_NAME)}", {"shown": "explore", **view.start}, view.name))
-    buttons = [
-        button(label, "turn", None, role="tab", data_tab=name, data_set=json.dumps(change))
-        for label, change, name in tabs
-    ]
+    data = [(label, {"data_tab": name, "data_set": json.dumps(change)}) for label, change, name in tabs]
+    buttons = [button(label, "turn", None, role="tab", **attributes) for label, attributes in data]
     return tag("div", *buttons, class_="mv-tabs mv-saved-tabs", role="tablist", aria_label="Views")
 
 
@@ -102,7 +99,7 @@ def _compare_html(sides: Sequence[Pair], compared: SavedComparison, count: int) 
         "section",
         _facts(sides),
         tag("div", start_views["compare-top"], id="compare-top"),
-        tag("div", *map(_note, _notes(sides)), class_="mv-compared-notes"),
+        tag("div", *_notes(sides), class_="mv-compared-notes"),
         tag("div", start_views["compare-bar"], id="compare-bar"),
         tag("div", *places, class_="mv-linked"),
         tag("div", id="compare-overlay"),
@@ -112,12 +109,7 @@ def _compare_html(sides: Sequence[Pair], compared: SavedComparison, count: int) 
     )
 
 
-def _note(note: Note) -> Html:
-    remedy = joined(" ", tag("span", note.remedy, class_="mv-remedy")) if note.remedy else ""
-    return tag("p", note.text, remedy, class_=f"mv-note mv-{note.level}")
-
-
-def _notes(sides: Sequence[Pair]) -> list[Note]:
+def _notes(sides: Sequence[Pair]) -> list[Html]:
     """Return notes with their trace's name; those common to all appear once."""
     notes_of = [tuple(dict.fromkeys((*trace.notes, *health(trace)))) for trace, _ in sides]
     shared = [note for note in notes_of[0] if all(note in notes for notes in notes_of)]
@@ -127,4 +119,8 @@ def _notes(sides: Sequence[Pair]) -> list[Note]:
         for note in notes_of[number]
         if note not in shared
     ]
-    return [*own, *shared]
+    html = []
+    for note in (*own, *shared):
+        remedy = joined(" ", tag("span", note.remedy, class_="mv-remedy")) if note.remedy else ""
+        html.append(tag("p", note.text, remedy, class_=f"mv-note mv-{note.level}"))
+    return html

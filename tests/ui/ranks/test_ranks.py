@@ -20,7 +20,7 @@ from memviz.ranks.summary import NOTHING, RankSummary, aligned, summary_of
 from memviz.ranks.table import ranks_of_table
 from memviz.trace.load import load_trace
 from memviz.ui.ranks.answer import has_ranks, open_ranks, rank_map_value
-from memviz.ui.ranks.tab import draw, one_rank, pressed, shared_files, show
+from memviz.ui.ranks.tab import draw, pressed, shared_files, show
 from memviz.ui.ranks.views import failed_html, groups_html, one_rank_html, outliers_html, ranks_verdict_html, spans_text
 from memviz.ui.shell.page_frame import traces_html
 from memviz.ui.shell.session import Context, Session, open_trace
@@ -235,7 +235,7 @@ def test_of_two_files_of_a_rank_page_and_folder_take_the_same(context: Context, 
 def test_a_rank_leads_to_its_trace_and_to_compare(context: Context, folder: Path) -> None:
     session = open_all(context, folder)
     keys = {number: trace.key for number, trace in open_ranks(context, session).items()}
-    assert words(one_rank(context, session, 1)).startswith("Rank 1")
+    assert words(draw(context, session, 1)[2]).startswith("Rank 1")
     after, tab = pressed(context, session, {"act": "open-rank", "rank": "2"})
     assert (after.chosen, tab) == (keys[2], "explore")
     after, tab = pressed(context, session, {"act": "compare-rank", "rank": "3"})
