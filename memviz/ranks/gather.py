@@ -168,7 +168,10 @@ def reduce_here(
 
     @contextmanager
     def open_pool(at_once: int) -> Iterator[Submit]:
-        pool = ProcessPoolExecutor(min(count, at_once), mp_context=_context(), initializer=_begin)
+        can_fork = sys.platform == "linux" and threading.active_count() == 1 and "torch" not in sys.modules
+        # A fork saves the imports, and is safe in a process without other threads.
+        context = multiprocessing.get_context("fork" if can_fork else "spawn")
+        pool = ProcessPoolExecutor(min(count, at_once), mp_context=context, initializer=_begin)
         try:
             yield lambda place: pool.submit(reduce, place, device)
         finally:
@@ -190,12 +193,6 @@ def _stop(pool: ProcessPoolExecutor) -> None:
     if writer is not None:
         writer.close()
     pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _context() -> multiprocessing.context.BaseContext:
-    """Fork where that is safe, which saves the imports; spawn if this process has threads."""
-    can_fork = sys.platform == "linux" and threading.active_count() == 1 and "torch" not in sys.modules
-    return multiprocessing.get_context("fork" if can_fork else "spawn")
 
 
 def _begin() -> None:

@@ -101,6 +101,7 @@ class RankGroup:
     most_bytes: int
 
 
+@dataclass(frozen=True)
 class PeakDifference:
     delta_bytes: int
     because: tuple[NamedDelta, ...]
@@ -131,14 +132,11 @@ class PeakDifference:
         return [one for one in parts if one.delta_bytes * self.delta_bytes > 0]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Outlier(PeakDifference):
     rank: int
     against: int
     """The median rank of the group it is nearest to."""
-    delta_bytes: int
-    because: tuple[NamedDelta, ...]
-    categories: tuple[NamedDelta, ...] = ()
 
 
 def grouped(ranks: Sequence[Rank]) -> tuple[tuple[RankGroup, ...], tuple[Outlier, ...]]:
@@ -328,7 +326,15 @@ def summarize_ranks(reduced: Iterable[Reduced], sizes: Mapping[str, int] | None 
 def summary_of(ranks: tuple[Rank, ...], failed: tuple[FailedFile, ...] = ()) -> RankSummary:
     """Summarize ranks, which are ordered by number; at least one is needed."""
     groups, outliers = grouped(ranks)
-    return RankSummary(ranks, failed, groups, outliers, _imbalance(ranks), missing(ranks, failed))
+    high, low = highest(ranks), min(ranks, key=lambda rank: (rank.row.peak_bytes, rank.number))
+    imbalance = Imbalance(
+        bytes=high.row.peak_bytes - low.row.peak_bytes,
+        highest=high.number,
+        lowest=low.number,
+        categories=by_category(high.row, low.row),
+        sites=by_site(high.row, low.row, _MOST_CAUSES),
+    )
+    return RankSummary(ranks, failed, groups, outliers, imbalance, missing(ranks, failed))
 
 
 def highest(ranks: Iterable[Rank]) -> Rank:
@@ -336,26 +342,12 @@ def highest(ranks: Iterable[Rank]) -> Rank:
     return max(ranks, key=lambda rank: (rank.row.peak_bytes, -rank.number))
 
 
-def _imbalance(ranks: tuple[Rank, ...]) -> Imbalance:
-    high, low = highest(ranks), min(ranks, key=lambda rank: (rank.row.peak_bytes, rank.number))
-    return Imbalance(
-        bytes=high.row.peak_bytes - low.row.peak_bytes,
-        highest=high.number,
-        lowest=low.number,
-        categories=by_category(high.row, low.row),
-        sites=by_site(high.row, low.row, _MOST_CAUSES),
-    )
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RankChange(PeakDifference):
     """Peaks of one rank, or the sums of several, in two jobs."""
 
     ranks: tuple[int, ...]
     peaks: tuple[int, int]
-    delta_bytes: int
-    because: tuple[NamedDelta, ...]
-    categories: tuple[NamedDelta, ...] = ()
 
     def rows(self, by: str, top: int | None = None) -> tuple[list[NamedDelta], int]:
         """Return the largest differences by "site" or "category", and the sum of all others."""
@@ -394,11 +386,11 @@ def job_changes(before: RankSummary, after: RankSummary) -> JobChanges:
         raise UsageError("The two jobs have no rank in common: ranks are matched by their numbers.")
     ranks = tuple(
         RankChange(
-            (rank.number,),
-            (rank.row.peak_bytes, other.row.peak_bytes),
             other.row.peak_bytes - rank.row.peak_bytes,
             by_site(other.row, rank.row),
             by_category(other.row, rank.row),
+            ranks=(rank.number,),
+            peaks=(rank.row.peak_bytes, other.row.peak_bytes),
         )
         for rank, other in pairs
     )
@@ -415,11 +407,11 @@ def job_changes(before: RankSummary, after: RankSummary) -> JobChanges:
 
 def _sum_changes(changes: Sequence[RankChange]) -> RankChange:
     return RankChange(
-        tuple(number for change in changes for number in change.ranks),
-        (sum(change.peaks[0] for change in changes), sum(change.peaks[1] for change in changes)),
         sum(change.delta_bytes for change in changes),
         _sum_deltas([change.because for change in changes]),
         _sum_deltas([change.categories for change in changes]),
+        ranks=tuple(number for change in changes for number in change.ranks),
+        peaks=(sum(change.peaks[0] for change in changes), sum(change.peaks[1] for change in changes)),
     )
 
 

@@ -119,10 +119,10 @@ def test_differences_add_up_and_stay_as_probable_as_they_are() -> None:
 
 def test_the_chief_category_is_the_largest_that_explains_something() -> None:
     parts = (NamedDelta("unknown", 1600), NamedDelta("activation", 1537), NamedDelta("gradient", -9))
-    assert Outlier(64, 5, 3128, (), parts).chief_category == parts[1]
-    assert Outlier(64, 5, 1600, (), parts[:1]).chief_category is None
+    assert Outlier(3128, (), parts, rank=64, against=5).chief_category == parts[1]
+    assert Outlier(1600, (), parts[:1], rank=64, against=5).chief_category is None
     renamed = (NamedDelta("activation", 60), NamedDelta("temporary", -60), NamedDelta("output", 16))
-    assert Outlier(64, 5, 16, (), renamed).chief_category == renamed[2]
+    assert Outlier(16, (), renamed, rank=64, against=5).chief_category == renamed[2]
 
 
 _A, _B, _C, _REST = NamedDelta("a.py:1", 40), NamedDelta("b.py:1", 30), NamedDelta("c.py:1", -90), NamedDelta(REST, 50)
@@ -139,7 +139,7 @@ _A, _B, _C, _REST = NamedDelta("a.py:1", 40), NamedDelta("b.py:1", 30), NamedDel
     ],
 )
 def test_the_chief_site(delta: int, causes: tuple[NamedDelta, ...], chief: NamedDelta | None) -> None:
-    assert Outlier(64, 5, delta, causes).chief_site == chief
+    assert Outlier(delta, causes, (), rank=64, against=5).chief_site == chief
 
 
 @pytest.mark.parametrize("peaks", [[20, 30], [40, 30, 20, 10], [5]])
