@@ -44,17 +44,16 @@ class EventCollector:
         for kind, group in groupby(items, key=type):
             if kind is Events:
                 for part in group:
-                    self._append(part, None)
+                    self._parts.append(part)
+                    self._categories.append(np.zeros(len(part), dtype=np.uint8))
             elif kind is dict:
                 while batch := list(islice(group, _BATCH)):
                     self.interner.budget.check()
-                    self._append(*self._decode(batch))
+                    self._parts.append(self._decode(batch))
+                    categories = (category_of(entry.get("category")) for entry in batch)
+                    self._categories.append(np.fromiter(categories, dtype=np.uint8, count=len(batch)))
             else:
                 raise TraceError(f"An event is {kind_text(kind)}, not a dict.")
-
-    def _append(self, part: Events, categories: npt.NDArray[np.uint8] | None) -> None:
-        self._parts.append(part)
-        self._categories.append(np.zeros(len(part), dtype=np.uint8) if categories is None else categories)
 
     def finish(self) -> tuple[Events, npt.NDArray[np.uint8] | None]:
         """All events, and their categories if the file names any."""
@@ -66,12 +65,12 @@ class EventCollector:
         categories = np.concatenate([*self._categories, np.zeros(0, dtype=np.uint8)])
         return events, categories if categories.any() else None
 
-    def _decode(self, batch: list[dict[str, Any]]) -> tuple[Events, npt.NDArray[np.uint8] | None]:
+    def _decode(self, batch: list[dict[str, Any]]) -> Events:
         for keys in {tuple(entry) for entry in batch}:
             self.unknown_keys.update(name_of(key) for key in keys if key not in _KNOWN_KEYS)
         intern = self.interner
         action = np.array([self._action(entry.get("action")) for entry in batch], dtype=np.uint8)
-        events = Events(
+        return Events(
             action=action,
             address=integers([_address(entry) for entry in batch], "addr"),
             size=integers([entry.get("size", 0) for entry in batch], "size"),
@@ -83,7 +82,6 @@ class EventCollector:
             metadata=_codes(self._text(entry.get("user_metadata")) for entry in batch),
             pool=_codes(intern.pool(entry.get("pool_id", (0, 0))) for entry in batch),
         )
-        return events, _categories(batch)
 
     def _text(self, value: Any) -> int:
         if type(value) is dict:
@@ -159,12 +157,6 @@ def _address(event: dict[str, Any]) -> Any:
     free = event.get("device_free", FREE_UNKNOWN)
     # Bytes, and no address: no driver has less than nothing, and none has more than a column can hold.
     return FREE_UNKNOWN if type(free) is int and not 0 <= free <= _MOST_BYTES else free
-
-
-def _categories(batch: list[dict[str, Any]]) -> npt.NDArray[np.uint8] | None:
-    if not any("category" in entry for entry in batch):
-        return None
-    return np.array([category_of(entry.get("category")) for entry in batch], dtype=np.uint8)
 
 
 def category_of(name: Any) -> Category:

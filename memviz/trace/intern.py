@@ -144,7 +144,9 @@ class Interner:
         return number
 
     def _frame(self, name: Any, filename: Any, line: Any) -> int:
-        key = (self.string(name), self.string(filename), _line_number(line))
+        line = _integer(line, "line")
+        # For none torch writes -1, also unsigned, or what a symbolizer returned without an answer.
+        key = (self.string(name), self.string(filename), line if 0 <= line <= _INT4_MAX else 0)
         number = self._frames.setdefault(key, len(self._frames))
         if number == len(self._frame_costs):
             length = len(self._texts[key[0]]) + len(self._texts[key[1]])
@@ -207,12 +209,6 @@ class Interner:
 
 _FRAME_KEYS = {"name", "filename", "line"}
 NOT_A_SNAPSHOT = "This does not look like what torch.cuda.memory._dump_snapshot writes."
-
-
-def _line_number(value: Any) -> int:
-    """Return 0 for none: torch writes -1 there, also unsigned, or what a symbolizer returned without an answer."""
-    number = _integer(value, "line")
-    return number if 0 <= number <= _INT4_MAX else 0
 
 
 def _integer(value: Any, what: str) -> int:

@@ -18,6 +18,8 @@ from memviz.errors import TraceError, UsageError
 
 MiB = 1 << 20
 GiB = 1 << 30
+MOST_DEVICES = 512
+"""A process sees 16 at most. Each is looked at by itself, which takes milliseconds, and one takes 10 bytes."""
 _PREFIX = "MEMVIZ_MAX_"
 _SMALL_FILE = 8 * MiB
 """Smaller files may take as much as one of this size."""

@@ -121,14 +121,13 @@ def _spans(value: dict[str, Any], events: int) -> Spans:
 
 _HOLDER_TEXTS = ("owner", "chain", "place")
 _HOLDERS = {"kind": (np.uint8, len(HolderKind)), **dict.fromkeys(_HOLDER_TEXTS, ("<i4", 0))}
+_MOMENTS = dict.fromkeys(("event", "address"), ("<i8", 0))
 _MOST_HOLDER_TEXTS = 1 << 20
 
 
 def _dump_holders(holders: Holders, used: Ints4) -> dict[str, str]:
-    texts = {name: np.searchsorted(used, getattr(holders, name)).astype("<i4") for name in _HOLDER_TEXTS}
-    whole = {name: getattr(holders, name).astype("<i8") for name in ("event", "address")}
-    columns = {**whole, "kind": holders.kind, **texts}
-    return {name: to_text(column) for name, column in columns.items()}
+    texts = {name: np.searchsorted(used, getattr(holders, name)) for name in _HOLDER_TEXTS}
+    return dump_columns(replace(holders, **texts), {**_MOMENTS, **_HOLDERS})
 
 
 def _read_holders(value: Any, events: int, texts: Ints4) -> Holders | None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from memviz.errors import TraceError
 from memviz.trace.intern import MOST_FRAMES, Interner, StackNumber
-from memviz.trace.limits import Budget
+from memviz.trace.limits import MOST_DEVICES, Budget
 from memviz.trace.model import NO_STACK, About, Note, Trace
 from memviz.trace.snapshot import read_snapshot
 
@@ -120,7 +120,6 @@ BEFORE = "before_the_profile"
 _EVENTS = "traceEvents"
 _MEMORY, _OUT_OF_MEMORY = "[memory]", "[OutOfMemory]"
 _PROCESSOR = 0
-_MOST_DEVICES = 512
 _CHECKED_EVERY = 1024
 _MOMENT_BYTES, _ANNOTATION_BYTES = 500, 600
 _NOWHERE = 1 << 62
@@ -190,8 +189,8 @@ def _moments(rows: list[dict[str, Any]], budget: Budget) -> tuple[int, list[_Mom
     kind = max(kinds, key=lambda kind: (kind != _PROCESSOR, kinds[kind]))
     budget.charge(_MOMENT_BYTES * len(memory))
     moments = [_moment(row) for row in memory if _kind(row) == kind]
-    if len({moment.device for moment in moments}) > _MOST_DEVICES:
-        raise TraceError(f"It names more than {_MOST_DEVICES} devices.")
+    if len({moment.device for moment in moments}) > MOST_DEVICES:
+        raise TraceError(f"It names more than {MOST_DEVICES} devices.")
     moments.sort(key=lambda moment: (moment.at, moment.order))
     return kind, moments, len(memory) - len(moments)
 
@@ -207,7 +206,7 @@ def _kind(row: dict[str, Any]) -> int:
 def _moment(row: dict[str, Any]) -> _Moment:
     told = row["args"]
     device, order = told.get("Device Id", -1), told.get("Ev Idx", 0)
-    if type(device) is not int or not -1 <= device < _MOST_DEVICES:
+    if type(device) is not int or not -1 <= device < MOST_DEVICES:
         raise TraceError("A device's number is beyond any machine.")
 
     def total(what: str) -> int | None:

@@ -20,7 +20,7 @@ from memviz.errors import TraceError
 from memviz.trace import memviz_labels
 from memviz.trace.collect import LARGEST_SUM, EventCollector, category_of, integers, name_of
 from memviz.trace.intern import MOST_FRAMES, MOST_TEXT, Interner, bounded, valid_unicode
-from memviz.trace.limits import Budget, Limits
+from memviz.trace.limits import MOST_DEVICES, Budget, Limits
 from memviz.trace.model import (
     NO_STACK,
     About,
@@ -238,8 +238,6 @@ _RECORD = (
     "Record with torch.cuda.memory._record_memory_history(max_entries=1_000_000) before the work "
     "and torch.cuda.memory._dump_snapshot('trace.pickle') after it."
 )
-_MOST_DEVICES = 512
-"""A process sees 16 at most. Each is looked at by itself, which takes milliseconds, and one takes 10 bytes."""
 _CHECKED_EVERY = 1024
 _MOST_SETTINGS = 200
 _UNSIGNED = 2**64 - 1
@@ -272,7 +270,6 @@ def read_snapshot(root: Any, about: About, interner: Interner, limits: Limits | 
     if not devices:
         raise TraceError("The snapshot is empty: no segments and no events.", remedy=_RECORD)
 
-    reader.unknown_top_keys = {name_of(key) for key in snapshot.keys() - _TOP_KEYS}
     trace = Trace(
         devices=tuple(devices),
         stacks=interner.frozen_stacks(),
@@ -282,7 +279,7 @@ def read_snapshot(root: Any, about: About, interner: Interner, limits: Limits | 
         other_actions=tuple(interner.other_actions),
         settings=_settings(snapshot.get("allocator_settings")),
         about=about,
-        notes=reader.notes(),
+        notes=reader.notes({name_of(key) for key in snapshot.keys() - _TOP_KEYS}),
     )
     trace = memviz_labels.apply(trace, snapshot.get(memviz_labels.KEY), interner)
     # The texts are frozen last: labels may have added module paths.
@@ -294,7 +291,6 @@ class _DeviceReader:
 
     def __init__(self, interner: Interner) -> None:
         self.interner = interner
-        self.unknown_top_keys: set[str] = set()
         self.unknown_event_keys: set[str] = set()
         self.unknown_states: set[str] = set()
         self.untiled_bytes = 0
@@ -345,9 +341,9 @@ class _DeviceReader:
         self.untiled_bytes += collector.untiled_bytes
         return collector.finish()
 
-    def notes(self) -> tuple[Note, ...]:
+    def notes(self, unknown_keys: set[str]) -> tuple[Note, ...]:
         said: list[tuple[str, Iterable[str], str]] = [
-            ("unknown_keys", self.unknown_top_keys, "Unknown parts of the file were ignored"),
+            ("unknown_keys", unknown_keys, "Unknown parts of the file were ignored"),
             ("unknown_event_keys", self.unknown_event_keys, "Unknown keys of events were ignored"),
             ("unknown_frame_keys", self.interner.dropped_frame_keys, "Unknown keys of frames were ignored"),
             ("unknown_actions", self.interner.other_actions, "Events of an unknown kind are kept without effect"),
@@ -391,8 +387,8 @@ def _charge(snapshot: Mapping[str, Any], budget: Budget) -> None:
 def _traces(value: Any, key: str) -> list[list[Any]]:
     """One list of events per device; a flat list of events counts as the first device's."""
     rows = list_of({key: value}, key)
-    if len(rows) > _MOST_DEVICES and any(type(row) in (list, tuple) for row in rows):
-        raise TraceError(f"{key!r} names more than {_MOST_DEVICES} devices.")
+    if len(rows) > MOST_DEVICES and any(type(row) in (list, tuple) for row in rows):
+        raise TraceError(f"{key!r} names more than {MOST_DEVICES} devices.")
     if rows and not any(type(row) in (list, tuple) for row in rows):
         return [rows]
     return [list_of({key: row}, key) for row in rows]
@@ -408,8 +404,8 @@ def _by_device(rows: list[Any]) -> dict[int, list[Any]]:
         if type(row) is not dict:
             raise TraceError(f"A segment or annotation is {kind_text(row)}, not a dict.")
         devices.setdefault(integer_of(row, "device", 0), []).append(row)
-    if len(devices) > _MOST_DEVICES:
-        raise TraceError(f"It names more than {_MOST_DEVICES} devices.")
+    if len(devices) > MOST_DEVICES:
+        raise TraceError(f"It names more than {MOST_DEVICES} devices.")
     return devices
 
 

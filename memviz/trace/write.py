@@ -26,6 +26,7 @@ import numpy as np
 
 from memviz.errors import UsageError
 from memviz.trace import memviz_labels
+from memviz.trace.limits import MOST_DEVICES
 from memviz.trace.model import (
     EMPTY_TEXT,
     FREE_UNKNOWN,
@@ -85,8 +86,6 @@ def _gzip_file(path: Path, plain: BinaryIO) -> Iterator[BinaryIO]:
 
 _PROTOCOL = 4
 _CHUNK = 65_536
-_MOST_DEVICES = 512
-"""The limit of our own reader."""
 
 
 def write_pickle(trace: Trace, file: BinaryIO) -> None:
@@ -159,7 +158,7 @@ class _Writer:
     def traces(self) -> dict[str, list[Events]]:
         """Events by device number. Devices without events have a list too: PyTorch's page offers no others."""
         gpu_events = {device.device: device.events for device in self.trace.devices if device.kind == "gpu"}
-        count = max((number + 1 for number in gpu_events if number < _MOST_DEVICES), default=0)
+        count = max((number + 1 for number in gpu_events if number < MOST_DEVICES), default=0)
         traces = {"device_traces": [gpu_events.get(number, Events.empty()) for number in range(count)]}
         host = [device.events for device in self.trace.devices if device.kind == "host"]
         return {**traces, "host_traces": host} if host else traces

@@ -8,12 +8,12 @@ from itertools import repeat
 from typing import Any
 
 from memviz.errors import TraceError
+from memviz.trace.intern import NOT_A_SNAPSHOT
 from memviz.trace.limits import Budget
 from memviz.trace.unpickle.columns import Runs
 from memviz.trace.unpickle.rows import REFERENCE_ROW, places_in
 from memviz.trace.unpickle.stream import AGAIN, TRUNCATED, PickleStream, Piece, Progress, Readable
 
-NOT_OURS = "This does not look like what torch.cuda.memory._dump_snapshot writes."
 _CHECKPOINT_MODULES = ("torch", "collections", "numpy", "transformers", "_codecs")
 _REFUSED = {
     code: name
@@ -41,8 +41,8 @@ def refused_operation(code: int, at: int) -> TraceError:
     name = _REFUSED.get(code)
     if name is None:
         reason = f"It is not a pickle, or it is damaged (byte {at:,} is no known operation)."
-        return TraceError(reason, remedy=NOT_OURS)
-    return TraceError(f"Its pickle contains {name}; a snapshot has only plain data.", remedy=NOT_OURS)
+        return TraceError(reason, remedy=NOT_A_SNAPSHOT)
+    return TraceError(f"Its pickle contains {name}; a snapshot has only plain data.", remedy=NOT_A_SNAPSHOT)
 
 
 def names_a_class(module: str, name: str) -> TraceError:
@@ -51,7 +51,7 @@ def names_a_class(module: str, name: str) -> TraceError:
         reason = f"It is a model checkpoint or another program's object (a {module}.{name}), not a memory snapshot."
         return TraceError(reason, remedy="Record one with torch.cuda.memory._dump_snapshot('trace.pickle').")
     reason = f"Its pickle contains the class {module}.{name}; classes are never loaded from a file."
-    return TraceError(reason, remedy=NOT_OURS)
+    return TraceError(reason, remedy=NOT_A_SNAPSHOT)
 
 
 _LOW_WATER = 1 << 16
@@ -226,7 +226,7 @@ class Machine:
             raise damaged()
         keys, values = items[::2], items[1::2]
         if keys and set(map(type, keys)) != _TEXT_ALONE:
-            raise TraceError("A key in its pickle is not a text.", remedy=NOT_OURS)
+            raise TraceError("A key in its pickle is not a text.", remedy=NOT_A_SNAPSHOT)
         self.cost += _ENTRY * len(keys)
         self.items += len(keys)
         self.check_depth(target, values)
@@ -341,7 +341,7 @@ def _push_int(count: int, *, signed: bool) -> Operation:
 
 def _push_long(machine: Machine, count: int) -> None:
     if not 0 <= count <= _INTEGER_BYTES:
-        raise TraceError(f"Its pickle holds a number of {count} bytes.", remedy=NOT_OURS)
+        raise TraceError(f"Its pickle holds a number of {count} bytes.", remedy=NOT_A_SNAPSHOT)
     machine.stack.append(int.from_bytes(machine.take(count), "little", signed=True))
 
 
@@ -356,14 +356,14 @@ def _decimal(text: bytes) -> int:
             raise ValueError
         return int(text)
     except ValueError:
-        raise TraceError("Its pickle has something else in place of a number.", remedy=NOT_OURS) from None
+        raise TraceError("Its pickle has something else in place of a number.", remedy=NOT_A_SNAPSHOT) from None
 
 
 def _push_float(machine: Machine) -> None:
     try:
         machine.stack.append(float(machine.line()))
     except ValueError:
-        raise TraceError("Its pickle has something else in place of a number.", remedy=NOT_OURS) from None
+        raise TraceError("Its pickle has something else in place of a number.", remedy=NOT_A_SNAPSHOT) from None
 
 
 def _push_text(machine: Machine, raw: bytes) -> None:

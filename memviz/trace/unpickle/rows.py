@@ -30,7 +30,6 @@ Decoded = Mapping[str, Ints8]
 
 @dataclass(frozen=True)
 class RowKind:
-    name: str
     told_by: str
     """A key that no other dict of a snapshot has."""
     needed: frozenset[str]
@@ -41,7 +40,7 @@ class RowKind:
     """Keys of rows that are read by themselves. Any further one is left aside; None: there must be none."""
 
     def __hash__(self) -> int:
-        return hash(self.name)
+        return hash(self.told_by)
 
     def kind_of_value(self, key: str, value: Any) -> Kind | None:
         """None if such a row is in no run. Later releases of torch may write unknown keys."""
@@ -97,7 +96,6 @@ def _annotations(columns: Decoded, count: int, _: Interner) -> AnnotationRows:
 
 
 EVENT = RowKind(
-    "event",
     "action",
     frozenset({"action", "addr", "size"}),
     {
@@ -116,14 +114,12 @@ EVENT = RowKind(
     frozenset({"device_free", "category"}),
 )
 BLOCK = RowKind(
-    "block",
     "state",
     frozenset({"address", "size", "state"}),
     {"address": "number", "size": "number", "requested_size": "number", "state": "text", "frames": "stack"},
     _blocks,
 )
 ANNOTATION = RowKind(
-    "annotation",
     "stage",
     frozenset({"name", "stage"}),
     {"name": "text", "stage": "text", "device": "number", "time_us": "number"},
