@@ -1,8 +1,7 @@
 """Every statement of a headline or a command agrees with the series and tables next to it."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from functools import cache
 from random import Random
 
@@ -25,119 +24,21 @@ from memviz.analysis.purpose.phases import activity_of_allocs
 from memviz.analysis.purpose.reasons import Certainty
 from memviz.analysis.timeline import timeline
 from memviz.results.comparison import comparison_headline
-from memviz.results.headline import Headline, letter
+from memviz.results.headline import Headline, count_word, letter, purpose_name, shorten
 from memviz.results.summary import trace_headline
 from memviz.trace.model import Action, Category, DeviceTrace, Trace
+from memviz.units import bytes_text, count_text, percent_text
+from tests.facts import missing
 from tests.house.repository import ROOT
 from tests.real import read_once, real_files
 from tests.results import made
 
-SIZE = r"−?[\d,]+(?:\.\d+)? (?:B|KiB|MiB|GiB|TiB)"
+SIZE = r"[\d,]+(?:\.\d+)? (?:B|KiB|MiB|GiB|TiB)\b"
 SHARE = r"(?:under )?[\d,]+(?:\.\d)? %"
 COUNT = r"[\d,]+"
-DEVICE = r"(?:device \d+|pinned memory \(host\d+\))"
-_UNITS = {"B": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}
-NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
-_NOUNS = (
-    "event",
-    "time",
-    "allocation",
-    "segment",
-    "site",
-    "block",
-    "occasion",
-    "free",
-    "device",
-    "row",
-    "stack",
-    "note",
-)
-_ONE_OF_MANY = re.compile(rf"(?<![\d,.:]) ?\b1 (?:{'|'.join(_NOUNS)})s\b")
-_MANY_OF_ONE = re.compile(rf"(?<![\w.,:])(?!1 )[\d,]+ (?:{'|'.join(_NOUNS)})\b(?! of)")
-
-
-@dataclass(frozen=True)
-class Form:
-    """A pattern for one sentence, whose groups are its claims."""
-
-    name: str
-    pattern: str
-
-    def read(self, text: str) -> dict[str, str] | None:
-        found = re.fullmatch(self.pattern, text, re.DOTALL)
-        return {key: value for key, value in found.groupdict().items() if value is not None} if found else None
-
-
-@dataclass(frozen=True)
-class Read:
-    form: str
-    claims: Mapping[str, str]
-
-    def __getitem__(self, key: str) -> str:
-        return self.claims[key]
-
-    def __contains__(self, key: str) -> bool:
-        return key in self.claims
-
-
-def read(text: str, forms: Sequence[Form]) -> Iterator[Read]:
-    """Yield every reading of the text, because function names may look like words of a sentence."""
-    found = [Read(form.name, claims) for form in forms if (claims := form.read(text)) is not None]
-    assert found, f"no law knows this sentence: {text!r}"
-    yield from found
-
-
-def holds(text: str, forms: Sequence[Form], check: Callable[[Read], None]) -> None:
-    """True if it is true under one way to read it."""
-    failures = []
-    for way in read(text, forms):
-        try:
-            check(way)
-        except AssertionError as error:
-            failures.append(f"{way.form}: {error}")
-        else:
-            return
-    raise AssertionError(f"false: {text!r}\n" + "\n".join(failures))
-
-
-def says_size(words: str, count: int) -> bool:
-    """Return True if the words are this many bytes, to their last digit."""
-    number, _, unit = words.partition(" ")
-    decimals = len(number.partition(".")[2])
-    scale = 1 << _UNITS[unit]
-    exact, told = count / scale, float(number.replace(",", "").replace("−", "-"))
-    return abs(told - exact) <= 0.5 * 10**-decimals + 1e-9 * max(abs(exact), 1) and (count == 0) == (told == 0)
-
-
-def check_size(words: str, count: int, what: str) -> None:
-    assert says_size(words, count), f"{what} is said to be {words}; it is {count} B"
-
-
-def check_share(words: str, part: int, whole: int, what: str) -> None:
-    exact = 100 * part / whole if whole else 0.0
-    if words == "under 0.1 %":
-        assert 0 < abs(exact) < 0.05, f"{what} is said to be {words}; it is {exact} %"
-        return
-    number = words.removesuffix(" %")
-    told = float(number.replace(",", ""))
-    assert part == 0 or told != 0, f"{what} is not nothing"
-    # A part is never shown as 100 %, however little is missing.
-    assert told != 100 or part >= whole, f"{what} is not all"
-    least = 0.1 if told == 99.9 else 0.05 if "." in number else 0.5
-    assert abs(told - exact) <= least + 1e-9, f"{what} is said to be {words}; it is {exact} %"
-
-
-def check_count(words: str, count: int, what: str) -> None:
-    told = NUMBERS.index(words.lower()) if words.lower() in NUMBERS else int(words.replace(",", ""))
-    assert told == count, f"{what} are said to be {words}; they are {count}"
-
-
-def check_device(claims: Read, name: str, of: int, key: str = "device") -> None:
-    """Named where there are several, and then the right one."""
-    assert (key in claims) == (of > 1), f"of {of} devices it says {claims.claims.get(key)!r}"
-    if key in claims:
-        told = re.search(r"host\d+|\d+", claims[key])
-        assert told is not None and told.group() == name, f"it names {claims[key]!r}; it is {name}"
+_NOUNS = "(event|time|allocation|segment|site|block|occasion|free|device|row|stack|note)"
+_ONE_OF_MANY = re.compile(rf"(?<![\d,.:]) ?\b1 {_NOUNS}s\b")
+_MANY_OF_ONE = re.compile(rf"(?<![\w.,:])(?!1 )[\d,]+ {_NOUNS}\b(?! of)")
 
 
 def check_english(text: str) -> None:
@@ -149,95 +50,54 @@ def check_english(text: str) -> None:
     assert not re.search(r"(?<!\w)-0 ", text), f"a zero with a sign: {text!r}"
 
 
-EXPLORE_ANSWERS = (
-    Form(
-        "peak",
-        rf"The peak(?: of (?P<device>{DEVICE}))? is (?P<peak>{SIZE})"
-        rf"(?:, (?P<share>{SHARE}) of it (?P<probably>probably )?(?P<kind>[a-zA-Z ]+)"
-        rf"|, (?P<made>{SHARE}) of it from (?P<place>.+))?\.",
-    ),
-    Form(
-        "ran out",
-        rf"(?:It|(?P<device>(?:Device|Pinned).*?)) ran out of memory"
-        rf"(?:: | (?P<times>{COUNT} times?), the last time when )(?P<asked>{SIZE}) requested(?: in (?P<site>.+))?\.",
-    ),
-    Form("state", rf"(?P<live>{SIZE}) are live(?: on (?P<device>{DEVICE}))?\."),
-)
-_KEPT = rf"(?:(?P<kept>{SHARE}) is from (?P<places>.+?)(?:, in (?P<layers>{COUNT}) (?P<equal>equal )?layers)?\. )?"
-EXPLORE_REASONS = (
-    Form("before", rf"{_KEPT}It was allocated before recording started\."),
-    Form(
-        "in step",
-        rf"{_KEPT}Reached (?P<step>(?:in|at the end of) .+) \(event (?P<event>{COUNT}) of (?P<end>{COUNT})\)\.",
-    ),
-    Form("at", rf"{_KEPT}Reached at event (?P<event>{COUNT}) of (?P<end>{COUNT})\."),
-    Form("then", rf"(?P<live>{SIZE}) were live(?:, and (?P<unused>{SIZE}) reserved but not live)?\."),
-    Form("no history", r"The file has no history, only the final state\."),
-    Form("quiet", r"No events were recorded there; this is the final state\."),
-)
-_KINDS = {"temporary tensors": "temporary"}
-
-
 def check_explore(trace: Trace, device: DeviceTrace, said: Headline) -> None:
-    holds(said.answer, EXPLORE_ANSWERS, lambda claims: _explore_answer(trace, device, claims))
-    holds(said.reason, EXPLORE_REASONS, lambda claims: _explore_reason(trace, device, claims, said))
+    line, failures = timeline(device), failed_requests(trace, device)
     check_english(str(said))
-
-
-def _ran_out(device: DeviceTrace) -> bool:
-    return bool((device.events.action == Action.OOM).any())
-
-
-def _explore_answer(trace: Trace, device: DeviceTrace, claims: Read) -> None:
-    line = timeline(device)
-    check_device(claims, device.name, len(trace.devices))
-    expected = "ran out" if _ran_out(device) else "peak" if len(device.events) else "state"
-    assert claims.form == expected, f"it is {expected}"
-    if claims.form == "peak":
-        check_size(claims["peak"], line.peak_bytes, "the peak")
-        table = {group.label: group.bytes for group in peak(trace, device, "category").live.groups}
-        if "kind" in claims:
-            kind = _KINDS.get(claims["kind"], claims["kind"])
-            kind = kind if kind in table else kind.removesuffix("s")
-            check_share(claims["share"], table[kind], line.peak_bytes, kind)
-            assert table[kind] == max(table.values()), f"{kind} is not the largest"
-            assert ("probably" in claims) == _is_probable(trace, device, kind), f"how sure {kind} is"
-        if "made" in claims:
-            largest = peak(trace, device, "site").live.groups[0]
-            check_share(claims["made"], largest.bytes, line.peak_bytes, largest.label)
-    elif claims.form == "ran out":
-        failures = failed_requests(trace, device)
-        check_size(claims["asked"], failures[-1].requested_bytes, "what was asked")
-        check_count(claims.claims.get("times", "1 time").split()[0], len(failures), "failures")
-        site = failures[-1].site
-        assert claims.claims.get("site", "") == site, f"it was in {site}"
-    else:
-        check_size(claims["live"], line.end_bytes, "what is live")
-
-
-def _explore_reason(trace: Trace, device: DeviceTrace, claims: Read, said: Headline) -> None:
-    line, last = timeline(device), len(device.events) - 1
-    failures = failed_requests(trace, device)
+    where = f"pinned memory ({device.name})" if device.kind == "host" else f"device {device.name}"
+    assert (where in said.answer.lower()) == (len(trace.devices) > 1), f"it is {where}"
     if failures:
-        assert claims.form == "then", "it ran out"
-        check_size(claims["live"], failures[-1].live_bytes, "live")
-        if "unused" in claims:
-            then = failures[-1]
-            check_size(claims["unused"], then.reserved_bytes - then.live_bytes, "reserved but not live")
+        last, times = failures[-1], len(failures)
+        facts = ["ran out of memory", f"{bytes_text(last.requested_bytes)} requested", last.site]
+        assert missing(said.answer, *facts, *[f"{count_text(times)} times"] * (times > 1)) == []
+        unused = last.reserved_bytes - last.live_bytes
+        facts = [f"{bytes_text(unused)} reserved but not live"] if unused >= 0 else []
+        assert missing(said.reason, f"{bytes_text(last.live_bytes)} were live", *facts) == []
+    elif not len(device.events):
+        assert missing(said.answer, f"{bytes_text(line.end_bytes)} are live") == []
+        assert ("No events" if trace.event_count else "no history") in said.reason
+    else:
+        _check_peak_share(trace, device, said.answer)
+        _check_peak_moment(trace, device, said.reason)
+
+
+def _check_peak_share(trace: Trace, device: DeviceTrace, answer: str) -> None:
+    size = timeline(device).peak_bytes
+    assert f"is {bytes_text(size)}" in answer
+    if of_site := re.search(rf", ({SHARE}) of it from (.+)\.$", answer):
+        largest = peak(trace, device, "site").live.groups[0]
+        assert of_site[1] == percent_text(largest.bytes, size)
+    elif of_kind := re.search(rf", ({SHARE}) of it (probably )?(.+)\.$", answer):
+        table = {group.label: group.bytes for group in peak(trace, device, "category").live.groups}
+        kind = "temporary" if of_kind[3] == "temporary tensors" else of_kind[3]
+        kind = kind if kind in table else kind.removesuffix("s")
+        assert of_kind[1] == percent_text(table[kind], size)
+        assert table[kind] == max(table.values()), f"{kind} is not the largest"
+        assert bool(of_kind[2]) == _is_probable(trace, device, kind), f"how sure {kind} is"
+
+
+def _check_peak_moment(trace: Trace, device: DeviceTrace, reason: str) -> None:
+    live = timeline(device).live
+    if kept := re.match(rf"({SHARE}) is from (.+?)(?:, in ({COUNT}) (equal )?layers)?\. ", reason):
+        _check_kept(trace, device, kept)
+    if reason.endswith("It was allocated before recording started."):
+        assert live[0] == live.max(), "the peak came later"
         return
-    if last < 0:
-        assert claims.form == ("quiet" if trace.event_count else "no history")
-        return
-    if "kept" in claims:
-        _check_kept(trace, device, claims)
-    if claims.form == "before":
-        assert line.live[0] == line.live.max() == line.peak_bytes, "the peak came later"
-        return
-    event = int(claims["event"].replace(",", ""))
-    assert claims.form in ("at", "in step") and 0 <= event <= last
-    assert line.live[event + 1] == line.peak_bytes and line.live[: event + 1].max() < line.peak_bytes
-    check_count(claims["end"], last + 1, "events")
-    _check_step(trace, device, event, claims.claims.get("step", ""))
+    moment = re.search(rf"Reached (?:at event|(.+) \(event) ({COUNT}) of ({COUNT})\b", reason)
+    assert moment is not None, reason
+    event = int(moment[2].replace(",", ""))
+    assert live[event + 1] == live.max() > live[: event + 1].max()
+    assert moment[3] == count_text(len(device.events))
+    _check_step(trace, device, event, moment[1] or "")
 
 
 def _is_probable(trace: Trace, device: DeviceTrace, kind: str) -> bool:
@@ -249,20 +109,20 @@ def _is_probable(trace: Trace, device: DeviceTrace, kind: str) -> bool:
     return bool(2 * size[probable].sum() > size[of_kind].sum())
 
 
-def _check_kept(trace: Trace, device: DeviceTrace, claims: Read) -> None:
+def _check_kept(trace: Trace, device: DeviceTrace, kept: re.Match[str]) -> None:
     """The places together hold that share of the peak in activations, and half of all activations."""
     rows = live_rows(device, timeline(device).peak_event)
     rows = rows[categories(trace, device).category[rows] == Category.ACTIVATION]
     groups = group_rows(trace, device, rows, "site").groups
-    lines = re.findall(r":(\d+)", claims["places"])
+    lines = re.findall(r":(\d+)", kept[2])
     first = groups[: len(lines)]
     assert sorted(lines) == sorted(re.search(r":(\d+)", each.label)[1] for each in first), "other places hold more"
     share = sum(each.bytes for each in first)
-    check_share(claims["kept"], share, timeline(device).peak_bytes, "what they keep")
+    assert kept[1] == percent_text(share, timeline(device).peak_bytes)
     assert 2 * share >= sum(group.bytes for group in groups)
     # Of unequal layers, some have let go of more than others; `analysis/findings/test_every_number.py` counts those.
-    if "equal" in claims:
-        layers = int(claims["layers"].replace(",", ""))
+    if kept[4]:
+        layers = int(kept[3].replace(",", ""))
         most = [group_rows(trace, device, rows_of(trace, device, rows, each.label), "size").groups for each in first]
         assert all(max(size.count for size in sizes) % layers == 0 for sizes in most), "layers differ"
 
@@ -296,204 +156,79 @@ def _check_step(trace: Trace, device: DeviceTrace, event: int, said: str) -> Non
         assert line.live[0] > 0 or line.reserved[0] > 0, "it was recorded from its beginning"
 
 
-_WORDS = "|".join(NUMBERS)
-COMPARE_ANSWERS = (
-    Form("both", rf"Both (?P<verb>peak|end) at (?P<peak>{SIZE})\."),
-    Form("all", rf"All (?P<count>{_WORDS}|{COUNT}) (?P<verb>peak|end) at (?P<peak>{SIZE})\."),
-    Form("pair", rf"(?P<second>.+) (?P<verb>peak|end)s (?P<size>{SIZE}) (?P<how>higher|lower) than (?P<first>.+)\."),
-    Form(
-        "many",
-        rf"(?P<best>.+) (?P<verb>peak|end)s lowest of the (?P<count>{_WORDS}|{COUNT}), at (?P<peak>{SIZE})"
-        rf"(?:, like (?:(?P<twins>{_WORDS}|{COUNT}) others|(?P<twin>.+?)))?(?:, (?P<size>{SIZE}) less than A)?\.",
-    ),
-)
-COMPARE_REASONS = (
-    Form("nothing", ""),
-    Form("same", r"Every (?P<by>\w+) holds the same bytes in both\."),
-    Form(
-        "balanced",
-        rf"(?P<grown>(?i:{_WORDS})|{COUNT}) (?P<noun>\w+) grew by (?P<size>{SIZE}), "
-        rf"(?P<shrunk>{_WORDS}|{COUNT}) shrank by the same amount\.",
-    ),
-    Form(
-        "first is highest",
-        rf"(?:A, (?P<first>.+?),|(?P<lettered>.+? \(A\).*?)) is the highest"
-        rf"(?:, as high as (?P<as_high>.+?)(?: and (?P<more>{_WORDS}|{COUNT}) others)?)?\.",
-    ),
-    Form(
-        "highest",
-        rf"The highest, (?P<worst>.+?)(?: and (?P<more>{_WORDS}|{COUNT}) others)?, "
-        rf"uses? (?P<size>{SIZE}) more than A\.",
-    ),
-    Form(
-        "made of",
-        rf"(?P<name>.+?) (?P<verb>adds?|holds?) (?P<size>{SIZE})(?P<less> less)?"
-        rf"(?:, (?P<also>(?!the rest ).+?) (?P<more>{SIZE}))?"
-        rf"(?:(?P<even>, the rest cancels out)|(?P<equal>; all else is equal|; no other category differs)"
-        rf"|, the rest (?P<rest>{SIZE})(?P<against> more| less)?)\.",
-    ),
-)
-_ONLY_ENDS = re.compile(r"(.*)Only the final state of (.+) is known\.")
-_FOLDED = {"temporary tensors": "temporary", "allocations without a stack": NO_SITE.label}
-
-
 def check_compare(sides: Sequence[Pair], said: Headline, names: Sequence[str]) -> None:
     """`names` as the headline may call them, devices included."""
-    holds(said.answer, COMPARE_ANSWERS, lambda claims: _compare_answer(sides, claims, names))
-    ends = _ONLY_ENDS.fullmatch(said.reason)
-    told, still = (ends[1], ends[2]) if ends else (said.reason, "")
-    _check_ends(sides, names, still)
-    told = _without_refusals(sides, names, told.rstrip())
-    holds(told, COMPARE_REASONS, lambda claims: _compare_reason(sides, claims, names))
     check_english(str(said).replace("…", ""))
-
-
-def _check_ends(sides: Sequence[Pair], names: Sequence[str], told: str) -> None:
+    peaks = [timeline(device).peak_bytes for _, device in sides]
     still = [name for name, (_, device) in zip(names, sides, strict=True) if not len(device.events)]
-    words = NUMBERS[len(still) - 1] if still else ""
-    expected = f"{still[0]} and {words} others" if len(still) > 2 else " and ".join(still)
-    assert told == expected, f"only the end of {still} is known"
+    low, high, verb = min(peaks), max(peaks), "end" if still else "peak"
+    causes = _without_notes(sides, names, said.reason, still)
+    if low == high:
+        assert missing(said.answer, f"{verb} at {bytes_text(low)}") == []
+    elif len(peaks) == 2:
+        how = f"{bytes_text(high - low)} {'higher' if peaks[1] > peaks[0] else 'lower'} than {names[0]}"
+        assert missing(said.answer, f"{names[1]} {verb}s", how) == []
+    else:
+        lowest = [name for name, peak in zip(names, peaks, strict=True) if peak == low]
+        highest = [name for name, peak in zip(names, peaks, strict=True) if peak == high]
+        facts = [f"{lowest[0]} {verb}s lowest of the {count_word(len(peaks))}", f"at {bytes_text(low)}"]
+        others = lowest[1] if len(lowest) == 2 else f"{count_word(len(lowest) - 1)} others"
+        facts += [f"like {others}"] * (len(lowest) > 1)
+        assert missing(said.answer, *facts, *[f"{bytes_text(peaks[0] - low)} less"] * (peaks[0] > low)) == []
+        facts = [f"The highest, {_listed(highest)},", f"{bytes_text(high - peaks[0])} more than A"]
+        if peaks[0] == high:
+            facts = ["is the highest", names[0], *[f"as high as {_listed(highest[1:])}"] * (len(highest) > 1)]
+        assert missing(causes, *facts) == []
+    if len(peaks) == 2 and causes:
+        tables = [changes(sides, by).rows for by in ("site", "category")]
+        assert any(_explains(rows, causes, peaks[1] - peaks[0]) for rows in tables), causes
 
 
-def _without_refusals(sides: Sequence[Pair], names: Sequence[str], told: str) -> str:
-    """Return the reason without the sentence on traces that ran out of memory."""
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join(names if len(names) < 3 else [names[0], f"{count_word(len(names) - 1)} others"])
+
+
+def _without_notes(sides: Sequence[Pair], names: Sequence[str], reason: str, still: Sequence[str]) -> str:
+    """Return the reason without the sentences behind it, on traces that ran out of memory or have no history."""
     refused = {
         name: int(np.flatnonzero(device.events.action == Action.OOM)[-1])
         for name, (_, device) in zip(names, sides, strict=True)
         if (device.events.action == Action.OOM).any()
     }
-    assert ("ran out of memory" in told) == bool(refused), f"{list(refused)} ran out of memory"
-    if not refused:
-        return told
-    ends = {
-        1: "{} ran out of memory at event {:,}; its peak excludes the request that failed.",
-        2: "{} and {} ran out of memory; their peaks exclude the request that failed.",
-    }.get(len(refused), "{} and {} others ran out of memory; their peaks exclude the request that failed.")
-    (first, event), *others = refused.items()
-    second = event if not others else others[0][0] if len(others) == 1 else NUMBERS[len(others)]
-    expected = ends.format(first, second)
-    assert told.endswith(expected), expected
-    return told.removesuffix(expected).rstrip()
+    assert ("ran out of memory" in reason, "Only the final state" in reason) == (bool(refused), bool(still))
+    when = f" at event {count_text(*refused.values())}; its peak excludes" if len(refused) == 1 else "; their peaks"
+    notes = [f"Only the final state of {_listed(still)} is known."] * bool(still)
+    notes += [f"{_listed([*refused])} ran out of memory{when}"] * bool(refused)
+    for note in notes:
+        assert note in reason
+        reason = reason.partition(note)[0].strip()
+    return reason
 
 
-def _compare_answer(sides: Sequence[Pair], claims: Read, names: Sequence[str]) -> None:
-    peaks = [timeline(device).peak_bytes for _, device in sides]
-    assert (claims["verb"] == "end") == any(not len(device.events) for _, device in sides), "an end is no peak"
-    if claims.form in ("both", "all"):
-        assert len(set(peaks)) == 1, "the peaks differ"
-        assert (claims.form == "both") == (len(peaks) == 2)
-        check_size(claims["peak"], peaks[0], "the peak")
-        if claims.form == "all":
-            check_count(claims["count"], len(peaks), "traces")
-    elif claims.form == "pair":
-        assert len(peaks) == 2 and [claims["first"], claims["second"]] == list(names), "other traces"
-        assert (claims["how"] == "higher") == (peaks[1] > peaks[0]) and peaks[0] != peaks[1], "the wrong way"
-        check_size(claims["size"], abs(peaks[1] - peaks[0]), "the difference")
-    else:
-        assert claims["best"] in names, f"no trace is called {claims['best']!r}"
-        assert peaks[names.index(claims["best"])] == min(peaks) < max(peaks), "not the lowest"
-        check_count(claims["count"], len(peaks), "traces")
-        check_size(claims["peak"], min(peaks), "the lowest")
-        others = peaks.count(min(peaks)) - 1
-        assert ("twin" in claims, "twins" in claims) == (others == 1, others > 1), "others are as low"
-        if "twin" in claims:
-            assert claims["twin"] in names and peaks[names.index(claims["twin"])] == min(peaks)
-        if "twins" in claims:
-            check_count(claims["twins"], others, "others as low")
-        assert ("size" in claims) == (min(peaks) < peaks[0]), "against A"
-        if "size" in claims:
-            check_size(claims["size"], peaks[0] - min(peaks), "less than A")
-
-
-def _compare_reason(sides: Sequence[Pair], claims: Read, names: Sequence[str]) -> None:
-    peaks = [timeline(device).peak_bytes for _, device in sides]
-    if claims.form == "nothing":
-        assert len(set(peaks)) == 1 or len(peaks) == 2, "something is to be said"
-    elif claims.form == "first is highest":
-        assert names[0] in claims.claims.values() and peaks[0] == max(peaks)
-        assert ("as_high" in claims) == (peaks.count(max(peaks)) > 1), "others are as high"
-        if "as_high" in claims:
-            _the_highest(peaks[1:], names[1:], claims, claims["as_high"])
-    elif claims.form == "highest":
-        _the_highest(peaks, names, claims, claims["worst"])
-        check_size(claims["size"], max(peaks) - peaks[0], "more than A")
-    else:
-        assert len(peaks) == 2
-        tables = [changes(sides, by).rows for by in ("site", "category")]
-        _first_that_holds([lambda rows=rows: _explains(rows, claims, peaks[1] - peaks[0]) for rows in tables])
-
-
-def _the_highest(peaks: Sequence[int], names: Sequence[str], claims: Read, told: str) -> None:
-    highest = [name for name, peak in zip(names, peaks, strict=True) if peak == max(peaks)]
-    named = [told] if "more" in claims or told in names else told.split(" and ")
-    assert named[0] == highest[0] and set(named) <= set(highest), f"the highest are {highest}"
-    if "more" in claims:
-        check_count(claims["more"], len(highest) - 1, "others as high")
-    else:
-        assert len(named) == len(highest), f"the highest are {highest}"
-
-
-def _first_that_holds(checks: Sequence) -> None:
-    failures = []
-    for check in checks:
-        try:
-            return check()
-        except AssertionError as error:
-            failures.append(str(error))
-    raise AssertionError("; ".join(failures))
-
-
-def _explains(rows: Sequence[Change], claims: Read, change: int) -> None:
+def _explains(rows: Sequence[Change], told: str, change: int) -> bool:
+    """Return whether the sizes that are told are those of the rows that are named, and all adds up."""
     deltas = [row.delta(1) for row in rows]
-    if claims.form == "same":
-        assert not any(deltas), "some differ"
-    elif claims.form == "balanced":
-        grown = [delta for delta in deltas if delta > 0]
-        assert change == 0 and grown
-        check_count(claims["grown"], len(grown), "that grew")
-        check_count(claims["shrunk"], sum(delta < 0 for delta in deltas), "that shrank")
-        assert (claims["noun"] in ("site", "category")) == (len(grown) == 1), "one is not many"
-        check_size(claims["size"], sum(grown), "what grew")
-    else:
-        _made_of(rows, claims, change)
-
-
-def _made_of(rows: Sequence[Change], claims: Read, change: int) -> None:
-    assert change and (claims["verb"].startswith("add"), "less" in claims) == (change > 0, change < 0), "the wrong way"
-    named = _delta_of(rows, claims["name"], claims["size"], change)
-    if "also" in claims:
-        named += _delta_of(rows, claims["also"], claims["more"], change)
-    rest, others = change - named, sum(abs(row.delta(1)) for row in rows) - abs(named)
-    if "equal" in claims:
-        assert rest == 0 and others == 0, f"{others} B moved besides"
-    elif "even" in claims:
-        assert rest == 0 and others > 0
-    else:
-        against = "" if rest * change >= 0 else " less" if rest < 0 else " more"
-        assert claims.claims.get("against", "") == against, "the rest goes the other way"
-        check_size(claims["rest"], abs(rest), "the rest")
-
-
-def _delta_of(rows: Sequence[Change], name: str, size: str, change: int) -> int:
-    """Return the bytes of a row, or of an operator's rows in the direction of the change."""
-    same_way = [row for row in rows if row.delta(1) * change > 0]
-    found = [row.delta(1) for row in same_way if _is_called(row, name) and says_size(size, abs(row.delta(1)))]
-    operator, at, places = name.rpartition(" at ")
-    together = [row.delta(1) for row in same_way if row.thing.operator and row.thing.operator == operator]
-    if at and together and says_size(size, abs(sum(together))):
-        check_count(places.split()[0], len(together), "places")
-        found.append(sum(together))
-    assert found, f"no row {name!r} changed by {size}"
-    return found[0]
-
-
-def _is_called(row: Change, name: str) -> bool:
-    called = _FOLDED.get(name.lower(), name)
-    ours = (called.lower(), called.lower().removesuffix("s"))
-    if row.thing.name == called or row.thing.key in ours or row.thing.label == called:
-        return True
-    head, cut, tail = called.partition("…")
-    return bool(cut) and row.thing.name.startswith(head) and row.thing.name.endswith(tail)
+    if not change:
+        grown, shrunk = [delta for delta in deltas if delta > 0], [delta for delta in deltas if delta < 0]
+        words = f"grew by {bytes_text(sum(grown))}, {count_word(len(shrunk))} shrank"
+        return words in told and told.lower().startswith(count_word(len(grown))) if grown else "same bytes" in told
+    known: dict[str, list[tuple[str, int]]] = {}
+    for row in rows:
+        if row.delta(1) * change > 0:
+            names = {shorten(row.thing.name), purpose_name(row.thing.key)}
+            names |= {"allocations without a stack"} if row.thing.label == NO_SITE.label else set()
+            for name in names:
+                known.setdefault(bytes_text(abs(row.delta(1))), []).append((name.lower(), row.delta(1)))
+    head, _, rest = told.partition(", the rest ")
+    named = [
+        next((size for name, size in known.get(text, ()) if name in head.lower()), 0) for text in re.findall(SIZE, head)
+    ]
+    left, others = change - sum(named), sum(map(abs, deltas)) - abs(sum(named))
+    against = "" if left * change >= 0 else " less" if left < 0 else " more"
+    adds_up = not left and not others
+    if rest:
+        adds_up = not left and others > 0 if rest == "cancels out." else rest == f"{bytes_text(abs(left))}{against}."
+    return all(named) and bool(named) and adds_up and bool(re.search(r"B less\b", head)) == (change < 0)
 
 
 def called(sides: Sequence[Pair], names: Sequence[str]) -> list[str]:
