@@ -1,13 +1,16 @@
-"""The pytest plugin, in a second pytest: failures, messages, and no cost where it is not used."""
+"""The pytest plugin, in a second pytest; and a test measured on a fake GPU that records as torch does."""
 
 import re
 from importlib.metadata import entry_points
 
 import pytest
 
+from memviz.testing import gpu_memory
+from memviz.testing.gpu_memory import GpuMemory, limit_of, over_limit
 from tests import forked
 from tests.facts import missing
 from tests.house.repository import ROOT, text_of
+from tests.runner.fake_gpu import FakeGpu
 from tests.second_process import OF_RUNS
 
 pytest_plugins = ["pytester"]
@@ -175,3 +178,40 @@ def test_pages_are_kept_by_workers_and_listed_once(second):
     for page, name, *_ in linked:
         text = (pages / page).read_text()
         assert name.partition("::")[2] in text and "predicted for NVIDIA" in text
+
+
+MiB = 1 << 20
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+    made = FakeGpu()
+    monkeypatch.setattr(gpu_memory, "find_accelerator", lambda: made.accelerator)
+    monkeypatch.setattr("memviz.runner.record.recording.find_accelerator", lambda: made.accelerator)
+    return made
+
+
+def test_what_was_there_before_is_not_the_tests(gpu: FakeGpu):
+    earlier = gpu.malloc(30 * MiB)
+    memory = GpuMemory("test_x", limit_of("5 MiB"), predicts=False)
+    memory.start()
+    assert not memory.is_predicted and memory.peak_bytes == 0
+    for _ in range(2):
+        gpu.free(gpu.malloc(6 * MiB))
+    assert memory.peak_bytes == 6 * MiB
+    memory.finish()
+    gpu.malloc(50 * MiB)
+    memory.finish()
+    assert memory.trace is not None and memory.device is not None and memory.used is not None
+    assert (memory.used.peak_bytes, memory.used.before_bytes, memory.peak_bytes) == (6 * MiB, 30 * MiB, 6 * MiB)
+    assert (memory.trace.about.origin, memory.trace.about.source) == ("measured", "test_x")
+    words = over_limit(memory.trace, memory.device, 5 * MiB)
+    assert words.startswith(
+        "The test held 6.00 MiB of GPU memory at its peak, 1.00 MiB more than its limit of 5.00 MiB"
+    )
+    assert over_limit(memory.trace, memory.device, 6 * MiB) == ""
+    gpu.free(earlier)
+
+
+def test_one_may_predict_all_the_same(gpu: FakeGpu):
+    assert GpuMemory("test_x", limit_of(), predicts=True).is_predicted

@@ -1,17 +1,102 @@
-"""Memory that the C library retains in a process, as reported by `malloc_info`."""
+"""Memory that the process keeps: pauses of Python's garbage collector, and the C library's heap."""
 
+import gc
 import os
 import platform
 import subprocess
 import sys
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from memviz.memory import without_collection
 from tests.benchmarks.task import make_file
+from tests.house.repository import ROOT
+
+count_frozen = gc.get_freeze_count
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_frozen(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Undo what `tests/conftest.py` does for all other tests."""
+    monkeypatch.setattr(gc, "get_freeze_count", count_frozen)
+    gc.unfreeze()
+    yield
+    gc.freeze()
+
+
+class Loop:
+    """Holds itself, so that only the collector finds it."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def dead_loops() -> weakref.ref[Loop]:
+    seen = weakref.ref(Loop())
+    for _ in range(3 * gc.get_threshold()[0]):
+        Loop()
+    return seen
+
+
+def test_nothing_is_collected_within_unless_somebody_asks_and_afterwards_as_before() -> None:
+    with without_collection():
+        with without_collection():
+            seen = dead_loops()
+        assert seen() is not None and not gc.isenabled()
+        gc.collect()
+        assert seen() is None
+    assert gc.isenabled()
+    assert dead_loops()() is None
+
+
+def test_what_fails_within_leaves_it_on_and_whoever_had_it_off_keeps_it_off() -> None:
+    with pytest.raises(ZeroDivisionError), without_collection():
+        raise ZeroDivisionError
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with without_collection():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_what_was_set_aside_before_stays_so() -> None:
+    with without_collection():
+        before = gc.get_freeze_count()
+        assert before
+        with without_collection():
+            pass
+        assert gc.get_freeze_count() >= before * 0.99
+    assert gc.get_freeze_count() == 0
+
+
+SERVER = """
+import gc
+from memviz.memory import freeze_startup_objects, without_collection
+
+before = [[] for _ in range(1000)]
+freeze_startup_objects()
+with without_collection():
+    pass
+assert not any(each is before for each in gc.get_objects())
+later = []
+later.append(later)
+assert any(each is later for each in gc.get_objects())
+del later
+assert gc.collect() == 1
+"""
+
+
+def test_what_a_server_begins_with_is_looked_through_no_more_and_what_comes_later_is() -> None:
+    subprocess.run([sys.executable, "-c", SERVER], check=True, cwd=ROOT)
+
 
 pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be told")
-ROOT = Path(__file__).parents[1]
 PROGRAM = """
 import ctypes, re, sys, tempfile, threading
 from pathlib import Path
@@ -47,14 +132,17 @@ print(said.count("<heap nr="), re.findall('type="mmap" count="([0-9]+)"', said)[
 """
 
 
-def account(*told: str) -> tuple[int, int]:
-    """Return the number of heaps and of separately mapped blocks."""
+def output_of(program: str, *arguments: object, **more: str) -> str:
+    """Run a program without settings of malloc but those given, and return what it prints."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
-    environment.update(each.split("=") for each in told[1:])
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, told[0]], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
-    )
-    heaps, alone = done.stdout.split()
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    done = subprocess.run(command, cwd=ROOT, env={**environment, **more}, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def account(told: str, **more: str) -> tuple[int, int]:
+    """Return the number of heaps and of separately mapped blocks."""
+    heaps, alone = output_of(PROGRAM, told, **more).split()
     return int(heaps), int(alone)
 
 
@@ -65,7 +153,7 @@ def test_threads_share_few_heaps_and_large_blocks_go_back_at_once() -> None:
 
 
 def test_what_somebody_has_set_stays() -> None:
-    assert account("told", "MALLOC_ARENA_MAX=4")[0] > 2
+    assert account("told", MALLOC_ARENA_MAX="4")[0] > 2
 
 
 BEGINNING = """
@@ -120,10 +208,7 @@ print(next(line.split()[1] for line in Path("/proc/self/status").read_text().spl
 def test_what_reading_many_events_left_free_goes_back(tmp_path: Path) -> None:
     file = tmp_path / "many.pickle"
     make_file(file, 100_000, 200, 1)
-    commands = [[sys.executable, "-c", READING, file, most] for most in ("1000000", "1")]
-    kept, given_back = (
-        int(subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout) for command in commands
-    )
+    kept, given_back = (int(output_of(READING, file, most)) for most in (1_000_000, 1))
     assert given_back < kept - 4096
 
 
@@ -185,10 +270,7 @@ for _ in range(3):
     ],
 )
 def test_while_a_file_is_read_the_system_hands_out_less_than_half_of_the_pages(reading, told) -> None:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
-    environment.update({"MALLOC_TRIM_THRESHOLD_": told} if told else {})
-    command = [sys.executable, "-c", FIRST + reading + LAST]
-    said = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
+    said = output_of(FIRST + reading + LAST, **({"MALLOC_TRIM_THRESHOLD_": told} if told else {}))
     plain, kept = zip(*(map(int, line.split()) for line in said.splitlines()), strict=True)
     assert sum(kept) < sum(plain) / 2
 
@@ -213,10 +295,7 @@ print(inside - before, held() - before)
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="as Linux tells it")
 def test_what_was_kept_goes_back_with_the_last_who_reads() -> None:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
-    command = [sys.executable, "-c", KEEPING]
-    said = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
-    inside, after = map(int, said.split())
+    inside, after = map(int, output_of(KEEPING).split())
     pages = 32 * (1 << 20) // 4096
     assert inside > 0.9 * pages
     assert after < 0.1 * pages
