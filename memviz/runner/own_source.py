@@ -7,15 +7,15 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from memviz.errors import UsageError
-from memviz.runner.request import Knob, read_value
+from memviz.runner.request import Knob, KnobType, read_value
 from memviz.text import nearest
 
 _EXPECTED = "a function that returns (model, inputs) or (model, inputs, loss)"
 _READ = (bool, int, float, str)
-_KINDS: Mapping[str, Literal["int", "float", "bool"]] = {"int": "int", "float": "float", "bool": "bool"}
+_KINDS: Mapping[str, KnobType] = {"int": "int", "float": "float", "bool": "bool"}
 
 
 @dataclass(frozen=True)
@@ -110,8 +110,7 @@ def _knob(argument: ast.arg, default: ast.expr | None) -> Knob:
     except ValueError:
         value = None
     type_name = argument.annotation.id if isinstance(argument.annotation, ast.Name) else type(value).__name__
-    kind: Literal["int", "float", "bool", "text"] = _KINDS.get(type_name, "text")
     if type(value) not in _READ:
         value = "" if value is None else str(value)
     sentence = "a parameter of your function" + ("" if default is not None else ", which has no default")
-    return Knob(argument.arg, kind, False, value, sentence, (), "")
+    return Knob(argument.arg, _KINDS.get(type_name, "text"), False, value, sentence, (), "")

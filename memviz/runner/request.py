@@ -11,7 +11,7 @@ import json
 import re
 import shlex
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields, replace
 from functools import lru_cache
@@ -37,6 +37,8 @@ T = TypeVar("T")
 
 _YES = {"true", "yes", "on", "1"}
 _NO = {"false", "no", "off", "0"}
+KnobType = Literal["int", "float", "bool", "text"]
+_TYPES: Mapping[KnobType, type] = {"int": int, "float": float, "bool": bool}
 _MOST = 1 << 40
 """Limit of whole numbers: larger ones overflow within torch, whose error names no knob."""
 _BETWEEN_SIDES = re.compile(r"\s*[x×]\s*", re.IGNORECASE)
@@ -47,7 +49,7 @@ class Knob:
     """One knob as `--list` and the page's form show it."""
 
     name: str
-    type: Literal["int", "float", "bool", "text"]
+    type: KnobType
     optional: bool
     """True if `none` is a valid value."""
     default: Any
@@ -60,6 +62,18 @@ class Knob:
     """Label of a run with this value, as in `every {nth} block`; empty for name and value."""
     always: bool = False
     """Show the label for the default value too: the title alone is ambiguous."""
+
+    def read(self, text: str) -> Any:
+        """Read a value; the caller puts the knob's name in front of a ValueError."""
+        text = text.strip()
+        if self.optional and text.lower() in ("none", ""):
+            return None
+        value = read_value(_TYPES.get(self.type, str), text)
+        if self.type == "int" and abs(value) > _MOST:
+            raise ValueError(f"is {text}; the maximum is {_MOST:,}.")
+        if self.choices and value not in self.choices:
+            raise ValueError(f"cannot be {text}.{nearest(text, self.choices)}")
+        return value
 
 
 def knob(
@@ -87,27 +101,44 @@ def least_value_of_knob(of: Any, name: str) -> int:
 
 def knobs_of(of: Any) -> tuple[Knob, ...]:
     """The knobs of a class, or of an instance with its values as the defaults."""
-    kind = of if isinstance(of, type) else type(of)
-    knobs = []
+    if isinstance(of, type):
+        return _knobs(of)
+    return tuple(replace(knob, default=getattr(of, knob.name)) for knob in _knobs(type(of)))
+
+
+def _find_knobs(kind: type) -> tuple[Knob, ...]:
+    hints, knobs = get_type_hints(kind), []
     for knob_field in _knob_fields(kind):
-        name, accepted, about = knob_field.name, _Accepted.of(kind, knob_field), knob_field.metadata
-        value = _default(knob_field) if isinstance(of, type) else getattr(of, name)
+        hint, about = hints[knob_field.name], knob_field.metadata
+        members = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+        solid = next(member for member in members if member is not type(None))
+        listed = get_args(solid) if get_origin(solid) is Literal else ()
+        accepted = type(listed[0]) if listed else solid
+        words: list[KnobType] = [word for word, type_ in _TYPES.items() if type_ is accepted]
+        factory = knob_field.default_factory
+        default = factory() if factory is not MISSING else knob_field.default
+        choices = tuple(about.get("choices", ())) or listed
         texts = (about.get("unit", ""), about.get("says", ""), about.get("always", False))
-        help = about.get("help", "")
-        knobs.append(Knob(name, accepted.word, accepted.optional, value, help, accepted.choices, *texts))
+        optional = type(None) in members
+        word = words[0] if words else "text"
+        knobs.append(Knob(knob_field.name, word, optional, default, about.get("help", ""), choices, *texts))
     return tuple(knobs)
+
+
+_knobs: Callable[[Any], tuple[Knob, ...]] = lru_cache(maxsize=128)(_find_knobs)
+"""Cached, since a search plans thousands of runs, and `get_type_hints` evaluates every annotation anew."""
 
 
 def with_knobs(kind: type[T], pairs: Mapping[str, str]) -> T:
     """Return an instance with these knobs; `resolution=512x768` sets two at once where the class joins them."""
     name = str(getattr(kind, "name", kind.__name__))
-    turnable = {knob_field.name: knob_field for knob_field in _knob_fields(kind)}
+    turnable = {knob.name: knob for knob in _knobs(kind)}
     values = {}
     for key, text in _split_joined_knobs(kind, name, pairs).items():
         if key not in turnable:
             raise UsageError(f"{name} has no knob {key}.{nearest(key, [*turnable, *_joined_knobs(kind)])}")
         try:
-            values[key] = _Accepted.of(kind, turnable[key]).read(text)
+            values[key] = turnable[key].read(text)
         except ValueError as error:
             raise UsageError(f"{name}: {key} {error}") from None
     try:
@@ -118,12 +149,8 @@ def with_knobs(kind: type[T], pairs: Mapping[str, str]) -> T:
 
 def as_text(of: Any, *, everything: bool = False) -> dict[str, str]:
     """Return the texts that `with_knobs` reads back: of knobs that differ from their default, or of all."""
-    values = {knob_field: getattr(of, knob_field.name) for knob_field in _knob_fields(type(of))}
-    return {
-        knob_field.name: knob_text(value)
-        for knob_field, value in values.items()
-        if everything or value != _default(knob_field)
-    }
+    values = ((knob, getattr(of, knob.name)) for knob in _knobs(type(of)))
+    return {knob.name: knob_text(value) for knob, value in values if everything or value != knob.default}
 
 
 MOST_NAMED = 2
@@ -172,56 +199,12 @@ def parse_name_and_knobs(text: str) -> tuple[str, dict[str, str]]:
 def check_knobs(of: Any) -> None:
     """Refuse a value that is not among the choices, or below the least; for `__post_init__`."""
     kind = type(of)
-    for knob_field in _knob_fields(kind):
-        value, least = getattr(of, knob_field.name), knob_field.metadata.get("least")
-        choices = _Accepted.of(kind, knob_field).choices
-        if choices and value not in choices and value is not None:
-            raise UsageError(f"{knob_field.name} cannot be {value}.{nearest(value, choices)}")
+    for knob, knob_field in zip(_knobs(kind), _knob_fields(kind), strict=True):
+        value, least = getattr(of, knob.name), knob_field.metadata.get("least")
+        if knob.choices and value not in knob.choices and value is not None:
+            raise UsageError(f"{knob.name} cannot be {value}.{nearest(value, knob.choices)}")
         if least is not None and value is not None and value < least:
-            raise UsageError(f"{knob_field.name} is {value}; the minimum is {least}.")
-
-
-@lru_cache(maxsize=128)
-def _annotations(owner: type) -> dict[str, Any]:
-    """Cached, since `get_type_hints` evaluates every annotation anew and a search plans thousands of runs."""
-    return get_type_hints(owner)
-
-
-@dataclass(frozen=True)
-class _Accepted:
-    """Type and choices that a field's annotation accepts."""
-
-    kind: type
-    optional: bool
-    choices: tuple[Any, ...]
-
-    @classmethod
-    def of(cls, owner: type, knob_field: Field[Any]) -> _Accepted:
-        annotated = _annotations(owner)[knob_field.name]
-        members = get_args(annotated) if get_origin(annotated) in (Union, types.UnionType) else (annotated,)
-        solid = [member for member in members if member is not type(None)]
-        choices = tuple(knob_field.metadata.get("choices", ()))
-        if get_origin(solid[0]) is Literal:
-            listed = get_args(solid[0])
-            return cls(type(listed[0]), len(solid) < len(members), choices or listed)
-        return cls(solid[0], len(solid) < len(members), choices)
-
-    @property
-    def word(self) -> Literal["int", "float", "bool", "text"]:
-        names: dict[type, Literal["int", "float", "bool"]] = {int: "int", float: "float", bool: "bool"}
-        return names.get(self.kind, "text")
-
-    def read(self, text: str) -> Any:
-        """Read a value; the caller puts the knob's name in front of a ValueError."""
-        text = text.strip()
-        if self.optional and text.lower() in ("none", ""):
-            return None
-        value = read_value(self.kind, text)
-        if self.kind is int and abs(value) > _MOST:
-            raise ValueError(f"is {text}; the maximum is {_MOST:,}.")
-        if self.choices and value not in self.choices:
-            raise ValueError(f"cannot be {text}.{nearest(text, self.choices)}")
-        return value
+            raise UsageError(f"{knob.name} is {value}; the minimum is {least}.")
 
 
 def read_value(kind: type, text: str) -> Any:
@@ -242,16 +225,16 @@ def read_value(kind: type, text: str) -> Any:
 def _split_joined_knobs(kind: type, name: str, pairs: Mapping[str, str]) -> dict[str, str]:
     """Replace joined knobs, such as `resolution`, by their single knobs."""
     knobs: dict[str, str] = {}
-    choices = {one.name: one.metadata.get("choices", ()) for one in _knob_fields(kind)}
+    single_knobs = {knob.name: knob for knob in _knobs(kind)}
+    choices = single_knobs["by"].choices if "by" in single_knobs else ()
     for key, text in pairs.items():
         # `by` is the older name where it chooses between this project's torch code and a library's.
-        if key == "implementation" and "torch" in choices.get("by", ()):
-            key, text = "by", dict(zip(("memviz", "library"), choices["by"], strict=False)).get(text.strip(), text)
+        if key == "implementation" and "torch" in choices:
+            key, text = "by", dict(zip(("memviz", "library"), choices, strict=False)).get(text.strip(), text)
         singles = _joined_knobs(kind).get(key, (key,))
         values = _BETWEEN_SIDES.split(text.strip()) if key in _joined_knobs(kind) else [text]
         if len(values) != len(singles):
-            defaults = {knob_field.name: knob_text(_default(knob_field)) for knob_field in _knob_fields(kind)}
-            example = "x".join(defaults[single] for single in singles)
+            example = "x".join(knob_text(single_knobs[single].default) for single in singles)
             raise UsageError(f"{name}: {key} is {' x '.join(singles)}, as in {example}; not {text!r}.")
         for single, value in zip(singles, values, strict=True):
             if single in knobs:
@@ -269,11 +252,6 @@ def _joined_knobs(kind: type) -> Mapping[str, tuple[str, ...]]:
 def _knob_fields(kind: type) -> list[Field[Any]]:
     turnable = [one for one in fields(kind) if one.init and not one.metadata.get("python_only")]
     return sorted(turnable, key=lambda one: bool(one.metadata.get("last")))
-
-
-def _default(knob_field: Field[Any]) -> Any:
-    factory = knob_field.default_factory
-    return factory() if factory is not MISSING else knob_field.default
 
 
 def knob_text(value: Any) -> str:

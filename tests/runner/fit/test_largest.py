@@ -145,13 +145,9 @@ def test_a_value_that_the_model_does_not_take_does_not_fit() -> None:
     found = largest_that_fits(machine, machine.usable)
     assert found is not None
     assert (found.value, found.next_fails, found.refused) == (1024, True, "1025 is too long.")
-
-
-def test_memory_that_does_not_grow_ends_without_a_border() -> None:
-    machine = Machine(lambda value: GiB, 24 * GiB)
-    found = largest_that_fits(machine, machine.usable)
-    assert found is not None
-    assert not found.next_fails
+    # Memory that does not grow ends without a border.
+    endless = largest_that_fits(Machine(lambda value: GiB, 24 * GiB), 24 * GiB)
+    assert endless is not None and not endless.next_fails
 
 
 class Grown:
@@ -187,11 +183,7 @@ def test_every_border_is_the_last_batch_that_fits() -> None:
     assert len(machine.asked) == len(set(machine.asked)) <= 60
 
 
-def test_a_sequence_that_the_model_does_not_take_has_no_row() -> None:
+def test_a_sequence_that_the_model_does_not_take_has_no_row_and_where_not_even_one_fits_the_border_is_nothing() -> None:
     grid = grid_of(Grown(longest=1024), 1024, 24 * GiB)
     assert [row["sequence"] for row in grid_json(grid)["rows"]] == [256, 512, 1024]
-
-
-def test_where_not_even_one_fits_the_border_is_nothing() -> None:
-    grid = grid_of(Grown(), 40_000, 24 * GiB)
-    assert [row.largest for row in grid.rows][-1] == 0
+    assert [row.largest for row in grid_of(Grown(), 40_000, 24 * GiB).rows][-1] == 0

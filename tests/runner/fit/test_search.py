@@ -124,6 +124,7 @@ def test_the_same_search_asked_again_predicts_nothing_and_finds_the_same(tmp_pat
     assert found[0] == found[1]
     assert made == [len(found[0]), 0]
     assert searched.planned == searched.tried
+    assert KeptPredictions(tmp_path).order_of("another search") == ()
 
 
 def test_a_search_ends_once_many_tries_gain_nothing_but_makes_those_that_were_asked_for(tmp_path: Path) -> None:

@@ -371,12 +371,11 @@ def test_a_page_that_ends_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Mon
     assert not list(tmp_path.glob("memviz-runs-*"))
 
 
-def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with contextlib.closing(Scheduler()) as scheduler:
-        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
-        with pytest.raises(NoRoom, match="cannot be written to .*missing"):
-            scheduler.submit([DONE], ["a"], owner="ann")
-        assert scheduler.newest_of("ann") is None
+def test_a_full_disk_is_said(scheduler: Scheduler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    with pytest.raises(NoRoom, match="cannot be written to .*missing"):
+        scheduler.submit([DONE], ["a"], owner="ann")
+    assert scheduler.newest_of("ann") is None
 
 
 def test_orders_wait_for_each_other_and_can_be_cancelled(scheduler: Scheduler) -> None:

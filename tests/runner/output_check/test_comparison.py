@@ -239,6 +239,14 @@ def spoil_other_kernels(plain: Function) -> Function:
     return lambda *args, **kwargs: plain(*args, **kwargs) * (1 if usual() else -2)
 
 
+def spoil_pieces(run: Function) -> Function:
+    def outer(knobs: Any, function: Function, x: Tensor, *more: Tensor) -> Tensor:
+        is_cut = x.dim() > 1 and x.numel() // x.shape[-1] > knobs.tokens
+        return run(knobs, function, x, *more) * (-2 if is_cut else 1)
+
+    return outer
+
+
 def spoil_recomputation(checkpoint: Function) -> Function:
     def outer(block: Function, *args: Any, **how: Any) -> Any:
         calls = count()
@@ -292,7 +300,7 @@ SPOILED: dict[str, dict[str, Callable[[Function], Function]]] = {
     "lora": {"optimizations.lora.Adapted.forward": spoil},
     "chunked_cross_entropy": {"optimizations.chunked_cross_entropy._Chunks.with_rows_of": spoil},
     "split_feed_forward": {"optimizations.split_feed_forward._inner": spoil},
-    "chunked_feed_forward": {"optimizations.chunked_feed_forward.ChunkedFeedForward._cut": spoil},
+    "chunked_feed_forward": {"optimizations.chunked_feed_forward.ChunkedFeedForward.run": spoil_pieces},
     "vae_slicing": {"torch.Tensor.split": spoil_slices},
     "vae_tiling": {f"diffusers.{vae}.{blend}": spoil for vae in VAES for blend in ("blend_v", "blend_h")},
     "kv_cache": {"optimizations.kv_cache.KvCache._cache": spoil_other_caches},

@@ -204,13 +204,10 @@ def test_expected_loss_of_a_type(dtype, most):
     assert all(layer.stored_loss and layer.stored_loss > 0 for layer in found.layers)
 
 
-def test_more_loss_than_the_type_explains_is_suspicious():
+def test_more_loss_than_the_type_explains_is_suspicious_and_one_of_unknown_origin_cannot_be_judged():
     verdict = compared(stored_as(torch.bfloat16, factor=1.2), "lossy").verdict
     assert verdict.ok is False
     assert verdict.place.startswith("layers.0")
-
-
-def test_a_loss_of_unknown_origin_cannot_be_judged():
     verdict = compared(with_forward(lambda ff, x: plain(ff, x) * 1.01), "lossy").verdict
     assert verdict.ok is None
     assert verdict.words.endswith("and no storage dtype gives an expected error")
