@@ -10,7 +10,6 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Any
 
 _MODULE = "gradio.component_meta"
 
@@ -35,11 +34,7 @@ class _Finder(MetaPathFinder):
 
 
 def _mute(module: ModuleType) -> None:
-    module.create_or_modify_pyi = _write_nothing  # type: ignore[attr-defined]
-
-
-def _write_nothing(component_class: type, class_name: str, events: Any) -> None:
-    """In place of the function that writes."""
+    module.create_or_modify_pyi = lambda component_class, class_name, events: None  # type: ignore[attr-defined]
 
 
 if _MODULE in sys.modules:

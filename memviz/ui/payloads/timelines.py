@@ -68,12 +68,8 @@ def timeline_value(
         "has_times": has_times(device),
         "phases": phase_bands(trace, device),
         "ooms": [
-            {
-                "event": oom.event,
-                "reserved": int(reserved[oom.event + 1]),
-                "text": f"{bytes_text(oom.requested_bytes)} did not fit",
-            }
-            for oom in failed
+            {"event": event, "reserved": int(reserved[event + 1]), "text": f"{bytes_text(size)} did not fit"}
+            for event, size in ((oom.event, oom.requested_bytes) for oom in failed)
         ],
         "state": state or {},
         **({"marks": named} if named else {}),
@@ -118,10 +114,8 @@ def phase_bands(trace: Trace, device: DeviceTrace) -> list[list[Any]]:
     noted = [list(band) for band in zip(names, *ends, strict=True)]
     phases = phase_spans(trace, device)
     if phases.spans and all(str(name).startswith(_NOTED_BY_TORCH) for name, _, _ in noted):
-        return [
-            [plain(phase_name(trace, device, span)), span.first + 1, span.last + 2]
-            for span in phases.spans[:_MOST_PHASES]
-        ]
+        seen = [(plain(phase_name(trace, device, span)), span) for span in phases.spans[:_MOST_PHASES]]
+        return [[name, span.first + 1, span.last + 2] for name, span in seen]
     return noted
 
 
@@ -311,10 +305,5 @@ def _by_longest_site(trace: Trace, device: DeviceTrace, lives: SegmentLives) -> 
     if held.any():
         site[held] = table.of_stack[lifetimes(device).stack[lives.longest[held]]]
     codes, place = np.unique(site, return_inverse=True)
-    words = [
-        "segment, never used"
-        if code == len(table.sites)
-        else f"segment, held longest by {plain(table.sites[code].label)}"
-        for code in codes.tolist()
-    ]
-    return pack_sites(place.astype(np.int32), words)
+    labels = [f"segment, held longest by {plain(one.label)}" for one in table.sites] + ["segment, never used"]
+    return pack_sites(place.astype(np.int32), [labels[code] for code in codes.tolist()])

@@ -132,10 +132,8 @@ class _Views:
             head = joined(moments, never["head"])
             html_of[replace(view, tab="never")] = {**never, "inspector": html_of[view]["inspector"], "head": head}
         places = {"lower-head": "head", "live-set": "live", "inspector": "inspector"}
-        return {
-            place: {(self.name, *view.state): html[part] for view, html in html_of.items()}
-            for place, part in places.items()
-        }
+        drawn = [((self.name, *view.state), html) for view, html in html_of.items()]
+        return {place: {state: html[part] for state, html in drawn} for place, part in places.items()}
 
     def _drawn(self, view: _SavedView) -> dict[str, Html]:
         with SavedLinks(self._follow(view), lights_paths=self.lights_paths) as links:
@@ -188,11 +186,11 @@ def _moments_html(moments: list[int], at: int) -> Html:
 
 def explore_panels(saved: list[SavedTrace]) -> list[SavedPanel]:
     """Those of all traces together."""
-    places = {place: FIELDS if place != "verdict" else FIELDS[:1] for place in saved[0].panels}
-    return [
-        SavedPanel(place, fields, {state: html for view in saved for state, html in view.panels[place].items()})
-        for place, fields in places.items()
-    ]
+    panels = []
+    for place in saved[0].panels:
+        views = {state: html for view in saved for state, html in view.panels[place].items()}
+        panels.append(SavedPanel(place, FIELDS if place != "verdict" else FIELDS[:1], views))
+    return panels
 
 
 def explore_html(saved: SavedTrace) -> Html:

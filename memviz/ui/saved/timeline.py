@@ -55,7 +55,13 @@ def largest_spans(device: DeviceTrace, colours: Colouring, most: int) -> SavedSp
     largest = np.sort(np.argsort(-rows.size, kind="stable")[:most])
     small = np.ones(len(rows), dtype=np.bool_)
     small[largest] = False
-    edges, moments = _span_parts(device)
+    # Parts of the run, and of each the instant with most live bytes. The peak is a part of its own.
+    live = timeline(device).live
+    peak = int(live.argmax())
+    even = np.linspace(0, len(live), min(_PARTS, len(live)) + 1).astype(np.int64)
+    edges = np.unique(np.concatenate([even, [peak, peak + 1]]))
+    parts = zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
+    moments = np.array([first + int(live[first:last].argmax()) for first, last in parts])
     start, end, size, group = _merge_small(rows, colours, np.flatnonzero(small), edges, moments)
     starts = np.concatenate([rows.start[largest] - BEFORE, start])
     order = np.argsort(starts, kind="stable")
@@ -70,16 +76,6 @@ def largest_spans(device: DeviceTrace, colours: Colouring, most: int) -> SavedSp
         f"{limit} and less are drawn together by category, in {count_text(len(moments))} parts of the run, as high as "
         "at the part's highest moment.",
     )
-
-
-def _span_parts(device: DeviceTrace) -> tuple[Ints8, Ints8]:
-    """Their edges, and of each the instant with most live bytes. The peak is a part of its own."""
-    live = timeline(device).live
-    peak = int(live.argmax())
-    even = np.linspace(0, len(live), min(_PARTS, len(live)) + 1).astype(np.int64)
-    edges = np.unique(np.concatenate([even, [peak, peak + 1]]))
-    pairs = zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
-    return edges, np.array([first + int(live[first:last].argmax()) for first, last in pairs])
 
 
 def _merge_small(
@@ -163,26 +159,19 @@ def _needed(trace: Trace, device: DeviceTrace, spans: SavedSpans, colours: Colou
     }
 
 
-def _frames(trace: Trace) -> PackedTimeline:
-    """Pack the stacks, folded as in the icicle: their lengths, and their frames innermost first."""
-    stacks = fold_plumbing(trace)
-    columns = {"length": np.diff(stacks.offsets), "frame": stacks.indices}
-    return pack({name: column.astype(np.uint32) for name, column in columns.items()}, no_frames=NO_FRAMES)
-
-
 def _optional_pieces(trace: Trace, device: DeviceTrace, spans: SavedSpans) -> list[tuple[str, PackedTimeline]]:
     """Return the optional pieces, most useful first; merged spans have only their category."""
-    wanted = [("frames", _frames(trace))]
-    if not spans.note:
-        modules = label_of_rows(device, "module")
-        if modules is not None:
-            wanted.append(("modules", pack({"module": modules.astype(np.uint32)})))
-        wanted += [
-            (f"groups {meaning}", groups_piece(colouring(trace, device, meaning)))
-            for meaning in MEANINGS
-            if meaning != "category"
-        ]
-    return wanted
+    # Stacks, folded as in the icicle: their lengths, and their frames innermost first.
+    stacks = fold_plumbing(trace)
+    columns = {"length": np.diff(stacks.offsets).astype(np.uint32), "frame": stacks.indices.astype(np.uint32)}
+    wanted = [("frames", pack(columns, no_frames=NO_FRAMES))]
+    if spans.note:
+        return wanted
+    modules = label_of_rows(device, "module")
+    if modules is not None:
+        wanted.append(("modules", pack({"module": modules.astype(np.uint32)})))
+    meanings = [meaning for meaning in MEANINGS if meaning != "category"]
+    return [*wanted, *((f"groups {one}", groups_piece(colouring(trace, device, one))) for one in meanings)]
 
 
 def site_labels(trace: Trace, device: DeviceTrace) -> dict[str, Any]:

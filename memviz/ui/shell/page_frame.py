@@ -115,22 +115,10 @@ def brand_html() -> Html:
 
 def foot_html() -> Html:
     rows = [tag("tr", tag("th", keys, scope="row"), tag("td", action)) for keys, action in KEYS]
-    dialog = tag(
-        "dialog",
-        tag("h2", "Keys, with the timeline in focus"),
-        tag("table", *rows),
-        button("Close", None, None, data_mv_close=True),
-        id="mv-keys",
-        aria_label="Keys",
-    )
-    return tag(
-        "div",
-        button("Samples", "home", None),
-        button(joined("Keys ", tag("kbd", "?")), None, None, data_mv_keys=True),
-        dark_html(),
-        dialog,
-        class_="mv-foot",
-    )
+    title, close = tag("h2", "Keys, with the timeline in focus"), button("Close", None, None, data_mv_close=True)
+    dialog = tag("dialog", title, tag("table", *rows), close, id="mv-keys", aria_label="Keys")
+    keys = button(joined("Keys ", tag("kbd", "?")), None, None, data_mv_keys=True)
+    return tag("div", button("Samples", "home", None), keys, dark_html(), dialog, class_="mv-foot")
 
 
 _TABLES = {
@@ -150,9 +138,7 @@ def actions_html(session: Session) -> Html:
     The first element tells the page's script which trace the address names, and by which name its timeline goes.
     """
     current = session.current if not session.home else None
-    link = explored = None
-    if current is not None:
-        link, explored = link_name(current), timeline_key(current)
+    link, explored = (link_name(current), timeline_key(current)) if current is not None else (None, None)
     hours = link_hours()
     items = [
         tag("button", "Copy link", tag("small", data_mv_whom=True), type="button", data_mv_share=True),
@@ -211,10 +197,8 @@ def traces_html(session: Session, find: Find, table: NamedRanks | None = None) -
         rest = (tag("summary", f"{many - _MOST_SHOWN} more"), *rows[_MOST_SHOWN:])
         is_chosen = any(opened.key == session.chosen for opened in session.opened[_MOST_SHOWN - many :])
         rows[_MOST_SHOWN:] = [tag("details", *rest, open=is_chosen, class_="mv-more-traces")]
-    close = button("Close all", "close-all", "mv-close-all") if many > 1 else ""
-    return tag(
-        "section", tag("h2", "Open traces ", tag("span", many) if many > 1 else "", close), *rows, class_="mv-traces"
-    )
+    several = [tag("span", many), button("Close all", "close-all", "mv-close-all")] if many > 1 else []
+    return tag("section", tag("h2", "Open traces ", *several), *rows, class_="mv-traces")
 
 
 def _close_button(key: str, name: str) -> Html:
@@ -226,16 +210,12 @@ def _trace_row(
 ) -> Html:
     """`name` is as much of the trace's own as there is room for."""
     chosen = opened.key == session.chosen and not session.home
-    picture: object = tag("span", class_="mv-thumb")
-    ahead = None
+    picture, bar, ahead = tag("span", class_="mv-thumb"), Html(""), None
     facts = "closed to free memory; open it again"
-    bar: Html | str = ""
     if current is not None:
         trace, device = current
-        kind = "" if trace.about.origin == "measured" else " mv-dashed"
-        picture = tag(
-            "img", src=thumbnail_address(trace, device), alt="", class_=f"mv-thumb{kind}", width=46, height=26
-        )
+        look = "mv-thumb" if trace.about.origin == "measured" else "mv-thumb mv-dashed"
+        picture = tag("img", src=thumbnail_address(trace, device), alt="", class_=look, width=46, height=26)
         peak = peak_bytes(device)
         facts = f"{bytes_text(peak)} · {trace.about.origin}"
         if highest:
@@ -247,34 +227,33 @@ def _trace_row(
     badge = letter(session.compared.index(opened.key)) if is_compared else ""
     label = tag("span", tag("b", name), tag("small", facts), bar)
     shown = {"title": opened.name, "aria_current": "true" if chosen else None}
+    devices: Html | str = ""
+    if len(opened.devices) > 1:
+        buttons = []
+        for device_name in opened.devices[:64]:
+            pressed = "true" if device_name == opened.device else "false"
+            data = {"data_key": opened.key, "data_device": device_name}
+            buttons.append(button(device_name, "device", None, **data, aria_pressed=pressed))
+        group = {"role": "group", "aria_label": f"Devices of {opened.name}"}
+        devices = tag("div", "device ", *buttons, class_="mv-devices", **group)
     return tag(
         "div",
         button(joined(picture, label), "choose", None, data_key=opened.key, data_mv_timeline=ahead, **shown),
         tag("i", badge, class_="mv-badge", title=f"{badge} in Compare") if badge else "",
         _close_button(opened.key, opened.name),
-        _devices(opened) if len(opened.devices) > 1 else "",
+        devices,
         class_="mv-trace mv-chosen" if chosen else "mv-trace",
     )
-
-
-def _devices(opened: Opened) -> Html:
-    """A device or rank is chosen in the trace's own row, and only where there is more than one."""
-    buttons = []
-    for name in opened.devices[:64]:
-        is_pressed = "true" if name == opened.device else "false"
-        buttons.append(button(name, "device", None, data_key=opened.key, data_device=name, aria_pressed=is_pressed))
-    return tag("div", "device ", *buttons, class_="mv-devices", role="group", aria_label=f"Devices of {opened.name}")
 
 
 def refused_html(session: Session) -> Html:
     if not session.refused:
         return Html("")
-    others = len(session.opened)
-    rows = []
-    for refusal in session.refused:
-        head = tag("b", f"{refusal.name} was not opened. ")
-        rows.append(tag("p", head, refusal.reason, data_refused=refusal.turn))
-    if others:
+    rows = [
+        tag("p", tag("b", f"{refusal.name} was not opened. "), refusal.reason, data_refused=refusal.turn)
+        for refusal in session.refused
+    ]
+    if others := len(session.opened):
         untouched = f"Your {others} open trace{'s are' if others > 1 else ' is'} untouched."
         rows.append(tag("p", untouched, class_="mv-soft"))
     return tag("div", *rows, button("Dismiss", "dismiss", None), class_="mv-band", role="alert")

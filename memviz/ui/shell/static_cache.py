@@ -10,7 +10,7 @@ import gzip
 import json
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
@@ -49,19 +49,14 @@ def without_hidden(config: Mapping[str, Any], hidden: int) -> dict[str, Any]:
 
 def _without_node(node: dict[str, Any], hidden: int, gone: set[int]) -> dict[str, Any]:
     """Return the tree without the hidden node, and add the numbers of all that was in it to `gone`."""
-    left = []
-    for child in node.get("children") or ():
-        if child["id"] == hidden:
-            gone.update(_numbers(child))
-        else:
-            left.append(_without_node(child, hidden, gone))
+    children = list(node.get("children") or ())
+    waiting = [child for child in children if child["id"] == hidden]
+    while waiting:
+        last = waiting.pop()
+        gone.add(last["id"])
+        waiting += last.get("children") or ()
+    left = [_without_node(child, hidden, gone) for child in children if child["id"] != hidden]
     return {**node, "children": left} if "children" in node else node
-
-
-def _numbers(node: dict[str, Any]) -> Iterator[int]:
-    yield node["id"]
-    for child in node.get("children") or ():
-        yield from _numbers(child)
 
 
 _CONFIG = re.compile(rb"(?<=window\.gradio_config = )\{.*?\}(?=;</script>)", re.DOTALL)
@@ -148,8 +143,11 @@ class SharedPage:
             if is_page:
                 body = _BASE.sub(lambda base: base[0] + self._head, body, count=1)
                 body = with_config(body, self.rewrite_config)
-            cached = _cacheable(start, body, path) if is_shared else None
-            if cached is None:
+            kept = Headers(raw=start["headers"])
+            if is_shared and start["status"] == 200 and "set-cookie" not in kept and len(body) <= _MOST_BYTES:
+                caching = None if is_page else _A_DAY if path.startswith(_FONTS) else _FOR_EVER
+                cached = _CachedResponse.of(body, kept.get("content-type", ""), caching)
+            else:
                 headers = MutableHeaders(raw=list(start["headers"]))
                 headers["content-length"] = str(len(body))
                 await send({**start, "headers": headers.raw})
@@ -191,14 +189,6 @@ async def _response(app: ASGIApp, scope: Scope, receive: Receive) -> tuple[Messa
     plain = [(name, value) for name, value in scope["headers"] if name != b"accept-encoding"]
     await app({**scope, "headers": plain}, receive, collect)
     return start, b"".join(parts)
-
-
-def _cacheable(start: Message, body: bytes, path: str) -> _CachedResponse | None:
-    headers = Headers(raw=start["headers"])
-    if start["status"] != 200 or "set-cookie" in headers or len(body) > _MOST_BYTES:
-        return None
-    caching = None if path == "/" else _A_DAY if path.startswith(_FONTS) else _FOR_EVER
-    return _CachedResponse.of(body, headers.get("content-type", ""), caching)
 
 
 def _is_shared(scope: Scope) -> bool:

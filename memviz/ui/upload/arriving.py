@@ -14,9 +14,10 @@ import time
 import zlib
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 from memviz.errors import TraceError
+from memviz.fair_lock import Turn
 from memviz.trace.unpickle.stream import AGAIN, TRUNCATED
 from memviz.ui.shell.temporary_files import write_failure
 
@@ -30,12 +31,6 @@ _MOST_STRETCHES = 1 << 14
 _TIGHTEST = 1032
 """Deflate packs nothing tighter. What a file may take of the machine goes by the size that was announced for it, so
 that much of it has to be there before it is read."""
-
-
-class Gate(Protocol):
-    def acquire(self) -> Any: ...
-
-    def release(self) -> None: ...
 
 
 class TooMuch(Exception):
@@ -53,7 +48,9 @@ class _Stretch:
 class Arriving(io.BufferedIOBase):
     """The receiving thread calls `add` and `end`, the reading thread all else."""
 
-    def __init__(self, size: int, *, packed: bool, gate: Gate, patience_seconds: float = 60) -> None:
+    def __init__(
+        self, size: int, *, packed: bool, gate: threading.Semaphore | Turn, patience_seconds: float = 60
+    ) -> None:
         """`gate` is what the reader holds while it works; it lets go of it while it waits."""
         self.size = size
         self.arrived = 0
@@ -100,28 +97,23 @@ class Arriving(io.BufferedIOBase):
                 self._end("The file is larger than announced.")
                 raise TooMuch
             try:
-                self._write(part)
+                if self._kept is None:
+                    # Unbuffered, so that a full disk is an error here and not when it is read.
+                    self._kept = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - closed by `close`
+                left = memoryview(part)
+                while left:
+                    left = left[self._kept.write(left) :]
             except OSError as error:
                 self._free()
                 self._end(write_failure(error))
                 raise
             self.arrived += len(part)
-            self._add_stretch(plain or not self._packed)
+            is_plain = plain or not self._packed
+            if not self._stretches or self._stretches[-1].is_plain != is_plain:
+                self._stretches.append(_Stretch(is_plain, self.arrived))
+            self._stretches[-1].end = self.arrived
             self.touched = time.monotonic()
             self._changed.notify_all()
-
-    def _write(self, part: bytes) -> None:
-        if self._kept is None:
-            # Unbuffered, so that a full disk is an error here and not when it is read.
-            self._kept = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - closed by `close`
-        left = memoryview(part)
-        while left:
-            left = left[self._kept.write(left) :]
-
-    def _add_stretch(self, is_plain: bool) -> None:
-        if not self._stretches or self._stretches[-1].is_plain != is_plain:
-            self._stretches.append(_Stretch(is_plain, self.arrived))
-        self._stretches[-1].end = self.arrived
 
     def end(self, fault: str = "") -> None:
         """All have come; or none will come any more, and why."""
@@ -204,7 +196,12 @@ class Arriving(io.BufferedIOBase):
         """The next bytes of the file itself; empty at its end only."""
         while not self._unpacker.eof:
             if self._packed_rest or self._has_more:
-                if piece := self._unpack(self._packed_rest):
+                try:
+                    piece: bytes = self._unpacker.decompress(self._packed_rest, _PIECE)
+                except zlib.error:
+                    raise TraceError("The upload was damaged.", remedy="Open it again.") from None
+                self._packed_rest, self._has_more = self._unpacker.unconsumed_tail, len(piece) == _PIECE
+                if piece:
                     return piece
                 continue
             received, is_plain = self._take()
@@ -216,19 +213,20 @@ class Arriving(io.BufferedIOBase):
             self._packed_rest = received
         return b""
 
-    def _unpack(self, packed: bytes) -> bytes:
-        try:
-            piece: bytes = self._unpacker.decompress(packed, _PIECE)
-        except zlib.error:
-            raise TraceError("The upload was damaged.", remedy="Open it again.") from None
-        self._packed_rest = self._unpacker.unconsumed_tail
-        self._has_more = len(piece) == _PIECE
-        return piece
-
     def _take(self) -> tuple[bytes, bool]:
         """Return the next received bytes, all plain or all compressed; they are empty only at the end."""
         if not self._is_ready():
-            self._wait()
+            self._gate.release()
+            try:
+                with self._changed:
+                    waiting = self.arrived
+                    while not self._is_ready():
+                        if not self._changed.wait(self._patience_seconds) and self.arrived == waiting:
+                            self._ended, self._fault = True, "The upload was interrupted."
+                        waiting = self.arrived
+            finally:
+                # Outside the condition, so that the receiving thread never waits for another reader's work.
+                self._gate.acquire()
         with self._changed:
             if self._fault:
                 raise TraceError(self._fault)
@@ -249,16 +247,3 @@ class Arriving(io.BufferedIOBase):
 
     def _is_ready(self) -> bool:
         return self._ended or self._taken < self.arrived >= self._least
-
-    def _wait(self) -> None:
-        self._gate.release()
-        try:
-            with self._changed:
-                waiting = self.arrived
-                while not self._is_ready():
-                    if not self._changed.wait(self._patience_seconds) and self.arrived == waiting:
-                        self._ended, self._fault = True, "The upload was interrupted."
-                    waiting = self.arrived
-        finally:
-            # Outside the condition, so that the receiving thread never waits for another reader's work.
-            self._gate.acquire()

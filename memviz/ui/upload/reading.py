@@ -246,17 +246,14 @@ class Reading:
         except Unwanted:
             pass
         except TraceError as error:
-            self._refuse(f"{error.reason} {error.remedy}".strip())
+            self.outbox.put("refused", name=self.name, reason=f"{error.reason} {error.remedy}".strip())
         except BaseException:
-            self._refuse("Reading it failed because of a bug in memviz.")
+            self.outbox.put("refused", name=self.name, reason="Reading it failed because of a bug in memviz.")
             raise
         finally:
             self._ended = time.monotonic()
             self.arriving.close()
             self.outbox.close()
-
-    def _refuse(self, reason: str) -> None:
-        self.outbox.put("refused", name=self.name, reason=reason)
 
     def _read(self) -> None:
         self._check_cancelled()
@@ -270,13 +267,22 @@ class Reading:
         if self._is_beside:
             self._read_beside(source)
             return
-        trace = self._read_here(source)
+        source.seek(0)
+        trace = read_trace(
+            source,
+            self.name,
+            self.arriving.size,
+            progress=self._report_progress,
+            watch=self._total.watch,
+            is_wanted=lambda: not self._cancelled.is_set(),
+        )
         opened = self._open(trace)
         key = timeline_key(opened)
         device = next(device for device in trace.devices if device.name == opened.device)
         self.outbox.put("curve", key=key, **_curve(device))
         for question in ({"piece": "timeline"}, {"piece": "groups", "meaning": "category"}):
-            self._send(trace, device, key, question)
+            packed = piece(trace, device, question)
+            self.outbox.put("piece", packed.body, key=key, piece=question["piece"], header=packed.header)
             self._check_cancelled()
         self.outbox.put(OPENED, key=key, stored=opened.key, name=self.name, has_times=has_times(device))
 
@@ -325,30 +331,13 @@ class Reading:
         self.outbox.put(OPENED, key="", stored=" ".join(self._stored), name=self.name, has_times=False)
         return True
 
-    def _read_here(self, source: BinaryIO) -> Trace:
-        source.seek(0)
-        return read_trace(
-            source,
-            self.name,
-            self.arriving.size,
-            progress=self._report_progress,
-            watch=self._total.watch,
-            is_wanted=lambda: not self._cancelled.is_set(),
-        )
-
     def _helped(self, address: str, name: str) -> Trace:
-        """Have a helper read a file, or a member of an archive."""
-        helper = self._helpers.take()
-        answer = self._ask(helper, address, name)
-        self._helpers.put_back(helper)
-        if isinstance(answer, TraceError):
-            raise answer
-        return answer
+        """Have a helper read a file, or a member of an archive, with `answer_reads`.
 
-    def _ask(self, helper: subprocess.Popen[bytes], address: str, name: str) -> TraceError | Trace:
-        """Return the answer of `answer_reads`. `cancel` ends the helper, and so does a file that takes its memory."""
+        `cancel` ends the helper, and so does a file that takes its memory.
+        """
+        self._helper = helper = self._helpers.take()
         asks, answers = cast(IO[bytes], helper.stdin), cast(IO[bytes], helper.stdout)
-        self._helper = helper
         try:
             self._check_cancelled()
             pickle.dump((address, name), asks)
@@ -360,6 +349,9 @@ class Reading:
             raise TraceError(_ENDED) from None
         finally:
             self._helper = None
+        self._helpers.put_back(helper)
+        if isinstance(answer, TraceError):
+            raise answer
         return answer
 
     def _copy(self, source: BinaryIO, file: Any) -> None:
@@ -380,10 +372,6 @@ class Reading:
             self._tables.drop(key)
         self._check_cancelled()
         self.outbox.put(OPENED, key="", stored=key, name=self.name, has_times=False)
-
-    def _send(self, trace: Trace, device: DeviceTrace, key: str, question: dict[str, Any]) -> None:
-        packed = piece(trace, device, question)
-        self.outbox.put("piece", packed.body, key=key, piece=question["piece"], header=packed.header)
 
     def _check_cancelled(self) -> None:
         if self._cancelled.is_set():

@@ -21,7 +21,7 @@ from memviz.errors import UsageError
 from memviz.ui.shell.request_guard import json_safe_text, read_body
 from memviz.ui.shell.temporary_files import kept_page, write_failure
 from memviz.ui.shell.visitors import visitor_of
-from memviz.ui.upload.arriving import Arriving, TooMuch
+from memviz.ui.upload.arriving import TooMuch
 from memviz.ui.upload.reading import OPENED, Busy, FileTooLarge, Reading, Readings
 
 PATH = "/gradio_api/memviz/readings"
@@ -122,16 +122,14 @@ async def _is_authorized(request: Request) -> bool:
     return statuses == [200]
 
 
-def _readings(request: Request) -> Readings:
+def _reading(request: Request) -> tuple[Readings, str, Reading]:
+    """Return all uploads, and the ticket and the upload that this request is about."""
     readings: Readings = request.app.get_blocks().readings
-    return readings
-
-
-def _reading(request: Request) -> Reading:
-    reading = _readings(request).get(request.path_params["ticket"])
+    ticket = request.path_params["ticket"]
+    reading = readings.get(ticket)
     if reading is None:
         raise UsageError("This ticket has no upload.")
-    return reading
+    return readings, ticket, reading
 
 
 async def _begin(request: Request) -> Response:
@@ -141,8 +139,9 @@ async def _begin(request: Request) -> Response:
         raise UsageError("The size must be a whole number of bytes.")
     name, visitor = name.replace("\\", "/").rsplit("/", 1)[-1], visitor_of(request.scope)
     try:
+        readings: Readings = request.app.get_blocks().readings
         is_beside = message.get("beside") is True
-        ticket = _readings(request).begin(name, size, packed=packed, visitor=visitor, is_beside=is_beside)
+        ticket = readings.begin(name, size, packed=packed, visitor=visitor, is_beside=is_beside)
     except FileTooLarge as fault:
         return _refusal(str(fault), 413)
     except Busy:
@@ -152,7 +151,7 @@ async def _begin(request: Request) -> Response:
 
 async def _part(request: Request) -> Response:
     """Receive the next part of a file; a header marks the last. A refused part is not counted."""
-    reading = _reading(request)
+    _, _, reading = _reading(request)
     arriving = reading.arriving
     if int(request.headers["memviz-part"]) != reading.next_part or reading.is_receiving:
         raise UsageError("Parts must arrive in order.")
@@ -161,8 +160,12 @@ async def _part(request: Request) -> Response:
     reading.is_receiving = True
     try:
         reading.begin()
-        await _receive(request, arriving, plain=request.headers.get("memviz-plain") == "1")
+        async for chunk in request.stream():
+            arriving.add(chunk, plain=request.headers.get("memviz-plain") == "1")
         reading.next_part += 1
+    except ClientDisconnect:
+        arriving.end("The upload was interrupted.")
+        raise
     finally:
         reading.is_receiving = False
     if request.headers.get("memviz-last") == "1":
@@ -170,21 +173,12 @@ async def _part(request: Request) -> Response:
     return Response(status_code=204)
 
 
-async def _receive(request: Request, arriving: Arriving, *, plain: bool) -> None:
-    try:
-        async for chunk in request.stream():
-            arriving.add(chunk, plain=plain)
-    except ClientDisconnect:
-        arriving.end("The upload was interrupted.")
-        raise
-
-
 async def _listen(request: Request) -> Response:
-    reading, ticket = _reading(request), request.path_params["ticket"]
+    readings, ticket, reading = _reading(request)
     if reading.has_listener:
         raise UsageError("This file already has a listener.")
     reading.use()
-    messages = stream_messages(_readings(request), ticket, reading)
+    messages = stream_messages(readings, ticket, reading)
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     return StreamingResponse(messages, headers=headers, media_type="application/octet-stream")
 
@@ -201,5 +195,6 @@ async def stream_messages(readings: Readings, ticket: str, reading: Reading) -> 
 
 
 async def _drop(request: Request) -> Response:
-    _readings(request).drop(request.path_params["ticket"])
+    readings: Readings = request.app.get_blocks().readings
+    readings.drop(request.path_params["ticket"])
     return Response(status_code=204)

@@ -11,6 +11,7 @@ import json
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from memviz.analysis.devices import choose_device
 from memviz.analysis.timeline import timeline
@@ -34,35 +35,14 @@ class OfferedSample:
     tab: str
 
 
+_PLAIN, _CHECKPOINTED = "training.pickle.gz", "training-checkpointed.pickle.gz"
+_STEPS, _PAIR = "Three training steps of a small GPT.", "The same steps with and without, on one scale."
+_FULL, _LATE = "144 MiB did not fit, although more was free.", "Memory from before it is still counted."
 OFFERED_SAMPLES = (
-    OfferedSample(
-        "training",
-        "What is the peak made of?",
-        "Three training steps of a small GPT.",
-        ("training.pickle.gz",),
-        "explore",
-    ),
-    OfferedSample(
-        "checkpointing",
-        "What does checkpointing save?",
-        "The same steps with and without, on one scale.",
-        ("training.pickle.gz", "training-checkpointed.pickle.gz"),
-        "compare",
-    ),
-    OfferedSample(
-        "out-of-memory",
-        "Why did it run out of memory?",
-        "144 MiB did not fit, although more was free.",
-        ("out-of-memory.pickle.gz",),
-        "what-if",
-    ),
-    OfferedSample(
-        "late-start",
-        "What if recording started late?",
-        "Memory from before it is still counted.",
-        ("late-start.pickle.gz",),
-        "explore",
-    ),
+    OfferedSample("training", "What is the peak made of?", _STEPS, (_PLAIN,), "explore"),
+    OfferedSample("checkpointing", "What does checkpointing save?", _PAIR, (_PLAIN, _CHECKPOINTED), "compare"),
+    OfferedSample("out-of-memory", "Why did it run out of memory?", _FULL, ("out-of-memory.pickle.gz",), "what-if"),
+    OfferedSample("late-start", "What if recording started late?", _LATE, ("late-start.pickle.gz",), "explore"),
 )
 
 
@@ -74,39 +54,25 @@ _CARDS = Path(__file__).with_name("sample_cards.json")
 _WIDTH, _HEIGHT = 520, 300
 
 
-@dataclass(frozen=True)
-class SampleCard:
-    """One picture and one peak for each of the sample's files, the pictures on one scale."""
-
-    pictures: tuple[bytes, ...]
-    peaks: tuple[int, ...]
-
-
 @cache
-def card_of(sample: OfferedSample) -> SampleCard:
-    stored = json.loads(_CARDS.read_text(encoding="utf-8"))[sample.name]
-    return SampleCard(tuple(map(base64.b64decode, stored["pictures"])), tuple(stored["peaks"]))
+def load_cards() -> dict[str, dict[str, Any]]:
+    """By sample one peak and one picture (base64) for each of its files, the pictures on one scale."""
+    cards: dict[str, dict[str, Any]] = json.loads(_CARDS.read_text(encoding="utf-8"))
+    return cards
 
 
-def draw_card(sample: OfferedSample) -> SampleCard:
+def draw_card(sample: OfferedSample) -> dict[str, Any]:
     traces = [load_trace(SAMPLES / name) for name in sample.files]
-    devices = [choose_device(trace) for trace in traces]
-    peaks = tuple(timeline(device).peak_bytes for device in devices)
+    pairs = [(trace, choose_device(trace)) for trace in traces]
+    peaks = [timeline(device).peak_bytes for _, device in pairs]
     width = _WIDTH // len(traces)
-    pictures = (
-        thumbnail(trace, device, width=width, height=_HEIGHT, top=max(peaks))
-        for trace, device in zip(traces, devices, strict=True)
-    )
-    return SampleCard(tuple(pictures), peaks)
+    pictures = [thumbnail(*pair, width=width, height=_HEIGHT, top=max(peaks)) for pair in pairs]
+    return {"peaks": peaks, "pictures": [base64.b64encode(picture).decode("ascii") for picture in pictures]}
 
 
 def write_cards() -> None:
     cards = {sample.name: draw_card(sample) for sample in OFFERED_SAMPLES}
-    rows = {}
-    for name, card in cards.items():
-        pictures = [base64.b64encode(picture).decode("ascii") for picture in card.pictures]
-        rows[name] = {"peaks": card.peaks, "pictures": pictures}
-    _CARDS.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    _CARDS.write_text(json.dumps(cards, indent=1) + "\n", encoding="utf-8")
 
 
 RECORD = """# before the model is built
@@ -138,16 +104,12 @@ def samples_html(tab: str = "") -> Html:
 
 
 def _card_html(sample: OfferedSample, tab: str) -> Html:
-    card = card_of(sample)
-    pictures = [tag("img", src=data_address(picture), alt="") for picture in card.pictures]
-    first, last = card.peaks[0], card.peaks[-1]
-    change = f"{delta_text(last - first)}" if len(card.peaks) > 1 else f"{bytes_text(first)} peak"
-    words = joined(
-        tag("span", *pictures, class_="mv-pictures"),
-        tag("b", sample.title),
-        tag("span", sample.text),
-        tag("small", change),
-    )
+    card = load_cards()[sample.name]
+    images = [tag("img", src=data_address(base64.b64decode(picture)), alt="") for picture in card["pictures"]]
+    first, last = card["peaks"][0], card["peaks"][-1]
+    change = tag("small", delta_text(last - first) if len(card["peaks"]) > 1 else f"{bytes_text(first)} peak")
+    pictures = tag("span", *images, class_="mv-pictures")
+    words = joined(pictures, tag("b", sample.title), tag("span", sample.text), change)
     return button(words, "sample", "mv-sample", data_sample=sample.name, data_tab=tab or None)
 
 

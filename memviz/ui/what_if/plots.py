@@ -56,9 +56,8 @@ def lines(device: DeviceTrace, outcome: WhatIf) -> list[ReplayedBytes]:
     if rival is not replayed and outcome.why_not_as_recorded:
         shown.append(rival)
     count = len(device.events)
-    return [
-        ReplayedBytes(_name_of(one, outcome), reserved_after_events(one, count), one.oom is not None) for one in shown
-    ]
+    named = [(_name_of(one, outcome), one) for one in shown]
+    return [ReplayedBytes(name, reserved_after_events(one, count), one.oom is not None) for name, one in named]
 
 
 def _name_of(replayed: Replayed, outcome: WhatIf) -> str:
@@ -71,25 +70,17 @@ def _name_of(replayed: Replayed, outcome: WhatIf) -> str:
 
 def _stops(outcome: WhatIf) -> list[dict[str, Any]]:
     """Return the OOM marks, one per event; none of the recording's on a card with enough memory."""
-    ended = {
-        outcome_side.oom.event: outcome_side
-        for outcome_side in (outcome.compared_with, outcome.replayed, outcome.base)
-        if outcome_side.oom is not None
-    }
-    return [
-        {
-            "event": event,
-            "reserved": ending.peak_reserved_bytes,
-            "text": f"out of memory, {when(event)}{_whose(ending, outcome) if len(ended) > 1 else ''}",
-        }
-        for event, ending in sorted(ended.items())
-    ]
-
-
-def _whose(replayed: Replayed, outcome: WhatIf) -> str:
-    if replayed is outcome.base and not outcome.divergence:
-        return " as recorded"
-    return f" with {settings_name(replayed.settings) if replayed is outcome.replayed else _name_of(replayed, outcome)}"
+    sides = (outcome.compared_with, outcome.replayed, outcome.base)
+    ended = {side.oom.event: side for side in sides if side.oom is not None}
+    stops = []
+    for event, ending in sorted(ended.items()):
+        whose = ""
+        if len(ended) > 1:
+            whose = settings_name(ending.settings) if ending is outcome.replayed else _name_of(ending, outcome)
+            whose = " as recorded" if ending is outcome.base and not outcome.divergence else f" with {whose}"
+        text = f"out of memory, {when(event)}{whose}"
+        stops.append({"event": event, "reserved": ending.peak_reserved_bytes, "text": text})
+    return stops
 
 
 def _axis(lines: ReservedLines, *, has_reserved: bool) -> dict[str, Any]:

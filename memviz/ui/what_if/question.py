@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
@@ -18,7 +19,7 @@ LONGEST = 400
 RELEASES = tuple((2, minor) for minor in range(NEWEST[1], OLDEST[1] - 1, -1))
 ANY_CARD = ""
 """The memory is what was typed, not what a card leaves."""
-_KEYS = {
+KEYS = {
     "max_split": "max_split_size_mb",
     "roundup": "roundup_power2_divisions",
     "threshold": "garbage_collection_threshold",
@@ -44,14 +45,14 @@ class Question:
     release: str = f"{NEWEST[0]}.{NEWEST[1]}"
 
     def with_settings(self, settings: Settings) -> Question:
-        values: dict[str, Any] = dict.fromkeys(_KEYS, "")
-        rest = []
-        for part in _parts(settings.to_text()):
+        values: dict[str, Any] = dict.fromkeys(KEYS, "")
+        fields_of, rest = {key: name for name, key in KEYS.items()}, []
+        # At the commas between keys, not at those within brackets.
+        for part in re.split(r",(?![^\[]*\])", settings.to_text()):
             key, _, value = part.partition(":")
-            field = next((name for name, values in _KEYS.items() if values == key), "")
-            if field:
-                values[field] = value
-            elif key != _EXPANDABLE:
+            if key in fields_of:
+                values[fields_of[key]] = value
+            elif part and key != _EXPANDABLE:
                 rest.append(part)
         return replace(self, expandable=settings.expandable_segments, more=",".join(rest), **values)
 
@@ -88,7 +89,7 @@ def parse_question(question: Question) -> ParsedQuestion:
 
 def _settings(question: Question, release: Release, faults: dict[str, str]) -> Settings | None:
     """Parse each field by itself first, so that a fault is shown at its field."""
-    texts = {name: f"{key}:{getattr(question, name)}" for name, key in _KEYS.items() if getattr(question, name)}
+    texts = {name: f"{key}:{getattr(question, name)}" for name, key in KEYS.items() if getattr(question, name)}
     if question.expandable:
         texts["expandable"] = f"{_EXPANDABLE}:True"
     if question.more:
@@ -129,18 +130,6 @@ def _bytes(text: str, field: str, faults: dict[str, str]) -> int | None:
         faults[field] = "Memory must be more than 0. Leave it empty for no limit."
         return None
     return size
-
-
-def _parts(text: str) -> list[str]:
-    """At the commas between keys, not at those within brackets."""
-    parts, depth = [""], 0
-    for character in text:
-        depth += (character == "[") - (character == "]")
-        if character == "," and not depth:
-            parts.append("")
-        else:
-            parts[-1] += character
-    return [part for part in parts if part]
 
 
 TAB = "what-if"

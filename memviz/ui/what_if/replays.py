@@ -97,20 +97,18 @@ class Replays:
     def replayer(self, key: str) -> Replayer:
         """Return the shared source of all replays of one trace."""
 
-        def make() -> Replayer:
-            return _CachedReplayer(self, key, *requested_trace(self._context.find, {"key": key}))
-
-        return self._once((key, "replayer"), make)
+        find = self._context.find
+        return self._once((key, "replayer"), lambda: _CachedReplayer(self, key, *requested_trace(find, {"key": key})))
 
     def cached(self, key: Hashable, replay: Callable[[], Replayed]) -> Replayed:
         return self._once(key, replay, lambda replayed: replayed.trace)
 
     def what_if(self, key: str, settings: Settings, terms: Terms, progress: Progress | None = None) -> WhatIf:
-        def build() -> WhatIf:
-            overhead = terms.overhead_bytes
-            return self.replayer(key).what_if(settings, terms.card, overhead_bytes=overhead, progress=progress)
-
-        return self._once((key, "answer", settings, terms.card, terms.overhead_bytes), build)
+        card, overhead = terms.card, terms.overhead_bytes
+        return self._once(
+            (key, "answer", settings, card, overhead),
+            lambda: self.replayer(key).what_if(settings, card, overhead_bytes=overhead, progress=progress),
+        )
 
     def search(self, key: str, settings: Settings, terms: Terms, progress: Progress | None = None) -> Search:
         """`settings` are tried besides."""

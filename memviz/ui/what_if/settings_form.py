@@ -11,42 +11,26 @@ from memviz.allocator.replayer import CARD_BYTES, CardMemory
 from memviz.allocator.settings import environment_text
 from memviz.text import Html, joined, tag
 from memviz.ui.html.elements import button, fault_place, menu, text_input
-from memviz.ui.what_if.question import ANY_CARD, RELEASES, ParsedQuestion, Question, what_if_query
+from memviz.ui.what_if.question import ANY_CARD, KEYS, RELEASES, ParsedQuestion, Question, what_if_query
 from memviz.units import bytes_text
 
 
 @dataclass(frozen=True)
 class _Knob:
     field: str
-    key: str
     sentence: str
     off: str
     """Shown for an empty field."""
     usual: tuple[str, ...]
 
 
+_MAX_SPLIT = "Blocks of this size or larger are not split."
+_ROUNDUP = "Rounds requests up, so that more blocks can be reused."
+_THRESHOLD = "Frees unused segments early; works only with per_process_memory_fraction."
 _KNOBS = (
-    _Knob(
-        "max_split",
-        "max_split_size_mb",
-        "Blocks of this size or larger are not split.",
-        "no limit",
-        ("21", "32", "64", "128", "256", "512"),
-    ),
-    _Knob(
-        "roundup",
-        "roundup_power2_divisions",
-        "Rounds requests up, so that more blocks can be reused.",
-        "off",
-        ("2", "4", "8", "16", "[256:1,512:2,1024:4,>:8]"),
-    ),
-    _Knob(
-        "threshold",
-        "garbage_collection_threshold",
-        "Frees unused segments early; works only with per_process_memory_fraction.",
-        "off",
-        ("0.6", "0.8", "0.9"),
-    ),
+    _Knob("max_split", _MAX_SPLIT, "no limit", ("21", "32", "64", "128", "256", "512")),
+    _Knob("roundup", _ROUNDUP, "off", ("2", "4", "8", "16", "[256:1,512:2,1024:4,>:8]")),
+    _Knob("threshold", _THRESHOLD, "off", ("0.6", "0.8", "0.9")),
 )
 _EXPANDABLE = "One growing range per pool instead of fixed segments."
 _MORE = "Other keys, as in PYTORCH_CUDA_ALLOC_CONF."
@@ -81,19 +65,11 @@ def form_value(question: Question, parsed: ParsedQuestion, memory: KnownMemory, 
 
 
 def form_html(question: Question, overhead_bytes: int, known_memory: KnownMemory) -> Html:
-    expandable = tag(
-        "input",
-        type="checkbox",
-        name_="expandable",
-        checked=question.expandable,
-        role="switch",
-        aria_describedby=_help_id("expandable"),
-    )
+    switch = {"type": "checkbox", "name_": "expandable", "checked": question.expandable, "role": "switch"}
+    expandable = tag("input", **switch, aria_describedby=_help_id("expandable"))
     more = text_input("more", question.more, placeholder="large_segment_size_mb:40", aria_describedby=_help_id("more"))
-    names = [f"{major}.{minor}" for major, minor in RELEASES]
-    release = menu(
-        "release", question.release, [(name, f"torch {name}") for name in names], aria_describedby=_help_id("release")
-    )
+    releases = [(f"{major}.{minor}", f"torch {major}.{minor}") for major, minor in RELEASES]
+    release = menu("release", question.release, releases, aria_describedby=_help_id("release"))
     first, *others = (_knob(knob, getattr(question, knob.field)) for knob in _KNOBS)
     rare = [
         *others,
@@ -174,10 +150,6 @@ def _knob(knob: _Knob, value: str) -> Html:
     usual = [tag("option", "", value="", hidden=True), tag("option", knob.off, value="off")]
     usual += [tag("option", choice, value=choice) for choice in knob.usual]
     choices = tag("select", *usual, data_for=knob.field, aria_label="Usual values")
-    control = tag(
-        "span",
-        text_input(knob.field, value, placeholder=knob.off, aria_describedby=_help_id(knob.field)),
-        choices,
-        class_="mv-combo",
-    )
-    return _setting(knob.field, tag("code", knob.key), control, knob.sentence)
+    typed = text_input(knob.field, value, placeholder=knob.off, aria_describedby=_help_id(knob.field))
+    control = tag("span", typed, choices, class_="mv-combo")
+    return _setting(knob.field, tag("code", KEYS[knob.field]), control, knob.sentence)

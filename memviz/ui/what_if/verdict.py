@@ -64,26 +64,23 @@ def ranked_rows(outcome: WhatIf, searched: Search) -> Iterator[RankedRow]:
 
 
 def about_ranked_rows(outcome: WhatIf, searched: Search) -> str:
-    """Return the assumptions that the listed figures share."""
+    """Return the assumptions that the listed figures share, and why the recording has a row of its own, if it has."""
     how = "Reserved is without a limit"
     if searched.is_placed_anew:
         how += ", and each starts with memory from before the first event placed into empty segments"
-    why = "" if any(tried.is_as_recorded for tried in searched.tried) else _recording_differs(outcome, searched)
-    return f"{how}.{why}"
-
-
-def _recording_differs(outcome: WhatIf, searched: Search) -> str:
-    """Return why the recording has a row of its own."""
+    if any(tried.is_as_recorded for tried in searched.tried):
+        return f"{how}."
     reason = outcome.divergence or outcome.why_not_as_recorded
     if searched.is_placed_anew and not reason:
-        return " The recording also had memory that was cached before its first event."
-    return f" The recording differs: {reason or 'its settings alone do not explain it'}."
+        return f"{how}. The recording also had memory that was cached before its first event."
+    return f"{how}. The recording differs: {reason or 'its settings alone do not explain it'}."
 
 
 def _recording_row(outcome: WhatIf, is_late: bool) -> RankedRow:
     """On a card, with how the recorded settings end there from where memory lay."""
     base, failed = outcome.base, outcome.recorded.oom
     on_card = outcome.card is not None and (is_late or not outcome.divergence)
+    ends = f"ran out {event_text(failed)}" if failed else "\N{EN DASH}"
     return RankedRow(
         settings=outcome.recorded.settings.to_text(),
         remark="the recording",
@@ -91,9 +88,7 @@ def _recording_row(outcome: WhatIf, is_late: bool) -> RankedRow:
         retries=count_text(outcome.recorded.retries),
         fits_on=outcome.smallest_card.name if outcome.smallest_card and outcome.replayed is base else "\N{EN DASH}",
         fits=base.oom is None if on_card else None,
-        ends=_ends(base.oom, outcome, base.peak_reserved_bytes)
-        if on_card
-        else (f"ran out {event_text(failed)}" if failed else "\N{EN DASH}"),
+        ends=_ends(base.oom, outcome, base.peak_reserved_bytes) if on_card else ends,
         tried=None,
         knows_reserved=outcome.knows_recorded_peak,
     )
@@ -147,24 +142,26 @@ def what_if_html(answer: Answer) -> Html:
     figures = _facts(answer)
     shown = [pair for pair in figures if pair[0].startswith(_FIRST_FACTS)]
     folded = [pair for pair in figures if pair not in shown]
-    details = tag(
-        "details",
-        tag("summary", counted(len(folded) + len(notes), "detail")),
-        facts_html(folded),
-        *(tag("p", note.text, class_=f"mv-note mv-{note.level}") for note in notes),
-        class_="mv-notes mv-warning" if any(note.level == "warning" for note in notes) else "mv-notes",
-    )
-    return tag(
-        "header",
-        title,
-        tag("div", facts_html(shown), details, class_="mv-known"),
-    )
+    summary = tag("summary", counted(len(folded) + len(notes), "detail"))
+    texts = [tag("p", note.text, class_=f"mv-note mv-{note.level}") for note in notes]
+    look = "mv-notes mv-warning" if any(note.level == "warning" for note in notes) else "mv-notes"
+    details = tag("details", summary, facts_html(folded), *texts, class_=look)
+    return tag("header", title, tag("div", facts_html(shown), details, class_="mv-known"))
 
 
 def _facts(answer: Answer) -> list[tuple[str, str]]:
     outcome = answer.what_if
     stopped = outcome.base if outcome.base.oom is not None else outcome.replayed
-    facts = _facts_at_oom(stopped, stopped.oom) if stopped.oom else _facts_of_run(answer)
+    replayed = outcome.replayed
+    facts = [
+        ("live at the peak", bytes_text(replayed.peak_requested_bytes)),
+        ("allocated", bytes_text(replayed.peak_allocated_bytes)),
+        ("reserved", bytes_text(replayed.peak_reserved_bytes)),
+        ("fragmentation", _fragmentation(replayed)),
+        ("retries", count_text(replayed.retries)),
+    ]
+    if stopped.oom:
+        facts = _facts_at_oom(stopped, stopped.oom)
     exactness_name, _, value = exactness(outcome.recorded).partition(" exact")
     # "replayed with ..." marks the figures of a replay as no measurement.
     provenance, _, how = outcome.replayed.trace.about.label.partition(" with ")
@@ -192,17 +189,6 @@ def _facts_at_oom(replayed: Replayed, oom: RanOut) -> list[tuple[str, str]]:
     return [*facts, ("retries", count_text(replayed.retries))]
 
 
-def _facts_of_run(answer: Answer) -> list[tuple[str, str]]:
-    replayed = answer.what_if.replayed
-    return [
-        ("live at the peak", bytes_text(replayed.peak_requested_bytes)),
-        ("allocated", bytes_text(replayed.peak_allocated_bytes)),
-        ("reserved", bytes_text(replayed.peak_reserved_bytes)),
-        ("fragmentation", _fragmentation(replayed)),
-        ("retries", count_text(replayed.retries)),
-    ]
-
-
 def _fragmentation(replayed: Replayed) -> str:
     unused = replayed.unused_at_peak_bytes
     return f"{bytes_text(unused)}, {percent_text(unused, replayed.peak_reserved_bytes)} of the peak"
@@ -213,19 +199,12 @@ def refusal_html(message: str) -> Html:
     return tag("header", tag("h1", message, class_="mv-verdict"))
 
 
-def waiting_html(share: float | None, *, events: int) -> Html:
+def waiting_html(share: float, *, events: int) -> Html:
     """The line at the top of the tab; nothing is covered by it."""
-    if share is None:
-        return Html("")
     percent = round(100 * share)
-    text = f"Replaying {count_text(events)} events, {percent} %"
-    return tag(
-        "div",
-        tag("i", style=f"width:{percent}%"),
-        tag("span", text, role="status"),
-        button("Cancel", "cancel", None),
-        class_="mv-waits",
-    )
+    text = tag("span", f"Replaying {count_text(events)} events, {percent} %", role="status")
+    bar = tag("i", style=f"width:{percent}%")
+    return tag("div", bar, text, button("Cancel", "cancel", None), class_="mv-waits")
 
 
 def blocks_html(are_shown: bool) -> Html:
@@ -300,16 +279,7 @@ def _row(row: RankedRow, answer: Answer, *, live: int, most: int) -> Html:
 
 def _bar(row: RankedRow, card: CardMemory | None, *, live: int, most: int) -> Html:
     """Light up to what is live at once, dark up to what is reserved; the line is the limit."""
-
-    def share(size: int) -> str:
-        return f"{100 * size / max(most, 1):.2f}%"
-
-    line = tag("b", style=f"left:{share(card.usable_bytes)}") if card else ""
-    return tag(
-        "div",
-        tag("i", style=f"width:{share(live)}"),
-        tag("i", style=f"width:{share(max(row.reserved_bytes - live, 0))}"),
-        line,
-        class_="mv-reach",
-        title=exact(row.reserved_bytes),
-    )
+    sizes = [("i", "width", live), ("i", "width", max(row.reserved_bytes - live, 0))]
+    sizes += [("b", "left", card.usable_bytes)] if card else []
+    parts = [tag(name, style=f"{edge}:{100 * size / max(most, 1):.2f}%") for name, edge, size in sizes]
+    return tag("div", *parts, class_="mv-reach", title=exact(row.reserved_bytes))
