@@ -67,6 +67,19 @@ def trace_of(events: list[Any], segments: list[dict] | None = None, **more: Any)
     return read(snapshot(events, segments, **more))
 
 
+def ranges(*given: tuple[str, int, int]) -> list[dict[str, Any]]:
+    """Annotations of ranges, of which each has a name and the times of its start and its end."""
+    return [
+        {"name": name, "stage": stage, "device": 0, "time_us": time_us}
+        for name, begin, end in given
+        for stage, time_us in (("START", begin), ("END", end))
+    ]
+
+
+def device_of(*events: Any, segments: list[dict] | None = None) -> DeviceTrace:
+    return trace_of(list(events), segments).devices[0]
+
+
 def pairs_of(*traces: Trace) -> list[tuple[Trace, DeviceTrace]]:
     """Each trace with its first device, as comparisons take them."""
     return [(trace, trace.devices[0]) for trace in traces]

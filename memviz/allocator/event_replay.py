@@ -39,7 +39,6 @@ from memviz.trace.model import (
     Note,
     Rows,
     Segments,
-    Spans,
     State,
     TakenOver,
     Trace,
@@ -144,12 +143,17 @@ def replayed_trace(
     stack = np.full(len(blocks), NO_STACK, dtype=np.int32)
     stack[cause >= 0] = device.events.stack[cause[cause >= 0]]
     stack[from_start] = [block.stack for block in there]
-    of_event, of_block, host, none = device.event_labels, device.block_labels, device.host, Labels.empty()
+    of_event, of_block, taken_over, none = device.event_labels, device.block_labels, device.taken_over, Labels.empty()
     if of_event is not None or of_block is not None:
         of_block = _block_columns(of_event or none, of_block or none, cause, recorded)
-    if host is not None:
-        # The card's allocator does not change memory of the host.
-        host = replace(host, event=np.searchsorted(np.maximum.accumulate(causes), host.event))
+    if taken_over is not None:
+        # A phase begins with its first request, not with the segment allocated for that request.
+        requests = np.where(events.action <= Action.FREE_COMPLETED, causes, NOTHING)
+        taken_over = TakenOver(
+            take_rows(taken_over.events, causes),
+            _block_columns(taken_over.events, taken_over.blocks, cause, recorded),
+            taken_over.spans.moved(requests),
+        )
     replayed = replace(
         device,
         events=events,
@@ -157,9 +161,10 @@ def replayed_trace(
         blocks=replace(blocks, stack=stack),
         event_labels=None if of_event is None else take_rows(of_event, causes),
         block_labels=of_block,
-        taken_over=_taken_over(device.taken_over, events, causes, cause, recorded),
+        taken_over=taken_over,
         holders=None,
-        host=host,
+        # The card's allocator does not change memory of the host.
+        host=None if device.host is None else device.host.moved(causes),
     )
     return replace(trace, devices=(replayed,))
 
@@ -207,21 +212,6 @@ def _block_columns(of_event: Rows, of_block: Rows, cause: Ints8, recorded: Ints8
     caused = cause if len(of_event) else np.full(len(cause), NOTHING)
     known = recorded if len(of_block) else np.full(len(recorded), NOTHING)
     return first_or_second(cause >= 0, take_rows(of_event, caused), take_rows(of_block, known))
-
-
-def _taken_over(
-    known: TakenOver | None, events: Events, causes: Ints8, cause: Ints8, recorded: Ints8
-) -> TakenOver | None:
-    if known is None:
-        return None
-    # A phase begins with its first request, not with the segment allocated for that request.
-    is_asked_for = events.action <= Action.FREE_COMPLETED
-    first = np.searchsorted(np.maximum.accumulate(np.where(is_asked_for, causes, NOTHING)), known.spans.first)
-    stays = first < len(events)
-    spans = Spans(known.spans.phase[stays], known.spans.step[stays], first[stays])
-    return TakenOver(
-        take_rows(known.events, causes), _block_columns(known.events, known.blocks, cause, recorded), spans
-    )
 
 
 CHUNK = 1 << 11

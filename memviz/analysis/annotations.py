@@ -1,7 +1,7 @@
 """`record_function` ranges as intervals of events, with the peak inside each.
 
 An END closes the latest START of its name that is still open. Ring buffers lose either side: a START without
-its END lasts to the end of the trace and is marked open, an END without its START is counted and left out.
+its END lasts to the end of the trace and is marked open, an END without its START is left out.
 """
 
 from __future__ import annotations
@@ -41,36 +41,21 @@ class Intervals(Columns):
     """Its END was not recorded."""
 
 
-@dataclass(frozen=True)
-class Annotated:
-    intervals: Intervals
-    unmatched_ends: int = 0
-    unplaced: int = 0
-    """Annotations of a file whose events have no times: they cannot be placed among the events."""
-
-
 @cached
-def annotated(device: DeviceTrace) -> Annotated:
-    rows = device.annotations
+def annotated(device: DeviceTrace) -> Intervals:
+    """None where the events have no times: annotations cannot be placed among them."""
+    rows, times = device.annotations, clock(device)
     if len(device.events) and not has_times_or_counts(device):
-        none = np.zeros(0, dtype=np.int64)
-        return Annotated(_intervals(device, none, none), unplaced=len(rows))
-    end = np.full(len(rows), -1)
-    unmatched_ends = 0
+        rows = rows.select(slice(0))
+    end_of = np.full(len(rows), -1)
     open_starts: dict[int, list[int]] = {}
     for row, (name, stage) in enumerate(zip(rows.name.tolist(), rows.stage.tolist(), strict=True)):
         if stage == Stage.START:
             open_starts.setdefault(name, []).append(row)
         elif open_starts.get(name):
-            end[open_starts[name].pop()] = row
-        else:
-            unmatched_ends += 1
+            end_of[open_starts[name].pop()] = row
     start = np.flatnonzero(rows.stage == Stage.START)
-    return Annotated(_intervals(device, start, end[start]), unmatched_ends)
-
-
-def _intervals(device: DeviceTrace, start: Ints8, end: Ints8) -> Intervals:
-    rows, times = device.annotations, clock(device)
+    end = end_of[start]
     is_open = end < 0
     last_time = int(times[-1]) if len(times) else 0
     start_us = rows.time_us[start]
@@ -92,7 +77,7 @@ def _intervals(device: DeviceTrace, start: Ints8, end: Ints8) -> Intervals:
 @cached
 def interval_peaks(device: DeviceTrace) -> Ints8:
     """Most live bytes from the beginning of each interval to its end, what was live when it began included."""
-    intervals = annotated(device).intervals
+    intervals = annotated(device)
     last = np.maximum(intervals.end_event, intervals.start_event - 1)
     return max_of_ranges(timeline(device).live, intervals.start_event, last + 2)
 
@@ -106,7 +91,7 @@ def event_of_mark(trace: Trace, device: DeviceTrace, name: str) -> int:
     Raises:
         UsageError: No annotation has this name; some that there are are named.
     """
-    intervals = annotated(device).intervals
+    intervals = annotated(device)
     texts = [trace.strings[code] for code in intervals.name.tolist()]
     if name not in texts:
         known = ", ".join(repr(text[:40]) for text in list(dict.fromkeys(texts))[:_MOST_NAMED])
@@ -122,7 +107,7 @@ def annotation_of_events(device: DeviceTrace, events: Ints8) -> Ints8:
 @cached
 def _innermost(device: DeviceTrace) -> Ints8:
     """Per event. One loop over the annotations, with those that are open on a heap, the latest on top."""
-    intervals, count = annotated(device).intervals, len(device.events)
+    intervals, count = annotated(device), len(device.events)
     begins = intervals.start_event.tolist()
     ends = (intervals.end_event + 1).tolist()
     owner, since = [NO_INTERVAL], [0]
@@ -150,14 +135,14 @@ class StepRange:
 
 def optimizer_steps(trace: Trace, device: DeviceTrace) -> Ints8:
     """Rows of the intervals by which torch annotates optimizer steps."""
-    names = annotated(device).intervals.name
+    names = annotated(device).name
     codes = [code for code in distinct(names) if trace.strings[code].startswith("Optimizer.step#")]
     return np.flatnonzero(is_among(names, codes))
 
 
 def steps(trace: Trace, device: DeviceTrace) -> tuple[StepRange, ...]:
     """Return the profiler's steps; without any, the ranges between ends of consecutive optimizer steps."""
-    intervals = annotated(device).intervals
+    intervals = annotated(device)
     names = [trace.strings[code] for code in intervals.name]
     profiled = [i for i, name in enumerate(names) if name.startswith("ProfilerStep#")]
     if profiled:
@@ -187,7 +172,7 @@ _PHASES_OF_RUNS = ("load", "conversion", "warm-up")
 
 def marks(trace: Trace, device: DeviceTrace) -> tuple[StepRange, ...]:
     """Return the moments that the program named with `memviz.mark`, in their order: annotations without events."""
-    found = annotated(device).intervals
+    found = annotated(device)
     empty = np.flatnonzero((found.end_event < found.start_event) & ~found.is_open)
     columns = (column[empty].tolist() for column in (found.name, found.start_event, found.end_event))
     named = (StepRange(trace.strings[name], first, last) for name, first, last in zip(*columns, strict=True))

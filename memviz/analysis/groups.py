@@ -148,7 +148,7 @@ def _by_stream(trace: Trace, device: DeviceTrace, rows: Ints8) -> GroupCodes:
 def _by_annotation(trace: Trace, device: DeviceTrace, rows: Ints8) -> GroupCodes:
     """Innermost annotation around the alloc, with an own group for allocations from before the first event."""
     start, before, outside = lifetimes(device).start[rows], -2, -1
-    names = np.append(annotated(device).intervals.name, outside)
+    names = np.append(annotated(device).name, outside)
     codes = np.full(len(rows), before)
     begun = start >= 0
     codes[begun] = names[annotation_of_events(device, start[begun])]

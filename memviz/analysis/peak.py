@@ -127,7 +127,7 @@ def event_state(trace: Trace, device: DeviceTrace, event: int, *, around: int = 
     times = clock(device) if has_times(device) else None
     is_failure = event > BEFORE and events.action[event] == Action.OOM
     annotation = NO_INTERVAL if event == BEFORE else int(annotation_of_events(device, np.array([event]))[0])
-    names = annotated(device).intervals.name
+    names = annotated(device).name
     return EventState(
         event=event,
         microseconds=None if times is None else int(times[max(event, 0)] - times[0]),

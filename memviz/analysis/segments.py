@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memviz.analysis.cache import cached
-from memviz.analysis.lifetimes import BEFORE, lifetimes
+from memviz.analysis.lifetimes import BEFORE, lifetimes, live_rows
 from memviz.analysis.timeline import timeline
 from memviz.errors import UsageError
 from memviz.trace.model import Bools, Bytes1, Columns, DeviceTrace, Ints4, Ints8, Segments, Trace
@@ -175,11 +175,8 @@ class SegmentsAt:
 
 def segments_at(trace: Trace, device: DeviceTrace, event: int) -> SegmentsAt:
     """After `event`; -1 is before the first."""
-    if not -1 <= event < len(device.events):
-        raise UsageError(f"Event {event} does not exist: device {device.name} has {len(device.events)} events.")
-    segments = reserved_segments(device, event, trace.settings)
+    segments, rows = reserved_segments(device, event, trace.settings), live_rows(device, event)
     lives = lifetimes(device)
-    rows = np.flatnonzero((lives.start <= event) & (lives.end > event))
     blocks = _blocks(trace, device, segments, rows, event)
     tiles = _with_gaps(segments, blocks)
     outside = int(lives.size[rows].sum() - blocks.requested.sum())

@@ -147,15 +147,13 @@ class DecimatedTimeline(Columns):
     reserved_max: Ints8
 
 
-def by_event(device: DeviceTrace, columns: int, *, first: int = BEFORE, last: int | None = None) -> DecimatedTimeline:
-    """Events `first` to `last`, evenly; fewer than `columns` columns where there are fewer events."""
-    end = len(device.events) - 1 if last is None else last
-    if columns < 1 or not BEFORE <= first <= end < max(len(device.events), 1):
-        raise UsageError(f"No timeline of {columns} columns from event {first} to {end} in device {device.name}.")
-    # Row e + 1 of the timeline belongs to event e.
-    count = min(columns, end - first + 1)
-    bounds = (first + 1) + np.arange(count + 1) * (end - first + 1) // count
-    return _reduce_to_columns(timeline(device), bounds)
+def by_event(device: DeviceTrace, columns: int) -> DecimatedTimeline:
+    """All events, evenly; fewer than `columns` columns where there are fewer events."""
+    rows = len(timeline(device))
+    if columns < 1:
+        raise UsageError(f"No timeline of {columns} columns in device {device.name}.")
+    count = min(columns, rows)
+    return _reduce_to_columns(timeline(device), np.arange(count + 1) * rows // count)
 
 
 def by_time(device: DeviceTrace, columns: int) -> DecimatedTimeline:
@@ -165,7 +163,7 @@ def by_time(device: DeviceTrace, columns: int) -> DecimatedTimeline:
     times = clock(device)
     begin, end = int(times[0]), int(times[-1])
     if columns < 1:
-        raise UsageError(f"No timeline of {columns} columns from {begin} to {end} µs in device {device.name}.")
+        raise UsageError(f"No timeline of {columns} columns in device {device.name}.")
     # In Python's integers: a damaged file may have times whose product leaves an int64.
     edges = np.array([begin + (end - begin) * i // columns for i in range(columns)])
     bounds = np.append(np.searchsorted(times, edges, side="left"), np.searchsorted(times, end, side="right")) + 1

@@ -48,7 +48,7 @@ def timeline(
     decimated = by_event(chosen, columns) if over == "event" else by_time(chosen, columns)
     return plot_timeline(
         decimated,
-        intervals=annotated(chosen).intervals,
+        intervals=annotated(chosen),
         interval_peaks=interval_peaks(chosen),
         strings=trace.strings,
         out_of_memory=failed_requests(trace, chosen, slice(_MOST_FAILURES)),

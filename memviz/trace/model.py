@@ -12,7 +12,7 @@ hand them out) are kept in two's complement, so that arithmetic stays in one int
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
 from functools import cached_property
 from typing import Any, Literal, Protocol, Self, TypeVar
@@ -308,6 +308,10 @@ class HostBytes(Columns):
         highest = np.lexsort((self.total, stretch))[last]
         return self.select(np.unique(np.concatenate([highest, np.flatnonzero(last)])))
 
+    def moved(self, source: Ints8) -> Self:
+        """Return it over other events, of which each comes from one of these."""
+        return replace(self, event=np.searchsorted(np.maximum.accumulate(source), self.event))
+
 
 @dataclass(frozen=True, eq=False)
 class Purposes(Columns):
@@ -327,6 +331,11 @@ class Spans(Columns):
     step: Ints4
     first: Ints8
     """Event."""
+
+    def moved(self, source: Ints8) -> Self:
+        """Return them over other events, of which each comes from one of these, without those that begin behind all."""
+        first = np.searchsorted(np.maximum.accumulate(source), self.first)
+        return replace(self, first=first).select(first < len(source))
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from memviz.analysis.allocations import allocation, write_allocations
 from memviz.analysis.annotations import (
     NO_INTERVAL,
-    Annotated,
     StepRange,
     annotated,
     annotation_of_events,
@@ -30,7 +29,7 @@ from memviz.trace.model import About, DeviceTrace, Trace
 from memviz.trace.write import snapshot_dict
 from memviz.ui.payloads.timelines import phase_bands
 from tests.analysis.training import logits_held_through_the_next_forward, of_kind
-from tests.traces import alloc, free, read, snapshot, trace_of
+from tests.traces import alloc, free, ranges, read, snapshot, trace_of
 
 Row = tuple[str, str, int]
 
@@ -44,35 +43,32 @@ def annotated_trace(rows: list[Row], times: list[int]) -> Trace:
 
 def brief(trace: Trace) -> list[tuple]:
     """Name, first and last event, depth, whether it is open, peak."""
-    found = annotated(trace.devices[0]).intervals
+    found = annotated(trace.devices[0])
     names = [trace.strings[code] for code in found.name]
     columns = (found.start_event, found.end_event, found.depth, found.is_open, interval_peaks(trace.devices[0]))
     return list(zip(names, *(column.tolist() for column in columns), strict=True))
 
 
 @pytest.mark.parametrize(
-    ("rows", "times", "found", "unmatched"),
+    ("rows", "times", "found"),
     [
-        ([("a", "START", 15), ("a", "END", 30)], [10, 20, 30, 40], [("a", 1, 2, 0, False, 7)], 0),
+        ([("a", "START", 15), ("a", "END", 30)], [10, 20, 30, 40], [("a", 1, 2, 0, False, 7)]),
         (
             [("a", "START", 10), *((name, "START", 20) for name in "ab"), ("a", "END", 20), ("b", "END", 30)]
             + [("a", "END", 40)],
             [10, 20, 30, 40],
             [("a", 0, 3, 0, False, 15), ("a", 1, 1, 1, False, 3), ("b", 1, 2, 2, False, 7)],
-            0,
         ),
-        ([("a", "START", 20)], [10, 20, 30], [("a", 1, 2, 0, True, 7)], 0),
+        ([("a", "START", 20)], [10, 20, 30], [("a", 1, 2, 0, True, 7)]),
         (
             [("a", "END", 5), ("a", "START", 10), ("a", "END", 15), ("a", "END", 16)],
             [10, 20],
             [("a", 0, 0, 0, False, 1)],
-            2,
         ),
         (
             [("a", "START", 12), ("a", "END", 15), ("b", "START", 99)],
             [10, 20],
             [("a", 1, 0, 0, False, 1), ("b", 2, 1, 0, True, 3)],
-            0,
         ),
     ],
     ids=[
@@ -80,24 +76,19 @@ def brief(trace: Trace) -> list[tuple]:
         "without events it peaks at what was live",
     ],
 )
-def test_an_interval_holds_the_events_between_its_start_and_its_end(rows, times, found, unmatched):
-    trace = annotated_trace(rows, times)
-    assert (brief(trace), annotated(trace.devices[0]).unmatched_ends) == (found, unmatched)
+def test_an_interval_holds_the_events_between_its_start_and_its_end(rows, times, found):
+    assert brief(annotated_trace(rows, times)) == found
 
 
 def test_what_was_live_at_the_start_counts_for_the_peak():
     events = [alloc(1, 10, time_us=10), *free(1, 10, time_us=20), alloc(2, 3, time_us=30)]
-    rows = [{"name": "a", "stage": stage, "device": 0, "time_us": time} for stage, time in (("START", 15), ("END", 40))]
-    assert brief(trace_of(events, external_annotations=rows)) == [("a", 1, 3, 0, False, 10)]
+    assert brief(trace_of(events, external_annotations=ranges(("a", 15, 40)))) == [("a", 1, 3, 0, False, 10)]
 
 
 def test_without_times_or_annotations_none_is_placed():
     rows = [{"name": "a", "stage": "START", "device": 0, "time_us": 5}]
-    found = annotated(trace_of([alloc(1, 1)], external_annotations=rows).devices[0])
-    assert (len(found.intervals), found.unplaced, found.unmatched_ends) == (0, 1, 0)
-    found = annotated(trace_of([alloc(1, 1, time_us=5)]).devices[0])
-    assert found == Annotated(found.intervals)
-    assert len(found.intervals) == 0
+    for trace in (trace_of([alloc(1, 1)], external_annotations=rows), trace_of([alloc(1, 1, time_us=5)])):
+        assert len(annotated(trace.devices[0])) == 0
 
 
 def plain_pairs(device: DeviceTrace) -> list[tuple[int, int]]:
@@ -126,17 +117,16 @@ def test_starts_and_ends_pair_as_a_stack_per_name_pairs_them(rows):
     device = numbered(rows).devices[0]
     found, times = annotated(device), device.annotations.time_us
     pairs = plain_pairs(device)
-    assert found.intervals.start_us.tolist() == [times[start] for start, _ in pairs]
-    assert found.intervals.is_open.tolist() == [end < 0 for _, end in pairs]
-    closed = ~found.intervals.is_open
-    assert found.intervals.end_us[closed].tolist() == [times[end] for _, end in pairs if end >= 0]
-    assert found.unmatched_ends == len(rows) - len(pairs) - int(closed.sum())
+    assert found.start_us.tolist() == [times[start] for start, _ in pairs]
+    assert found.is_open.tolist() == [end < 0 for _, end in pairs]
+    closed = ~found.is_open
+    assert found.end_us[closed].tolist() == [times[end] for _, end in pairs if end >= 0]
 
 
 @given(some_rows)
 def test_the_peak_of_each_interval_is_the_most_that_was_live_in_it(rows):
     device = numbered(rows).devices[0]
-    found, live = annotated(device).intervals, timeline(device).live
+    found, live = annotated(device), timeline(device).live
     spans = zip(found.start_event, found.end_event, strict=True)
     assert interval_peaks(device).tolist() == [int(live[start : max(end, start - 1) + 2].max()) for start, end in spans]
 
@@ -144,7 +134,7 @@ def test_the_peak_of_each_interval_is_the_most_that_was_live_in_it(rows):
 @given(some_rows)
 def test_an_event_belongs_to_the_latest_interval_around_it(rows):
     device = numbered(rows).devices[0]
-    found = annotated(device).intervals
+    found = annotated(device)
     for e in range(len(TIMES)):
         around = np.flatnonzero((found.start_event <= e) & (e <= found.end_event))
         expected = int(around[-1]) if len(around) else NO_INTERVAL
@@ -178,12 +168,8 @@ def noted(*names: str) -> Trace:
     ends = [*begins[1:], len(events)]
     rows = []
     for name, first, past in zip(names, begins, ends, strict=False):
-        rows += [_row(name, "START", 10 * first + 5), _row(name, "END", 10 * past + 4)]
+        rows += ranges((name, 10 * first + 5, 10 * past + 4))
     return trace_of(events, external_annotations=rows)
-
-
-def _row(name: str, stage: str, time_us: int) -> dict[str, Any]:
-    return {"name": name, "stage": stage, "device": 0, "time_us": time_us}
 
 
 @pytest.mark.parametrize(
@@ -243,7 +229,7 @@ def test_what_was_predicted_or_replayed_from_it_has_none() -> None:
         trace = written(about)
         device = trace.devices[0]
         assert not has_times(device)
-        assert annotated(device).intervals.start_event.tolist() == [1]
+        assert annotated(device).start_event.tolist() == [1]
         assert scores([(trace, device)])[0].duration_us is None
         assert allocation(trace, device, 0).span.microseconds is None
         table = io.StringIO()

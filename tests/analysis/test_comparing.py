@@ -23,7 +23,7 @@ from memviz.analysis.purpose.categories import BEFORE_RECORDING, KINDS, kinds
 from memviz.errors import UsageError
 from memviz.trace.model import Category, Trace
 from tests.real import FOLDER, read_once, requires_real
-from tests.traces import alloc, block, event, frame, free, pairs_of, read, segment, snapshot, trace_of
+from tests.traces import alloc, block, event, frame, free, pairs_of, ranges, read, segment, snapshot, trace_of
 
 
 def at(function: str, line: int = 1) -> list[dict]:
@@ -332,12 +332,8 @@ def test_places_are_told_apart_by_as_little_as_it_takes(sides, tails):
 def run(count: int, *steps: tuple[str, int, int], first_us: int = 1000, step_us: int = 10) -> Trace:
     """Allocations one after the other, and annotations as (name, first event, last event)."""
     events = [alloc(i, 8, time_us=first_us + step_us * i) for i in range(count)]
-    marks = [
-        {"name": name, "stage": stage, "device": 0, "time_us": first_us + step_us * at}
-        for name, first, last in steps
-        for stage, at in (("START", first), ("END", last))
-    ]
-    return read(snapshot(events, external_annotations=marks))
+    marks = ((name, first_us + step_us * first, first_us + step_us * last) for name, first, last in steps)
+    return read(snapshot(events, external_annotations=ranges(*marks)))
 
 
 def test_whole_runs_stand_beginning_over_beginning_and_on_one_scale_the_shorter_ends_earlier():

@@ -42,7 +42,7 @@ from tests.analysis.training import (
 )
 from tests.facts import missing
 from tests.results.made import COUNT, made
-from tests.traces import MiB, alloc, block, event, frame, free, segment, trace_of
+from tests.traces import MiB, alloc, block, event, frame, free, ranges, segment, trace_of
 
 CAST = [frame("at::_ops::_to_copy::call(at::Tensor const&)", "??", 0), frame("forward", "/p/model.py", 20), CALL, MAIN]
 COPIED = [NATIVE, frame("deepcopy", "/p/average.py", 5), MAIN]
@@ -139,11 +139,16 @@ def test_what_lives_long_or_makes_no_peak_is_no_large_temporary():
 KEPT = 60
 
 
-def test_what_each_step_adds_is_told_by_its_line_and_how_much_a_step():
+def _keeping(*sizes: int) -> Loop:
+    """One more block stays after each step."""
     loop = Loop()
-    for step in range(4):
-        loop.forward().make(KEPT + step, 5, LOSS).backward().step().without_gradient()
-    trace = loop.trace()
+    for step, size in enumerate(sizes):
+        loop.forward().make(KEPT + step, size, LOSS).backward().step().without_gradient()
+    return loop
+
+
+def test_what_each_step_adds_is_told_by_its_line_and_how_much_a_step():
+    trace = _keeping(5, 5, 5, 5).trace()
     (finding,) = of_kind(trace, FindingKind.GROWING)
     assert finding.bytes == 15 * MiB
     assert finding.site == "train.py:30 loss"
@@ -151,13 +156,11 @@ def test_what_each_step_adds_is_told_by_its_line_and_how_much_a_step():
     assert lifetimes(trace.devices[0]).address[finding.rows].tolist() == [KEPT, KEPT + 1, KEPT + 2]
 
 
-def test_unequal_steps_are_told_from_the_least_to_the_most():
-    loop = Loop()
-    for step in range(3):
-        loop.forward().make(KEPT + step, 5 + step, LOSS).backward().step().without_gradient()
-    (finding,) = of_kind(loop.trace(), FindingKind.GROWING)
+def test_unequal_steps_are_told_from_the_least_to_the_most_and_two_are_too_few():
+    (finding,) = of_kind(_keeping(5, 6, 7).trace(), FindingKind.GROWING)
     assert finding.bytes == 11 * MiB
     assert missing(finding.sentence, "5.00 MiB", "6.00 MiB") == []
+    assert of_kind(_keeping(5, 5).trace(), FindingKind.GROWING) == []
 
 
 def test_optimizer_state_that_comes_with_the_first_step_does_not_grow():
@@ -187,13 +190,6 @@ def test_what_is_let_go_every_other_step_does_not_grow():
     assert of_kind(loop.trace(), FindingKind.GROWING) == []
 
 
-def test_two_steps_are_too_few_to_say():
-    loop = Loop()
-    for step in range(2):
-        loop.forward().make(KEPT + step, 5, LOSS).backward().step().without_gradient()
-    assert of_kind(loop.trace(), FindingKind.GROWING) == []
-
-
 def test_what_takes_the_place_of_what_was_there_before_the_recording_does_not_grow():
     """Buffers that every step makes anew: the old ones have no stack, since their allocs were not recorded."""
     loop = Loop()
@@ -211,17 +207,10 @@ def test_a_step_that_ended_before_the_first_event_is_no_moment_between_steps():
     """The recording begins in the middle of the next one."""
     loop = Loop(has_weight=False)
     for step in range(2):
-        loop.make(KEPT + 2 * step, 5, LOSS, time_us=20 + 100 * step).make(
-            1 + KEPT + 2 * step, 1, STEP, time_us=90 + 100 * step
-        )
-    ends = [10, 100, 200]
-    marks = [
-        {"name": f"ProfilerStep#{number}", "stage": stage, "time_us": time, "device": 0}
-        for number, end in enumerate(ends)
-        for stage, time in (("START", end - 9 if number == 0 else ends[number - 1] + 1), ("END", end))
-    ]
-    trace = trace_of(loop.events, external_annotations=marks)
-    assert of_kind(trace, FindingKind.GROWING) == []
+        loop.make(KEPT + 2 * step, 5, LOSS, time_us=20 + 100 * step)
+        loop.make(1 + KEPT + 2 * step, 1, STEP, time_us=90 + 100 * step)
+    marks = ranges(("ProfilerStep#0", 1, 10), ("ProfilerStep#1", 11, 100), ("ProfilerStep#2", 101, 200))
+    assert of_kind(trace_of(loop.events, external_annotations=marks), FindingKind.GROWING) == []
 
 
 def test_graphs_that_a_list_of_losses_keeps_are_one_finding():
@@ -310,14 +299,8 @@ def test_a_recording_that_ends_before_its_backward_says_that_it_does_not_reach_i
     assert finding.bytes == 40 * MiB
     assert "backward" in finding.sentence and "recording" in finding.sentence
     assert lifetimes(trace.devices[0]).address[finding.rows].tolist() == [HIDDEN, OTHER]
-
-
-def test_what_a_forward_lets_go_by_itself_waits_for_nothing():
-    loop = Loop().forward()
-    for metadata in loop.events[-2:]:
-        metadata["user_metadata"] = "activation"
-    loop.end(HIDDEN, 20).end(OTHER, 20)
-    assert of_kind(loop.trace(), FindingKind.ACTIVATIONS) == []
+    # What the forward itself lets go waits for nothing.
+    assert of_kind(loop.end(HIDDEN, 20).end(OTHER, 20).trace(), FindingKind.ACTIVATIONS) == []
 
 
 def trained(forward_and_backward: Callable[[Loop], None]) -> Finding:

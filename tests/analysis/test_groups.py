@@ -12,7 +12,7 @@ from memviz.analysis.lifetimes import lifetimes
 from memviz.errors import UsageError
 from memviz.trace.model import Category, Labels, Phase, Trace
 from tests.analysis.replays import sound_traces
-from tests.traces import alloc, block, event, frame, free, segment, trace_of
+from tests.traces import alloc, block, event, frame, free, ranges, segment, trace_of
 
 MODEL, TRAIN, OTHER = frame("forward", "/p/model.py", 3), frame("step", "/p/train.py", 9), frame("g", "/p/train.py", 9)
 
@@ -109,8 +109,7 @@ def test_recorded_labels_are_the_groups():
 
 
 def test_annotations_are_those_around_the_alloc():
-    rows = [("step", "START", 10), ("inner", "START", 20), ("inner", "END", 29), ("step", "END", 40)]
-    annotations = [{"name": name, "stage": stage, "device": 0, "time_us": time} for name, stage, time in rows]
+    annotations = ranges(("step", 10, 40), ("inner", 20, 29))
     events = [alloc(i, 1 << i, time_us=time) for i, time in enumerate([5, 10, 25, 35, 50])]
     final = [segment(0x1000, 512, [block(0x1000, 512, 500)])]
     assert brief(trace_of(events, final, external_annotations=annotations), "annotation") == [

@@ -12,7 +12,7 @@ from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.timeline import timeline
 from memviz.trace.model import Trace
 from tests.analysis.replays import sound_traces
-from tests.traces import alloc, block, event, frame, free, segment, trace_of
+from tests.traces import alloc, block, event, frame, free, ranges, segment, trace_of
 
 CACHE, WORK = frame("remember", "cache.py", 3), frame("work", "train.py", 9)
 
@@ -40,10 +40,7 @@ def three_steps() -> Trace:
     events, annotations = [], []
     for step in range(3):
         begin = 100 * step + 100
-        annotations += [
-            {"name": f"ProfilerStep#{step}", "stage": stage, "device": 0, "time_us": time}
-            for stage, time in (("START", begin), ("END", begin + 50))
-        ]
+        annotations += ranges((f"ProfilerStep#{step}", begin, begin + 50))
         events += [alloc(step, 10, frames=[CACHE], time_us=begin + 1), alloc(99, 100, frames=[WORK], time_us=begin + 2)]
         events += free(99, 100, time_us=begin + 60)
     return trace_of(events, external_annotations=annotations)
@@ -70,11 +67,7 @@ def test_without_steps_nothing_is_said_about_growth():
 
 def test_a_step_that_ended_before_the_first_event_is_no_growth():
     """The live bytes at that step's end are unknown: recording began in the next step."""
-    annotations = [
-        {"name": f"ProfilerStep#{step}", "stage": stage, "device": 0, "time_us": time}
-        for step, begin in enumerate((10, 100))
-        for stage, time in (("START", begin), ("END", begin + 50))
-    ]
+    annotations = ranges(("ProfilerStep#0", 10, 60), ("ProfilerStep#1", 100, 150))
     trace = trace_of([alloc(1, 10, frames=[CACHE], time_us=120)], external_annotations=annotations)
     found = growth(trace, trace.devices[0])
     assert (found.steps, found.live_bytes, found.rows) == (("ProfilerStep#1",), (10,), ())
@@ -117,14 +110,9 @@ def test_what_is_freed_before_the_next_alloc_counts(events, found):
 
 def test_named_moments_are_compared_where_there_are_no_steps_or_a_range_has_two():
     steps = three_steps()
-    with_marks = [("before", 155), ("after", 255), ("end", 355)]
-    annotations = [
-        {"name": name, "stage": stage, "device": 0, "time_us": time}
-        for name, time in with_marks
-        for stage in ("START", "END")
-    ]
+    marks = ranges(("before", 155, 155), ("after", 255, 255), ("end", 355, 355))
     own = [alloc(step, 10, frames=[CACHE], time_us=100 * step + 101) for step in range(3)]
-    trace = trace_of(own, external_annotations=annotations)
+    trace = trace_of(own, external_annotations=marks)
     found = growth(trace, trace.devices[0])
     assert (found.unit, found.steps, found.live_bytes) == ("mark", ("before", "after", "end"), (10, 20, 30))
     within = growth(trace, trace.devices[0], within=(1, 2))

@@ -34,7 +34,7 @@ from memviz.errors import UsageError
 from memviz.trace.model import NO_STACK, Category, DeviceTrace, Labels, Phase, Trace
 from tests.analysis.replays import BEFORE, Replay, any_events, any_segments, sound_traces
 from tests.real import each_real_file, read_once, requires_real
-from tests.traces import MiB, alloc, block, event, frame, free, segment, trace_of
+from tests.traces import MiB, alloc, block, device_of, event, frame, free, ranges, segment, trace_of
 
 FREED_ALL = [segment(0, 1024, [])]
 HELD = [segment(0x100, 512, [block(0x100, 512, 500)])]
@@ -149,10 +149,6 @@ def test_addresses_are_ordered_stably_however_far_apart(addresses):
     assert begins.tolist() == [i == 0 or ordered[i] != ordered[i - 1] for i in range(len(ordered))]
 
 
-def device_of(*events) -> DeviceTrace:
-    return trace_of(list(events)).devices[0]
-
-
 @given(sound_traces())
 def test_live_rows_are_those_a_loop_finds(trace):
     device, rows = trace.devices[0], lifetimes(trace.devices[0])
@@ -228,23 +224,10 @@ def test_a_failed_allocation_says_what_was_asked_and_free():
 
 
 def test_the_innermost_annotation_is_named():
-    annotations = [
-        {"device": 0, "name": name, "stage": stage, "time_us": time}
-        for name, stage, time in (
-            ("outer", "START", 5),
-            ("inner", "START", 15),
-            ("inner", "END", 25),
-            ("outer", "END", 50),
-        )
-    ]
     events = [alloc(1, 5, time_us=10), alloc(2, 5, time_us=20), alloc(3, 5, time_us=60)]
-    trace = trace_of(events, external_annotations=annotations)
-    assert [event_state(trace, trace.devices[0], each).annotation for each in (-1, 0, 1, 2)] == [
-        "",
-        "outer",
-        "inner",
-        "",
-    ]
+    trace = trace_of(events, external_annotations=ranges(("outer", 5, 50), ("inner", 15, 25)))
+    found = [event_state(trace, trace.devices[0], each).annotation for each in (-1, 0, 1, 2)]
+    assert found == ["", "outer", "inner", ""]
 
 
 def test_nothing_recorded_is_a_moment_with_what_is_there():

@@ -19,7 +19,7 @@ from memviz.trace.reserved import HOPPER_WORKSPACE_BYTES
 from tests.analysis import training as t
 from tests.analysis.training import Recording
 from tests.real import FOLDER, read_once, requires_real
-from tests.traces import alloc, block, frame, free, segment, trace_of
+from tests.traces import alloc, block, frame, free, ranges, segment, trace_of
 
 
 def judged(trace: Trace, address: int = 1) -> tuple[Category, Reason]:
@@ -301,11 +301,8 @@ def test_metadata_of_the_program_comes_first():
 
 
 def test_a_range_that_a_program_names_tells_of_what_nothing_else_does():
-    rows = [
-        {"name": "kv cache setup", "stage": stage, "device": 0, "time_us": at}
-        for stage, at in (("START", 5), ("END", 15))
-    ]
-    trace = trace_of(made(t.LOSS).alloc(2, t.FORWARD).events, external_annotations=rows)
+    events = made(t.LOSS).alloc(2, t.FORWARD).events
+    trace = trace_of(events, external_annotations=ranges(("kv cache setup", 5, 15)))
     assert judged(trace) == (Category.KV_CACHE, Reason.ANNOTATED)
     assert categories(trace, trace.devices[0]).certainty[0] == Certainty.PROBABLE
 
@@ -454,10 +451,7 @@ def test_a_step_ends_with_its_optimizer_step():
 
 
 def test_an_optimizer_that_allocates_nothing_is_known_by_torchs_note():
-    rows = [
-        {"name": "Optimizer.step#SGD.step", "stage": stage, "device": 0, "time_us": at}
-        for stage, at in (("START", 25), ("END", 26))
-    ]
+    rows = ranges(("Optimizer.step#SGD.step", 25, 26))
     events = Recording().alloc(1, t.FORWARD).alloc(2, t.BACKWARD).alloc(3, t.LOSS).alloc(4, t.FORWARD)
     assert [name for name, _, _ in named(events, external_annotations=rows)] == [
         "forward of step 1",

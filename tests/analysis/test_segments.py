@@ -78,10 +78,13 @@ def test_the_map_follows_the_events(after: int, expected: list[tuple[Any, ...]])
     assert tiles(SMALL, after) == expected
 
 
-def test_each_block_names_its_allocation() -> None:
+def test_each_block_names_its_allocation_and_an_event_that_does_not_exist_is_refused() -> None:
     moment = segments_at(SMALL, SMALL.devices[0], 2)
     assert lifetimes(SMALL.devices[0]).size[moment.tiles.row[:2]].tolist() == [1000, 600]
     assert moment.tiles.row[2] == -1
+    for number in (-2, 5):
+        with pytest.raises(UsageError, match="Device 0 has no event"):
+            segments_at(SMALL, SMALL.devices[0], number)
 
 
 def test_a_segment_that_was_freed_is_known_from_its_free() -> None:
@@ -142,13 +145,6 @@ def test_an_oversize_block_is_its_whole_segment() -> None:
     assert tiles(limited, 1) == [(0, 80 * MiB, "live", 70 * MiB)]
 
 
-def test_live_bytes_without_a_segment_are_counted() -> None:
-    held = [segment(BASE, 2 * MiB, [block(BASE, 1024, 1000)])]
-    trace = trace_of([alloc(BASE, 1000), alloc(BASE + 4 * MiB, 500)], held)
-    moment = segments_at(trace, trace.devices[0], 1)
-    assert (moment.outside_bytes, moment.tiles.requested.sum()) == (500, 1000)
-
-
 def test_allocations_laid_over_each_other_are_cut_and_counted() -> None:
     trace = trace_of([alloc(BASE, 4096), alloc(BASE + 1024, 512), alloc(1, 1)], [segment(BASE, 2 * MiB, [])])
     assert tiles(trace, 1)[:2] == [(0, 1024, "live", 1024), (1024, 512, "live", 512)]
@@ -161,12 +157,6 @@ def test_addresses_above_the_middle_are_in_order() -> None:
     moment = segments_at(trace, trace.devices[0], -1)
     assert [int(a) & (2**64 - 1) for a in moment.tiles.address] == [BASE, high, high + 512]
     assert as_in_the_file(trace.devices[0], moment)
-
-
-def test_an_event_that_does_not_exist_is_refused() -> None:
-    for number in (-2, 5):
-        with pytest.raises(UsageError, match="device 0 has 5 events"):
-            segments_at(SMALL, SMALL.devices[0], number)
 
 
 sizes = st.one_of(

@@ -23,7 +23,7 @@ from memviz.errors import UsageError
 from memviz.trace.model import DeviceTrace, Events, State
 from tests.analysis.replays import Replay, any_events, any_segments, sound_traces
 from tests.real import each_real_file, expected, read_once, requires_real
-from tests.traces import MiB, alloc, block, event, frame, free, segment, trace_of
+from tests.traces import MiB, alloc, block, device_of, event, frame, free, segment, trace_of
 
 
 def of(*events, segments=None) -> Timeline:
@@ -144,10 +144,6 @@ def test_of_several_devices_the_one_with_most_events_is_shown():
     assert (total.events, int(np.max(total.largest(5)))) == (2, 3)
 
 
-def device_of(*events, segments=None) -> DeviceTrace:
-    return trace_of(list(events), segments).devices[0]
-
-
 def columns(**values: list[int]) -> DecimatedTimeline:
     return DecimatedTimeline(**{name: np.array(each, dtype=np.int64) for name, each in values.items()})
 
@@ -170,12 +166,6 @@ def test_there_are_no_more_columns_than_events():
     assert (found.first_event.tolist(), found.live_max.tolist()) == ([-1, 0, 1], [0, 10, 15])
 
 
-def test_a_window_of_events_can_be_drawn_alone():
-    device = device_of(*(alloc(i, 1) for i in range(10)))
-    found = by_event(device, 2, first=4, last=7)
-    assert (found.first_event.tolist(), found.live_max.tolist()) == ([4, 6], [6, 8])
-
-
 def test_by_time_a_column_stands_for_its_span():
     device = device_of(*(alloc(i, 1, time_us=time) for i, time in enumerate([100, 110, 120, 190, 200])))
     found = by_time(device, 4)
@@ -184,10 +174,10 @@ def test_by_time_a_column_stands_for_its_span():
     assert found.live_max.tolist() == [3, 3, 3, 5]
 
 
-@pytest.mark.parametrize("window", [{"columns": 0}, {"columns": 5, "first": -2}, {"columns": 5, "first": 2, "last": 1}])
-def test_an_impossible_window_is_refused(window):
+@pytest.mark.parametrize("reduce", [by_event, by_time])
+def test_a_timeline_without_columns_is_refused(reduce):
     with pytest.raises(UsageError, match="No timeline of"):
-        by_event(device_of(alloc(1, 5), alloc(2, 5), alloc(3, 5)), **window)
+        reduce(device_of(alloc(1, 5, time_us=1), alloc(2, 5, time_us=2)), 0)
 
 
 def test_by_time_needs_times():

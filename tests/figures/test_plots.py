@@ -136,7 +136,7 @@ def hostile_figures() -> dict[str, go.Figure]:
     device = trace.devices[0]
     columns = by_event(device, 10)
     notes_and_failures = {
-        "intervals": annotated(device).intervals,
+        "intervals": annotated(device),
         "strings": trace.strings,
         "out_of_memory": failed_requests(trace, device),
     }
@@ -235,7 +235,7 @@ def test_failures_and_annotations_stand_at_their_events_or_times(trace):
     assert missing(mark["text"][0], "8.00 MiB", "1.00 MiB") == []
     drawing = plot_timeline(by_time(trace.devices[0], 8), out_of_memory=failures, span_us=SPAN)
     assert trace_named(drawing, "out of memory")["x"] == [8]
-    bands = {"intervals": annotated(trace.devices[0]).intervals, "strings": trace.strings}
+    bands = {"intervals": annotated(trace.devices[0]), "strings": trace.strings}
     by_events = plot_timeline(by_event(trace.devices[0], 100), **bands).data[-1]
     by_times = plot_timeline(by_time(trace.devices[0], 8), span_us=SPAN, **bands).data[-1]
     assert (by_events.base, by_events.x) == ((1,), (3,))

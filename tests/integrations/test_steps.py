@@ -27,7 +27,7 @@ def nothing_left_on() -> Iterator[None]:
 def names(path: Path) -> list[str]:
     """Names of the annotations, in order."""
     trace: Trace = memviz.open(path).trace
-    return [trace.strings[name] for name in annotated(trace.devices[0]).intervals.name.tolist()]
+    return [trace.strings[name] for name in annotated(trace.devices[0]).name.tolist()]
 
 
 STEP = ("forward", "backward", "optimizer step")

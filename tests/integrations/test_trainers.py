@@ -46,7 +46,7 @@ class Data(torch.utils.data.Dataset[dict[str, Tensor]]):
 
 def steps_in(path: Path) -> list[str]:
     trace = memviz.open(path).trace
-    names = [trace.strings[name] for name in annotated(trace.devices[0]).intervals.name.tolist()]
+    names = [trace.strings[name] for name in annotated(trace.devices[0]).name.tolist()]
     assert {"forward", "backward", "optimizer step"} <= set(names)
     return [name for name in names if name.startswith("step ")]
 
@@ -57,7 +57,7 @@ def modules(path: Path) -> set[str]:
 
 def forwards(path: Path) -> int:
     trace = memviz.open(path).trace
-    return [trace.strings[name] for name in annotated(trace.devices[0]).intervals.name.tolist()].count("forward")
+    return [trace.strings[name] for name in annotated(trace.devices[0]).name.tolist()].count("forward")
 
 
 # -- transformers

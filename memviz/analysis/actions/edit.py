@@ -13,7 +13,7 @@ import numpy as np
 
 from memviz.analysis.lifetimes import Lifetimes, lifetimes
 from memviz.analysis.purpose.categories import categories
-from memviz.analysis.purpose.phases import ACTIVITIES, first_events, phase_spans, phases
+from memviz.analysis.purpose.phases import PHASE_OF, first_events, phase_spans, phases
 from memviz.analysis.purpose.reasons import Certainty
 from memviz.trace.model import (
     Action,
@@ -24,9 +24,7 @@ from memviz.trace.model import (
     Columns,
     DeviceTrace,
     Events,
-    HostBytes,
     Ints8,
-    Labels,
     Purposes,
     Spans,
     State,
@@ -44,7 +42,7 @@ def inferred_purposes(trace: Trace, device: DeviceTrace) -> TakenOver:
     blocks = _rows_at(rows.block.astype(np.int64), len(device.blocks))
     recorded = phase_spans(trace, device).spans
     spans = Spans.typed(
-        [ACTIVITIES.index(span.doing) for span in recorded],
+        [PHASE_OF[span.doing] for span in recorded],
         [span.step for span in recorded],
         [span.first for span in recorded],
     )
@@ -143,30 +141,22 @@ def apply_edit(trace: Trace, device: DeviceTrace, edit: Edit) -> Trace:
         size=entries.size,
         time_us=device.events.time_us[np.minimum(entries.place, len(device.events) - 1)],
     )
+    labels = device.event_labels
+    if labels is not None:
+        # Added allocations keep the module, without category and phase.
+        labels, unknown = take_rows(labels, entries.source), np.uint8(0)
+        category, phase = (np.where(entries.is_added, unknown, column) for column in (labels.category, labels.phase))
+        labels = replace(labels, category=category, phase=phase)
     changed = replace(
         device,
         events=events,
-        event_labels=_labels(device.event_labels, entries),
+        event_labels=labels,
         blocks=_final_blocks(device, rows, sizes, edit),
         taken_over=_edit_purposes(inferred_purposes(trace, device), entries, edit.again_as),
         holders=None,
-        host=None if device.host is None else _host_bytes(device.host, entries.place),
+        host=None if device.host is None else device.host.moved(entries.place),
     )
     return replace(trace, devices=(changed,))
-
-
-def _host_bytes(recorded: HostBytes, place: Ints8) -> HostBytes:
-    """Return host memory, which no edit changes, over the events of the edited trace."""
-    return replace(recorded, event=np.searchsorted(place, recorded.event))
-
-
-def _labels(recorded: Labels | None, entries: _Entries) -> Labels | None:
-    """Labels per entry; added allocations keep the module, without category and phase."""
-    if recorded is None:
-        return None
-    copied, unknown = take_rows(recorded, entries.source), np.uint8(0)
-    category, phase = (np.where(entries.is_added, unknown, column) for column in (copied.category, copied.phase))
-    return replace(copied, category=category, phase=phase)
 
 
 def _edit_purposes(inferred: TakenOver, entries: _Entries, again_as: Category | None) -> TakenOver:
@@ -180,10 +170,7 @@ def _edit_purposes(inferred: TakenOver, entries: _Entries, again_as: Category | 
         is_known=copied.is_known,
     )
     # Some that is put in comes before a new segment that the phase begins with.
-    first = np.searchsorted(np.maximum.accumulate(entries.belongs), spans.first)
-    stays = first < len(entries)
-    moved = Spans(spans.phase[stays], spans.step[stays], first[stays])
-    return TakenOver(first_or_second(is_added, changed, copied), inferred.blocks, moved)
+    return TakenOver(first_or_second(is_added, changed, copied), inferred.blocks, spans.moved(entries.belongs))
 
 
 def _recorded_entries(device: DeviceTrace, rows: Lifetimes, sizes: Ints8, ended: Ints8) -> _Entries:

@@ -48,9 +48,8 @@ FREE_EARLIER_ASSUMPTIONS = ("Nothing reads it after the next forward begins.",)
 
 def free_earlier(facts: Facts, rows: Ints8) -> Proposal | None:
     """Each of these rows ends where the first forward behind its beginning does; None where none lives so long."""
-    begins = np.array([span.first for span in facts.forwards], dtype=np.int64)
-    following = np.searchsorted(begins, facts.rows.start[rows], side="right")
-    ends = np.append(begins, facts.count)[following]
+    following = np.searchsorted(facts.forward_begins, facts.rows.start[rows], side="right")
+    ends = np.append(facts.forward_begins, facts.count)[following]
     late = (facts.rows.start[rows] >= 0) & (facts.rows.end[rows] > ends) & (facts.rows.end[rows] < facts.count)
     if not late.any():
         return None
@@ -78,16 +77,14 @@ def checkpoint(facts: Facts) -> Proposal | None:
 
 
 def checkpoint_edit(facts: Facts, steps: tuple[LayeredStep, ...]) -> Edit:
-    earlier: list[tuple[Ints8, Ints8]] = []
-    again: list[tuple[Ints8, ...]] = []
+    earlier, again = [], [Again.empty()]
     for step in steps:
-        earlier += [(layer.kept, _release_events(facts, layer)) for layer in step.layers]
+        earlier += [Earlier(layer.kept, _release_events(facts, layer)) for layer in step.layers]
         if step.backward is not None:
             begins = _recompute_events(facts, step, step.backward)
             pairs = zip(step.layers, begins, strict=True)
             again += [_recomputed(facts, layer, begin) for layer, begin in pairs if begin < facts.count]
-    recomputed = Again(*(np.concatenate(column) for column in zip(*again, strict=True))) if again else Edit().again
-    return Edit(Earlier(*(np.concatenate(column) for column in zip(*earlier, strict=True))), recomputed)
+    return Edit(Earlier.concatenated(earlier), Again.concatenated(again))
 
 
 def _release_events(facts: Facts, layer: Layer) -> Ints8:
@@ -121,7 +118,7 @@ def _recompute_events(facts: Facts, step: LayeredStep, backward: PhaseSpan) -> l
     return begins
 
 
-def _recomputed(facts: Facts, layer: Layer, begin: int) -> tuple[Ints8, ...]:
+def _recomputed(facts: Facts, layer: Layer, begin: int) -> Again:
     """Allocations of a layer up to the last that its backward needs; the rest is not recomputed."""
     rows = facts.rows
     needed = layer.made[layer.made <= layer.kept.max(initial=-1)]
@@ -129,14 +126,8 @@ def _recomputed(facts: Facts, layer: Layer, begin: int) -> tuple[Ints8, ...]:
     needed = needed[np.isin(needed, layer.kept) | (rows.end[needed] <= layer.past)]
     is_saved = np.isin(needed, layer.kept)
     end = np.where(is_saved, np.maximum(rows.end[needed], begin), begin)
-    return (
-        needed,
-        np.full(len(needed), begin),
-        end,
-        rows.start[needed],
-        rows.end[needed],
-        np.ones(len(needed), np.int64),
-    )
+    begins, whole = np.full(len(needed), begin), np.ones(len(needed), np.int64)
+    return Again(needed, begins, end, rows.start[needed], rows.end[needed], whole)
 
 
 # Autocast to bfloat16 halves the results of matrix products, convolutions and attention, and of elementwise operators

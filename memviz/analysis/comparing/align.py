@@ -113,7 +113,7 @@ def _marked(side: Pair, alignment: Alignment) -> tuple[int, int]:
 def _spans_by_name(side: Pair) -> list[tuple[str, tuple[int, int]]]:
     """Annotations in which something happens, in order."""
     trace, device = side
-    intervals = annotated(device).intervals
+    intervals = annotated(device)
     rows = np.flatnonzero(intervals.end_event >= intervals.start_event)
     names, begins, ends = (
         column[rows].tolist() for column in (intervals.name, intervals.start_event, intervals.end_event)

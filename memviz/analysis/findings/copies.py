@@ -57,9 +57,11 @@ def _weight_rows(facts: Facts) -> Ints8:
 def _longest_repeat(facts: Facts, rows: Ints8) -> tuple[Ints8, Ints8]:
     """Two longest runs of equal sizes from different stacks; equal layers of one network share their stacks."""
     size, stack = facts.rows.size[rows], facts.rows.stack[rows]
-    nothing = rows[:0]
-    best = (nothing, nothing)
-    for distance in _distances(size):
+    best = rows[:0], rows[:0]
+    # From one block of the largest size that comes twice to the others of that size.
+    sizes, counts = np.unique(size, return_counts=True)
+    places = np.flatnonzero(size == sizes[counts > 1].max(initial=-1))
+    for distance in np.unique(places[1:] - places[:1])[:_MOST_DISTANCES].tolist():
         same = (size[:-distance] == size[distance:]) & (stack[:-distance] != stack[distance:])
         begin, length = _longest_run(same)
         length = min(length, distance)
@@ -70,15 +72,6 @@ def _longest_repeat(facts: Facts, rows: Ints8) -> tuple[Ints8, Ints8]:
         if size[stretch].sum() > facts.rows.size[best[0]].sum():
             best = rows[stretch], rows[stretch + distance]
     return best
-
-
-def _distances(size: Ints8) -> list[int]:
-    """From one block of the largest size that comes twice to the others of that size."""
-    sizes, counts = np.unique(size, return_counts=True)
-    if not (counts > 1).any():
-        return []
-    places = np.flatnonzero(size == sizes[counts > 1][-1])
-    return [int(distance) for distance in np.unique(places[1:] - places[0])[:_MOST_DISTANCES]]
 
 
 def _longest_run(same: Bools) -> tuple[int, int]:

@@ -114,6 +114,10 @@ class Facts:
         return tuple(first.values())
 
     @cached_property
+    def forward_begins(self) -> Ints8:
+        return np.array([span.first for span in self.forwards], dtype=np.int64)
+
+    @cached_property
     def failed_events(self) -> Ints8:
         return np.flatnonzero(self.device.events.action == Action.OOM)
 

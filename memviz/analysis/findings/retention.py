@@ -10,7 +10,15 @@ import numpy as np
 
 from memviz.analysis.annotations import ended_steps
 from memviz.analysis.callstacks.sites import Site
-from memviz.analysis.findings.finding import NOTICEABLE, Facts, Finding, FindingKind, short_label, site_name
+from memviz.analysis.findings.finding import (
+    NOTICEABLE,
+    Facts,
+    Finding,
+    FindingKind,
+    origin_text,
+    short_label,
+    site_name,
+)
 from memviz.analysis.holders import container_growth, held_rows, held_until, holder_rows
 from memviz.analysis.lifetimes import BEFORE
 from memviz.analysis.purpose.activity import Activity
@@ -35,18 +43,18 @@ def growing(facts: Facts) -> Iterator[Finding]:
     first, past = np.searchsorted(moments, rows.start), np.searchsorted(moments, rows.end)
     # Caches grow as they are meant to, and workspaces are taken once.
     seen = np.flatnonzero((first < past) & ~facts.has_purpose(Category.KV_CACHE, Category.WORKSPACE))
-    grown_at = [
-        _Growth((site,), grown, part[(rows.start[part] > moments[0]) & (rows.end[part] > moments[-1])])
-        for site, part in facts.by_site(seen)
-        if (grown := _growth_between(facts, part, first, past, len(moments))) is not None
-    ]
+    grown_at = []
+    for site, part in facts.by_site(seen):
+        size, width = rows.size[part], len(moments) + 1
+        grown = (sum_by(first[part], size, width) - sum_by(past[part], size, width))[1:-1]
+        if (grown > 0).all() and int(grown.sum()) >= _least_growth(facts):
+            stays = (rows.start[part] > moments[0]) & (rows.end[part] > moments[-1])
+            grown_at.append(_Growth((site,), grown, part[stays]))
     for growth in _by_cause(facts, grown_at):
-        site = site_name(growth.sites[0])
-        origin = f" made by {site}" if site else ""
+        largest, origin = site_name(growth.sites[0]), origin_text(growth.sites[0])
         if len(growth.sites) > 1:
-            site_text = f", mostly {site}," if site else ""
+            site_text = f", mostly {largest}," if largest else ""
             origin = f" made in forwards at {count_text(len(growth.sites))} places{site_text}"
-        each_step = f"{range_text(growth.bytes)} per step"
         holder, line = last_holder(facts, growth.added)
         keeper = (
             f"{holder} keeps it{_at(line)}" if holder else "look for a list, a cache or a sum of losses that keeps it"
@@ -54,12 +62,12 @@ def growing(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             FindingKind.GROWING,
             int(growth.bytes.sum()),
-            f"Memory{origin} that stays allocated grows by {each_step}: {bytes_text(int(growth.bytes.sum()))} in "
-            f"{count_text(len(growth.bytes))} steps.",
+            f"Memory{origin} that stays allocated grows by {range_text(growth.bytes)} per step: "
+            f"{bytes_text(int(growth.bytes.sum()))} in {count_text(len(growth.bytes))} steps.",
             f"If this is not intended, {keeper}: .item() or .detach() releases its autograd graph.",
             growth.added,
             int(moments[-1]),
-            site,
+            largest,
             holder=holder,
             line=line,
         )
@@ -72,13 +80,6 @@ class _Growth:
     bytes: Ints8
     """Growth from each moment to the next."""
     added: Ints8
-
-
-def _growth_between(facts: Facts, part: Ints8, first: Ints8, past: Ints8, moments: int) -> Ints8 | None:
-    """Growth of these rows from each moment to the next; None unless all are positive."""
-    size = facts.rows.size[part]
-    grown = (sum_by(first[part], size, moments + 1) - sum_by(past[part], size, moments + 1))[1:-1]
-    return None if (grown <= 0).any() or int(grown.sum()) < _least_growth(facts) else np.asarray(grown)
 
 
 def _by_cause(facts: Facts, growths: list[_Growth]) -> list[_Growth]:
@@ -122,7 +123,7 @@ def between_steps(facts: Facts) -> Ints8:
         return np.unique(np.array(marked, dtype=np.int64))
     if not facts.phases.is_training:
         return np.zeros(0, dtype=np.int64)
-    return np.array([span.first - 1 for span in facts.forwards], dtype=np.int64)
+    return facts.forward_begins - 1
 
 
 # Results of one step that are live in the next forward: logits, losses, outputs that a name still holds.
@@ -217,12 +218,11 @@ def _causes(facts: Facts, late: Ints8) -> dict[Site, list[Ints8]]:
 
 def retained_rows(facts: Facts) -> Ints8:
     """Made in one step, live beyond the middle of the next one's first forward, and freed before that step ends."""
-    rows = facts.rows
-    begins = np.array([span.first for span in facts.forwards], dtype=np.int64)
+    rows, begins = facts.rows, facts.forward_begins
     # Counted in allocs, so that short-lived allocations are on one side of it.
     allocs = np.flatnonzero(facts.device.events.action == Action.ALLOC)
-    bounds = np.array([(span.first, span.last) for span in facts.forwards], dtype=np.int64).reshape(-1, 2)
-    middles = allocs[(np.searchsorted(allocs, bounds[:, 0]) + np.searchsorted(allocs, bounds[:, 1], "right") - 1) // 2]
+    ends = np.array([span.last for span in facts.forwards], dtype=np.int64)
+    middles = allocs[(np.searchsorted(allocs, begins) + np.searchsorted(allocs, ends, "right") - 1) // 2]
     never = facts.count
     step = np.searchsorted(begins, rows.start, side="right") - 1
     middle = np.append(middles[1:], [never, never])[step]
@@ -233,8 +233,7 @@ def retained_rows(facts: Facts) -> Ints8:
 
 def step_of(facts: Facts, rows: Ints8) -> Ints8:
     """The step within which each row begins, counted from 0."""
-    begins = np.array([span.first for span in facts.forwards], dtype=np.int64)
-    return np.asarray(np.searchsorted(begins, facts.rows.start[rows], side="right") - 1, dtype=np.int64)
+    return np.searchsorted(facts.forward_begins, facts.rows.start[rows], side="right") - 1
 
 
 # Gradients that are live in the next forward, although the optimizer has used them.
@@ -343,7 +342,7 @@ def _growth_of(facts: Facts, holders: Holders, part: Ints8) -> tuple[Ints8, Ints
 def _growing_holder(facts: Facts, holders: Holders, part: Ints8, rises: Ints8, moments: Ints8) -> Finding:
     owner, line = _owner_and_line(facts, holders, part)
     total = int(rises.sum())
-    steps = np.searchsorted([span.first for span in facts.forwards], moments)
+    steps = np.searchsorted(facts.forward_begins, moments)
     when = f"per step: {bytes_text(total)} in {counted(len(rises), 'step')}"
     if (np.diff(steps) != 1).any():
         when = f"at {counted(len(rises), 'moment')} of the program: {bytes_text(total)} in total"
@@ -373,7 +372,7 @@ def _retained_graph(facts: Facts, holders: Holders, part: Ints8) -> Iterator[Fin
     within = np.searchsorted(first, facts.rows.free_requested[row], side="right") - 1
     is_used = (within >= 0) & (facts.rows.free_requested[row] <= np.append(last, -1)[within])
     # A name that the next forward binds again is what `kept_too_long` reports.
-    begins = np.array([span.first for span in facts.forwards], dtype=np.int64)
+    begins = facts.forward_begins
     next_forward = np.append(begins, facts.count)[np.searchsorted(begins, holders.event[part])]
     moments = np.unique(holders.event)
     next_moment = np.append(moments, facts.count + 1)[np.searchsorted(moments, next_forward + 1)]

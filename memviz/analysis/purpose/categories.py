@@ -84,7 +84,7 @@ def assign_metadata(inference: Inference, trace: Trace, device: DeviceTrace) -> 
 
 def assign_annotations(inference: Inference, trace: Trace, device: DeviceTrace) -> None:
     """An annotation names the running code, not the purpose of its allocations: at most probable."""
-    start, intervals = lifetimes(device).start, annotated(device).intervals
+    start, intervals = lifetimes(device).start, annotated(device)
     begun = np.flatnonzero(start >= 0)
     if not len(intervals) or not len(begun):
         return

@@ -487,7 +487,7 @@ class Evidence:
 
     @cached_property
     def _annotated_steps(self) -> Intervals:
-        return annotated(self._device).intervals.select(optimizer_steps(self._trace, self._device))
+        return annotated(self._device).select(optimizer_steps(self._trace, self._device))
 
     def _next_alloc_of_stack(self, *events: Ints4 | Ints8) -> Ints4:
         return _first_after(self._rows.start, np.sort(np.concatenate(events)), self._never)

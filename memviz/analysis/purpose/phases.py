@@ -59,15 +59,17 @@ def first_events(rows: Lifetimes, count: int) -> Ints8:
 
 # Phase of each allocation: as recorded by our own runs, else by its stack.
 
-_PHASE = np.zeros(len(Activity), dtype=np.uint8)
-_PHASE[[Activity.FORWARD, Activity.BACKWARD, Activity.STEP]] = [Phase.FORWARD, Phase.BACKWARD, Phase.STEP]
-ACTIVITIES = (Activity.NOTHING, Activity.FORWARD, Activity.BACKWARD, Activity.STEP)
-"""Activity of each Phase."""
+_WORK = (Activity.FORWARD, Activity.BACKWARD, Activity.STEP)
+_ACTIVITY_OF = np.array([Activity.NOTHING, *_WORK], dtype=np.uint8)
+"""By Phase."""
+PHASE_OF = np.zeros(len(Activity), dtype=np.uint8)
+"""By Activity."""
+PHASE_OF[list(_WORK)] = [Phase.FORWARD, Phase.BACKWARD, Phase.STEP]
 
 
 def phases(trace: Trace, device: DeviceTrace) -> Bytes1:
     """A Phase per row of `lifetimes`."""
-    inferred = _PHASE[activity_of_rows(trace, device)]
+    inferred = PHASE_OF[activity_of_rows(trace, device)]
     recorded = label_of_rows(device, "phase")
     return inferred if recorded is None else np.where(recorded != Phase.UNKNOWN, recorded, inferred).astype(np.uint8)
 
@@ -106,9 +108,7 @@ def activity_of_allocs(trace: Trace, device: DeviceTrace) -> Bytes1:
 def _apply_inherited(doing: Bytes1, inherited: Purposes | None) -> Bytes1:
     if inherited is None:
         return doing
-    return np.where(
-        inherited.phase != Phase.UNKNOWN, np.array(ACTIVITIES, dtype=np.uint8)[inherited.phase], doing
-    ).astype(np.uint8)
+    return np.where(inherited.phase != Phase.UNKNOWN, _ACTIVITY_OF[inherited.phase], doing)
 
 
 def label_of_rows(device: DeviceTrace, column: str) -> Bytes1 | Ints4 | None:
@@ -198,7 +198,6 @@ def _caller_numbers(trace: Trace, stack: Ints4) -> Ints8:
 # its optimizer step; where none shows, with its last backward before another forward. Where only forwards show, each
 # is a step.
 
-_WORK = (Activity.FORWARD, Activity.BACKWARD, Activity.STEP)
 _NAMES = {Activity.FORWARD: "forward", Activity.BACKWARD: "backward", Activity.STEP: "optimizer step"}
 _CRITERION = re.compile(r"(loss|losses|criterion)[^/]*\.py$", re.IGNORECASE)
 """Files of modules that compute a loss, as torch/nn/modules/loss.py."""
@@ -243,8 +242,7 @@ def phase_spans(trace: Trace, device: DeviceTrace) -> PhaseSpans:
     if device.taken_over is not None:
         # Phases of the recording, at their events in the edited trace.
         inherited = device.taken_over.spans
-        doing = np.array(ACTIVITIES, dtype=np.uint8)[inherited.phase]
-        return _spans(doing, inherited.step, inherited.first, len(device.events))
+        return _spans(_ACTIVITY_OF[inherited.phase], inherited.step, inherited.first, len(device.events))
     events, of_event = _without_blips(*_working_events(trace, device))
     begins = np.flatnonzero(of_event != np.append(Activity.NOTHING, of_event[:-1]))
     at, doing = events[begins].astype(np.int64), of_event[begins]
@@ -281,7 +279,7 @@ def _working_events(trace: Trace, device: DeviceTrace) -> tuple[Ints4, Bytes1]:
     allocs = np.flatnonzero(device.events.action == Action.ALLOC).astype(np.int32)
     doing = activity_of_allocs(trace, device)[allocs]
     tells = is_among(doing, _WORK)
-    intervals = annotated(device).intervals
+    intervals = annotated(device)
     # A fused optimizer allocates nothing.
     noted = intervals.start_event[optimizer_steps(trace, device)]
     noted = np.repeat(noted[noted < len(device.events)], _BLIP + 1)
@@ -337,7 +335,7 @@ def noted_step(trace: Trace, device: DeviceTrace, event: int) -> str:
 @cached
 def _annotated_steps(trace: Trace, device: DeviceTrace) -> tuple[list[int], list[int], list[str]]:
     """First and last event and the name of each span, in order and disjoint."""
-    intervals = annotated(device).intervals
+    intervals = annotated(device)
     names = [trace.strings[code][:_LONGEST] for code in intervals.name.tolist()]
     places = [place for place, name in enumerate(names) if name.startswith(_PROFILED)]
     if not places:

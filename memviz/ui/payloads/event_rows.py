@@ -131,7 +131,7 @@ def _at_sites(trace: Trace, device: DeviceTrace, part: str) -> Bools:
 
 def _within_annotations(trace: Trace, device: DeviceTrace, part: str) -> Bools:
     """Inside any annotation of such a name, however deep."""
-    intervals, count = annotated(device).intervals, len(device.events)
+    intervals, count = annotated(device), len(device.events)
     names = [code for code in np.unique(intervals.name).tolist() if part in trace.strings[code].casefold()]
     rows = np.flatnonzero(np.isin(intervals.name, names) & (intervals.end_event >= intervals.start_event))
     opened = np.bincount(intervals.start_event[rows], minlength=count + 1)
@@ -214,7 +214,7 @@ def _times(device: DeviceTrace, events: Ints8) -> Sequence[str]:
 
 
 def _annotation_names(trace: Trace, device: DeviceTrace, events: Ints8) -> list[str]:
-    intervals = annotated(device).intervals
+    intervals = annotated(device)
     if not len(intervals):
         return [""] * len(events)
     names = intervals.name
@@ -248,7 +248,7 @@ def list_value(trace: Trace, device: DeviceTrace, key: str, at: int) -> dict[str
         # The kinds of event that occur, by their number in the file's format.
         "actions": [[code, action_text(trace, code), int(counts[code])] for code in counts.nonzero()[0].tolist()],
         "has_times": has_times(device),
-        "has_annotations": bool(len(annotated(device).intervals)),
+        "has_annotations": bool(len(annotated(device))),
         "many_streams": len(trace.streams) > 1,
         "many_pools": len(trace.pools) > 1,
     }

@@ -107,7 +107,7 @@ def phase_bands(trace: Trace, device: DeviceTrace) -> list[list[Any]]:
 
     Of what it noted only what no other note encloses.
     """
-    intervals = annotated(device).intervals
+    intervals = annotated(device)
     rows = ((intervals.depth == 0) & (intervals.end_event >= intervals.start_event)).nonzero()[0][:_MOST_PHASES]
     names = [plain(trace.strings[code]) for code in intervals.name[rows]]
     ends = (intervals.start_event[rows] + 1).tolist(), (intervals.end_event[rows] + 2).tolist()

@@ -70,7 +70,7 @@ def test_a_step_is_recorded_with_phases_modules_and_categories():
         model = device.place(nn.Sequential(nn.Linear(32, 64), nn.Linear(64, 8)))
         one_step(device, model)
         trace = device.finish()
-    intervals = annotated(trace.devices[0]).intervals
+    intervals = annotated(trace.devices[0])
     assert [trace.strings[each] for each in intervals.name] == ["warm-up", "forward", "backward"]
     assert (trace.about.origin, trace.about.on) == ("measured", "Fake GPU")
     assert categories(trace, 4 * 48 * 32) == {"input"}

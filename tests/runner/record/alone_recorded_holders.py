@@ -90,7 +90,7 @@ def test_pytorchs_own_viewer_opens_the_file(tmp_path):
 def test_a_mark_is_an_annotation_and_a_moment():
     trace = train(None, steps=3, holders=True)
     device = trace.devices[0]
-    found = annotated(device).intervals
+    found = annotated(device)
     names = [trace.strings[name] for name in found.name]
     assert [name for name in names if name.startswith("after")] == [f"after step {step}" for step in range(3)]
     at = int(found.start_event[names.index("after step 1")])

@@ -139,7 +139,7 @@ def test_what_a_checkpoint_computes_again_is_an_activation_made_in_backward():
 
 
 def intervals(trace: Trace) -> list[tuple[str, int, int]]:
-    found = annotated(trace.devices[0]).intervals
+    found = annotated(trace.devices[0])
     names = [trace.strings[each] for each in found.name]
     return list(zip(names, found.start_event.tolist(), found.end_event.tolist(), strict=True))
 
