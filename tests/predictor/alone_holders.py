@@ -107,97 +107,36 @@ def test_a_list_of_losses_keeps_what_their_graphs_saved():
     assert held.place.endswith(f"alone_holders.py:{line}")
 
 
-def _closure() -> tuple[Callable[[], Any], int | None]:
-    kept = torch.randn(5)
-    return lambda: kept, key(kept)
+class Record:
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = torch.randn(5)
 
 
-def _default() -> tuple[Any, int | None]:
-    kept = torch.randn(5)
-
-    def function(value: Any = kept) -> Any:
-        return value
-
-    return function, key(kept)
-
-
-def _partial() -> tuple[Any, int | None]:
-    kept = torch.randn(5)
-    return partial(print, kept), key(kept)
-
-
-def _generator() -> tuple[Any, int | None]:
-    def numbers() -> Iterator[Any]:
-        kept = torch.randn(5)
-        yield key(kept)
-        yield kept
-
-    made = numbers()
-    return made, next(made)
-
-
-def _slots() -> tuple[Any, int | None]:
-    class Record:
-        __slots__ = ("value",)
-
-    record = Record()
-    record.value = torch.randn(5)
-    return record, key(record.value)
-
-
-def _error() -> tuple[Any, int | None]:
-    storage = None
-
-    def fails() -> None:
-        nonlocal storage
-        batch = torch.randn(5)
-        storage = key(batch)
-        raise ValueError("too large")
-
-    try:
-        fails()
-    except ValueError as error:
-        return error, storage
-    raise AssertionError
-
-
-def _hook() -> tuple[Any, int | None]:
-    layer, kept = nn.Linear(2, 2), torch.randn(5)
-    layer.register_forward_hook(lambda *_: kept.sum())
-    return layer, key(kept)
-
-
-def _dictionary() -> tuple[Any, int | None]:
-    cache = {f"step {number}": torch.randn(5) for number in range(3)}
-    return cache, key(cache["step 2"])
-
-
-def _buffer() -> tuple[Any, int | None]:
-    layer = nn.BatchNorm1d(4)
-    return layer, key(layer.running_mean)
-
-
-WAYS = {
-    _closure: (HolderKind.CLOSURE, "kept"),
-    _default: (HolderKind.CLOSURE, "function"),
-    _partial: (HolderKind.CONTAINER, "holder.args[0]"),
-    _generator: (HolderKind.VARIABLE, "kept in numbers"),
-    _slots: (HolderKind.ATTRIBUTE, "holder.value"),
-    _error: (HolderKind.EXCEPTION, "batch in fails"),
-    _hook: (HolderKind.HOOK, "holder._forward_hooks"),
-    _dictionary: (
+# Other ways are those of whole programs, in alone_kept_tensors.py.
+WAYS: dict[str, tuple[Callable[[], Any], Callable[[Any], torch.Tensor], HolderKind, str]] = {
+    "partial": (
+        lambda: partial(print, torch.randn(5)), lambda holder: holder.args[0], HolderKind.CONTAINER, "holder.args[0]"
+    ),
+    "slots": (Record, lambda holder: holder.value, HolderKind.ATTRIBUTE, "holder.value"),
+    "dictionary": (
+        lambda: {f"step {number}": torch.randn(5) for number in range(3)},
+        lambda holder: holder["step 2"],
         HolderKind.CONTAINER,
         "holder['step 2'] (local of test_each_way_to_keep_a_tensor_is_named), dict of 3",
     ),
-    _buffer: (HolderKind.ATTRIBUTE, "holder.running_mean"),
-}
+    "buffer": (
+        lambda: nn.BatchNorm1d(4), lambda holder: holder.running_mean, HolderKind.ATTRIBUTE, "holder.running_mean"
+    ),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__.strip("_"))
+@pytest.mark.parametrize("way", WAYS)
 def test_each_way_to_keep_a_tensor_is_named(way):
-    holder, storage = way()
-    held = holder_of(storage)
-    kind, part = WAYS[way]
+    make, tensor_in, kind, part = WAYS[way]
+    holder = make()
+    held = holder_of(key(tensor_in(holder)))
     assert held.kind is kind
     assert part in held.chain
     assert held.chain.startswith("holder")

@@ -8,10 +8,11 @@ import gc
 import linecache
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
-from types import ModuleType
+from types import CodeType, ModuleType
 
 import pytest
 
@@ -400,66 +401,66 @@ def collected() -> Iterator[None]:
 NUMBERS = count()
 
 
-def predicted(body: str, monkeypatch: pytest.MonkeyPatch, *, holders: bool = True) -> tuple[Trace, str]:
-    """Return the trace, and the line to change."""
-    source, file = BEGIN + body, f"/programs/leak{next(NUMBERS)}.py"
+@contextmanager
+def main_program(source: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ModuleType, CodeType, str]]:
+    """Yield a program that is the main module for a while, its code, and the line to change."""
+    file = f"/programs/leak{next(NUMBERS)}.py"
     lines = source.splitlines(keepends=True)
     linecache.cache[file] = (len(source), None, lines, file)
     program = ModuleType("__main__")
     program.__file__ = file
-    with monkeypatch.context() as patch, memviz.predicting(card="L4", holders=holders) as run:
+    line = next((f"{file}:{number}" for number, line in enumerate(lines, 1) if "# here" in line), "")
+    with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "__main__", program)
-        exec(compile(source, file, "exec"), vars(program))
-    wanted = [number for number, line in enumerate(lines, 1) if "# here" in line]
-    return run.trace, f"{file}:{wanted[0]}" if wanted else ""
+        yield program, compile(source, file, "exec"), line
+
+
+def predicted(body: str, monkeypatch: pytest.MonkeyPatch, *, holders: bool = True) -> tuple[Trace, str]:
+    """Return the trace, and the line to change."""
+    of = main_program(BEGIN + body, monkeypatch)
+    with of as (program, code, line), memviz.predicting(card="L4", holders=holders) as run:
+        exec(code, vars(program))
+    return run.trace, line
 
 
 def recorded(body: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Trace, str]:
     """The same program on tensors of the CPU, in a real process, recorded like a GPU's."""
-    gpu = FakeGpu()
-    source, file = _on_cpu(BEGIN) + "watch(model, optimizer)\n" + _on_cpu(body), f"/programs/leak{next(NUMBERS)}.py"
-    lines = source.splitlines(keepends=True)
-    linecache.cache[file] = (len(source), None, lines, file)
-    program = ModuleType("__main__")
-    program.__file__ = file
-    with monkeypatch.context() as patch, memviz.recording(accelerator=gpu.accelerator, holders=True) as run:
-        patch.setitem(sys.modules, "__main__", program)
+    gpu, of = FakeGpu(), main_program(f"{_on_cpu(BEGIN)}watch(model, optimizer)\n{_on_cpu(body)}", monkeypatch)
+    with of as (program, code, line), memviz.recording(accelerator=gpu.accelerator, holders=True) as run:
         vars(program)["watch"] = run.label
         with watching_torch(gpu):
-            exec(compile(source, file, "exec"), vars(program))
+            exec(code, vars(program))
     assert run.trace is not None
-    wanted = [number for number, line in enumerate(lines, 1) if "# here" in line]
-    return run.trace, f"{file}:{wanted[0]}" if wanted else ""
+    return run.trace, line
 
 
 def _on_cpu(source: str) -> str:
     return source.replace(".cuda()", "").replace('device="cuda"', 'device="cpu"')
 
 
-def all_held(trace: Trace) -> set[tuple[str, str, str]]:
-    """Return kind, chain and place of each holder at any moment."""
+def expect_holder(trace: Trace, program: Program, line: str) -> None:
+    """The holder that is expected was found, at any moment, and on this line alone."""
     rows = trace.devices[0].holders
     assert rows is not None
     texts = ([trace.strings[code] for code in column] for column in (rows.chain, rows.place))
-    return set(zip((HolderKind(kind).name for kind in rows.kind), *texts, strict=True))
+    held = set(zip((HolderKind(kind).name for kind in rows.kind), *texts, strict=True))
+    chain = re.escape(program.chain).replace("@", r"\d+")
+    places = {place for kind, way, place in held if kind == program.kind.name and re.match(chain, way)}
+    assert places == {line}, sorted(held)
 
 
 QUICK = ("a list of losses", "an exception in a variable")
 
 
-@pytest.mark.parametrize(
-    "program",
-    [
-        pytest.param(program, id=name, marks=[] if name in QUICK else [pytest.mark.slow])
-        for name, program in PROGRAMS.items()
-    ],
-)
+def named(names: Iterable[str]) -> pytest.MarkDecorator:
+    rows = [pytest.param(PROGRAMS[name], id=name, marks=() if name in QUICK else pytest.mark.slow) for name in names]
+    return pytest.mark.parametrize("program", rows)
+
+
+@named(PROGRAMS)
 def test_what_keeps_tensors_is_named_with_the_line_to_change(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     trace, line = predicted(program.source, monkeypatch)
-    held, chain = all_held(trace), re.escape(program.chain).replace("@", r"\d+")
-    places = {place for kind, way, place in held if kind == program.kind.name and re.match(chain, way)}
-    assert places == {line}, sorted(held)
-
+    expect_holder(trace, program, line)
     all_found = findings(trace, trace.devices[0])
     found = [finding for finding in all_found if finding.holder and finding.kind is not FindingKind.KEPT_TOO_LONG]
     kinds = [finding.kind for finding in found]
@@ -472,18 +473,10 @@ def test_what_keeps_tensors_is_named_with_the_line_to_change(program: Program, m
 ONE_OF_EACH_KIND = {program.kind: name for name, program in reversed(PROGRAMS.items())}
 
 
-@pytest.mark.parametrize(
-    "program",
-    [
-        pytest.param(PROGRAMS[name], id=name, marks=[] if name in QUICK else [pytest.mark.slow])
-        for name in dict.fromkeys((*QUICK, *ONE_OF_EACH_KIND.values()))
-    ],
-)
+@named(dict.fromkeys((*QUICK, *ONE_OF_EACH_KIND.values())))
 def test_a_real_process_says_the_same(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     trace, line = recorded(program.source, monkeypatch)
-    held, chain = all_held(trace), re.escape(program.chain).replace("@", r"\d+")
-    places = {place for kind, way, place in held if kind == program.kind.name and re.match(chain, way)}
-    assert places == {line}, sorted(held)
+    expect_holder(trace, program, line)
 
 
 def test_every_kind_of_holder_has_a_program() -> None:

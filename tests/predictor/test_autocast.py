@@ -46,36 +46,34 @@ def _casts(run: str, *, inference: bool = False, release: tuple[int, int] | None
         return [row.size for row in allocations(device.finish()) if row.operator == "_to_copy"]
 
 
+WEIGHT = 64 * 64 * 2
+
+
 @pytest.mark.parametrize(
-    ("run", "sizes"),
+    ("run", "casts"),
     [
-        ("x.log_softmax(1)", [4 * 64 * 64]),
+        # A dtype that is given counts.
+        ("x.log_softmax(1)", 2 * [4 * 64 * 64]),
         ("x.log_softmax(1, torch.bfloat16)", []),
         # It gives log_softmax the dtype of its input, and nll_loss casts the result (recorded with torch 2.6).
-        ("torch.nn.functional.cross_entropy(x, x[0].long())", [8 * 64, 4 * 64 * 64]),
-    ],
-)
-def test_a_dtype_that_is_given_counts(run: str, sizes: list[int]) -> None:
-    assert _casts(run) == 2 * sizes
-
-
-@pytest.mark.parametrize(
-    "run",
-    [
-        "torch.einsum('ij,jk->ik', w, x)",
-        "torch.addr(w, x[0], x[1])",
-        "torch.linalg.multi_dot([x, w, x])",
-        "torch.chain_matmul(x, w, x)",
-        "torch.linalg.vecdot(w, x)",
+        ("torch.nn.functional.cross_entropy(x, x[0].long())", 2 * [8 * 64, 4 * 64 * 64]),
+        # The cast of a weight is kept until the region ends.
+        ("torch.einsum('ij,jk->ik', w, x)", [WEIGHT]),
+        ("torch.addr(w, x[0], x[1])", [WEIGHT]),
+        ("torch.linalg.multi_dot([x, w, x])", [WEIGHT]),
+        ("torch.chain_matmul(x, w, x)", [WEIGHT]),
+        ("torch.linalg.vecdot(w, x)", [WEIGHT]),
+        # Joining widens without copies of its own.
+        ("torch.cat([w, x])", []),
     ],
 )
 @pytest.mark.filterwarnings("ignore:torch.chain_matmul is deprecated")
-def test_the_cast_of_a_weight_is_kept_until_the_region_ends(run: str) -> None:
-    assert _casts(run) == [64 * 64 * 2]
+def test_an_operator_casts_what_its_kernel_takes(run: str, casts: list[int]) -> None:
+    assert _casts(run) == casts
 
 
 def test_in_inference_mode_a_weight_is_cast_again_at_every_use() -> None:
-    assert _casts("torch.einsum('ij,jk->ik', w, x)", inference=True) == [64 * 64 * 2] * 2
+    assert _casts("torch.einsum('ij,jk->ik', w, x)", inference=True) == [WEIGHT] * 2
 
 
 def test_parts_of_an_operator_are_not_cast_again(device: PredictedDevice) -> None:
@@ -85,10 +83,6 @@ def test_parts_of_an_operator_are_not_cast_again(device: PredictedDevice) -> Non
         assert torch.linalg.vecdot(x, x).dtype == torch.bfloat16
         assert (x * x).sum(-1).dtype == torch.float32
         assert x.norm().dtype == torch.float32
-
-
-def test_joining_widens_without_copies_of_its_own() -> None:
-    assert _casts("torch.cat([w, x])") == []
 
 
 @pytest.mark.parametrize(("release", "casts"), [((2, 6), 0), ((2, 11), 0), ((2, 12), 2)])

@@ -34,9 +34,10 @@ def test_a_card_is_found_by_a_part_of_its_name(text: str, name: str) -> None:
     assert card_named(text).name == name
 
 
-def test_every_card_is_found_by_its_own_name() -> None:
+def test_a_card_is_found_by_its_own_name_and_the_generation_of_its_capability() -> None:
     assert [card_named(card.name) for card in CARDS] == list(CARDS)
     assert len({card.name for card in CARDS}) == len(CARDS)
+    assert [card.name for card in CARDS if context_on(card.name) is not _OF_CAPABILITY[card.capability]] == []
 
 
 @pytest.mark.parametrize(
@@ -113,7 +114,7 @@ def test_the_command_states_the_same_card(card: str) -> None:
     assert plan_of(Request("gpt2", card=stated)).card == card_named(card)
 
 
-def test_dtypes_without_native_support_follow_the_capability() -> None:
+def test_dtypes_without_native_support_are_warned_of() -> None:
     """NVIDIA's table of tensor cores: bf16 since Ampere, fp8 since Ada."""
     lacking = {
         name: len(dtype_warnings(NATIVE_SINCE, card_named(name))) for name in ("V100 32", "T4", "A100 80", "4090")
@@ -122,9 +123,6 @@ def test_dtypes_without_native_support_follow_the_capability() -> None:
     assert dtype_warnings(["", "fp16", "fp32"], card_named("T4")) == ()
     (said,) = dtype_warnings(["bf16"], card_named("T4"))
     assert said.startswith("bf16 has no native support on Tesla T4 (compute capability 7.5; native since 8.0)")
-
-
-def test_a_tensor_on_the_card_in_such_a_dtype_is_warned_of() -> None:
     for name, count in (("T4", 1), ("A100 80", 0)):
         with PredictedDevice(card_named(name)) as device:
             torch.ones(4, device="cuda", dtype=torch.bfloat16)
@@ -143,7 +141,3 @@ _OF_CAPABILITY = {
     (10, 0): context.BLACKWELL,
     (12, 0): context.BLACKWELL,
 }
-
-
-def test_a_card_is_of_the_generation_that_its_capability_says() -> None:
-    assert [card.name for card in CARDS if context_on(card.name) is not _OF_CAPABILITY[card.capability]] == []

@@ -100,21 +100,13 @@ STAYING: dict[str, Callable[[], Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("way", LEAVING)
-def test_what_leaves_is_made_one_piece_on_the_card_first(way: str) -> None:
-    program, taken = LEAVING[way]
+ROWS = {"leaving": LEAVING, "arriving": ARRIVING, "staying": {name: (run, []) for name, run in STAYING.items()}}
+
+
+@pytest.mark.parametrize(("where", "way"), [(where, way) for where, rows in ROWS.items() for way in rows])
+def test_a_copy_crosses_in_one_piece_which_is_made_on_the_card(where: str, way: str) -> None:
+    program, taken = ROWS[where][way]
     assert beside(program) == taken
-
-
-@pytest.mark.parametrize("way", ARRIVING)
-def test_what_arrives_comes_in_one_piece_and_is_put_in_place_then(way: str) -> None:
-    program, taken = ARRIVING[way]
-    assert beside(program) == taken
-
-
-@pytest.mark.parametrize("way", STAYING)
-def test_what_stays_where_it_is_takes_nothing_besides(way: str) -> None:
-    assert beside(STAYING[way]) == []
 
 
 def test_it_is_said_that_no_recording_proves_this(device: PredictedDevice) -> None:
@@ -146,56 +138,39 @@ def layers() -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    "move",
+    ("move", "most"),
     [
-        lambda model: model.to("cuda", torch.bfloat16),
-        lambda model: model.to(device="cuda", dtype=torch.bfloat16),
-        lambda model: model.to(torch.device("cuda"), dtype=torch.bfloat16),
-        lambda model: model.to(torch.zeros((), device="cuda", dtype=torch.bfloat16)),
+        (lambda model: model.to("cuda", torch.bfloat16), 0),
+        (lambda model: model.to(device="cuda", dtype=torch.bfloat16), 0),
+        (lambda model: model.to(torch.device("cuda"), dtype=torch.bfloat16), 0),
+        (lambda model: model.to(torch.zeros((), device="cuda", dtype=torch.bfloat16)), 512),
+        # Where nobody waits, each weight changes its type there.
+        (lambda model: model.to(device="cuda", dtype=torch.bfloat16, non_blocking=True), NUMBERS * 4),
+        (lambda model: model.to("cuda", torch.bfloat16, True), NUMBERS * 4),
     ],
 )
-def test_weights_never_lie_there_in_their_old_type(
-    move: Callable[[nn.Module], nn.Module], device: PredictedDevice
+def test_weights_lie_there_in_their_old_type_only_where_nobody_waits(
+    move: Callable[[nn.Module], nn.Module], most: int, device: PredictedDevice
 ) -> None:
     model = move(layers())
-    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
-    assert all(parameter.is_cuda for parameter in model.parameters())
+    assert {(parameter.dtype, parameter.is_cuda) for parameter in model.parameters()} == {(torch.bfloat16, True)}
     assert device.allocated_bytes == LAYERS * NUMBERS * 2
-    assert device.peak_allocated_bytes <= LAYERS * NUMBERS * 2 + 512
+    assert device.peak_allocated_bytes == LAYERS * NUMBERS * 2 + most
 
 
-@pytest.mark.parametrize(
-    "move",
-    [
-        lambda model: model.to(device="cuda", dtype=torch.bfloat16, non_blocking=True),
-        lambda model: model.to("cuda", torch.bfloat16, True),
-    ],
-)
-def test_where_nobody_waits_each_weight_changes_its_type_there(
-    move: Callable[[nn.Module], nn.Module], device: PredictedDevice
-) -> None:
-    model = move(layers())
-    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
-    assert device.allocated_bytes == LAYERS * NUMBERS * 2
-    assert device.peak_allocated_bytes == LAYERS * NUMBERS * 2 + NUMBERS * 4
-
-
-def test_whole_numbers_and_vectors_keep_what_they_are(device: PredictedDevice) -> None:
+def test_weights_change_type_and_layout_on_their_way(device: PredictedDevice) -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)).to("cuda", torch.half, memory_format=LAST)
     convolution, norm = model[0], model[1]
     assert convolution.weight.is_contiguous(memory_format=LAST) and not convolution.weight.is_contiguous()
     assert (convolution.weight.dtype, norm.running_mean.dtype) == (torch.half, torch.half)
     assert norm.num_batches_tracked.dtype == torch.long
+    assert torch.zeros(2, 3, 4, 4).cuda(memory_format=LAST).is_contiguous(memory_format=LAST)
+    assert torch.zeros(2, 3, 4, 4).contiguous(memory_format=LAST).cuda().is_contiguous(memory_format=LAST)
+    assert torch.zeros(2, 3, 4, 4).cuda().is_contiguous()
 
 
 def test_buffers_that_change_their_type_on_the_card_are_still_the_models() -> None:
     assert set(memviz.predict(lambda: nn.BatchNorm2d(1 << 20).to("cuda").half()).by_category()) == {"parameter"}
-
-
-def test_a_tensor_is_laid_out_on_its_way(device: PredictedDevice) -> None:
-    assert torch.zeros(2, 3, 4, 4).cuda(memory_format=LAST).is_contiguous(memory_format=LAST)
-    assert torch.zeros(2, 3, 4, 4).contiguous(memory_format=LAST).cuda().is_contiguous(memory_format=LAST)
-    assert torch.zeros(2, 3, 4, 4).cuda().is_contiguous()
 
 
 def test_a_lazy_layer_gets_its_weights_where_it_was_moved(device: PredictedDevice) -> None:

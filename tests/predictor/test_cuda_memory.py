@@ -40,7 +40,10 @@ def test_every_name_says_the_same_bytes(device: PredictedDevice) -> None:
 
 
 def test_peaks_and_sums_are_reset_apart(device: PredictedDevice) -> None:
-    torch.zeros(MiB, device="cuda")
+    held = torch.zeros(MiB, device="cuda")
+    whole, short = torch.cuda.memory_summary(), torch.cuda.memory_summary(abbreviated=True)
+    assert "Allocated memory" in whole and "4096 KiB" in whole and len(short) < len(whole)
+    del held
     torch.cuda.reset_peak_memory_stats()
     assert torch.cuda.max_memory_allocated() == 0
     assert torch.cuda.memory_stats()["allocation.all.allocated"] == 1
@@ -53,13 +56,6 @@ def test_peaks_and_sums_are_reset_apart(device: PredictedDevice) -> None:
     torch.accelerator.empty_cache()
     assert torch.cuda.memory_reserved() == 0
     assert device.highest_bytes().reserved == 20 * MiB
-
-
-def test_the_summary_is_torchs_own(device: PredictedDevice) -> None:
-    held = torch.zeros(MiB, device="cuda")
-    whole, short = torch.cuda.memory_summary(), torch.cuda.memory_summary(abbreviated=True)
-    assert "Allocated memory" in whole and "4096 KiB" in whole and len(short) < len(whole)
-    del held
 
 
 def test_what_is_free_is_what_a_process_gets_less_what_is_reserved(device: PredictedDevice) -> None:
@@ -285,10 +281,13 @@ def gib(count: int) -> Tensor:
 
 
 def test_the_error_is_torchs_with_its_figures() -> None:
+    seen = []
     with PredictedDevice(A100, limited=True) as device:
         held = gib(30)
+        torch._C._cuda_attach_out_of_memory_observer(lambda *figures: seen.append(figures))  # type: ignore[attr-defined]
         with pytest.raises(torch.cuda.OutOfMemoryError) as caught:
             gib(10)
+        assert seen == [(0, 10 * GiB, A100.memory_bytes, USABLE - 30 * GiB)]
         text = str(caught.value)
         assert isinstance(caught.value, RuntimeError) and type(caught.value) is torch.OutOfMemoryError
         assert text.startswith(
@@ -305,11 +304,6 @@ def test_the_error_is_torchs_with_its_figures() -> None:
         assert events.address[failure.event] == USABLE - 30 * GiB
         assert torch.cuda.memory_stats()["num_ooms"] == 1 and device.peak_allocated_bytes == 30 * GiB
         del held
-
-
-def test_without_a_limit_memory_has_no_end(device: PredictedDevice) -> None:
-    gib(100)
-    assert device.peak_reserved_bytes == 100 * GiB and device.out_of_memory == ()
 
 
 def test_beyond_the_card_a_program_goes_on_and_its_need_is_known() -> None:
@@ -331,7 +325,11 @@ def test_beyond_the_card_a_program_goes_on_and_its_need_is_known() -> None:
         assert estimate_of(device, device.finish()).needs == (30 * GiB, 0)
 
 
-def test_nothing_of_the_failed_operator_is_left_when_the_program_catches_it() -> None:
+def test_after_a_failure_there_is_what_the_program_holds() -> None:
+    def step() -> Tensor:
+        kept = gib(20)
+        return torch.cat([kept, kept])
+
     with PredictedDevice(A100, limited=True) as device:
         held = torch.empty(4 * GiB, dtype=torch.float32, device="cuda")
         assert device.allocated_bytes == 16 * GiB
@@ -350,35 +348,18 @@ def test_nothing_of_the_failed_operator_is_left_when_the_program_catches_it() ->
             assert device.allocated_bytes == 16 * GiB
         del held
         assert device.allocated_bytes == 0
-        assert [action for action in device.finish().devices[0].events.action.tolist() if action == Action.OOM]
-
-
-def test_what_functions_of_the_program_hold_is_held_while_its_error_is() -> None:
-    def step() -> Tensor:
-        kept = gib(20)
-        return torch.cat([kept, kept])
-
-    with PredictedDevice(A100, limited=True) as device:
         try:
             step()
         except torch.OutOfMemoryError:
             # Python's traceback holds the function's variables, on a card as here.
             assert device.allocated_bytes == 20 * GiB
         assert device.allocated_bytes == 0
-
-
-def test_a_resize_that_fails_leaves_what_was_there() -> None:
-    with PredictedDevice(A100, limited=True) as device:
         x = torch.zeros(1000, device="cuda")
         with pytest.raises(torch.OutOfMemoryError):
             x.resize_(20 * GiB)
         assert device.allocated_bytes == 4096
         del x
         assert device.allocated_bytes == 0
-
-
-def test_backward_may_fail_too() -> None:
-    with PredictedDevice(A100, limited=True) as device:
         x = torch.zeros(4 * GiB, device="cuda", requires_grad=True)
         # exp keeps its result: 32 GiB with the input, and the gradient is as much again.
         loss = x.exp().sum()
@@ -387,15 +368,7 @@ def test_backward_may_fail_too() -> None:
         assert x.grad is None
         del loss
         assert device.allocated_bytes == 16 * GiB
-
-
-def test_observers_are_told_before() -> None:
-    seen = []
-    with PredictedDevice(A100, limited=True):
-        torch._C._cuda_attach_out_of_memory_observer(lambda *figures: seen.append(figures))  # type: ignore[attr-defined]
-        with pytest.raises(torch.OutOfMemoryError):
-            gib(38)
-    assert seen == [(0, 38 * GiB, A100.memory_bytes, USABLE)]
+        assert device.finish().devices[0].events.action.tolist().count(Action.OOM) == 5
 
 
 def test_a_share_of_the_card_is_a_limit_even_where_there_is_none(device: PredictedDevice) -> None:
@@ -406,7 +379,7 @@ def test_a_share_of_the_card_is_a_limit_even_where_there_is_none(device: Predict
         gib(1)
     torch.cuda.set_per_process_memory_fraction(1.0)
     gib(100)
-    assert device.allocated_bytes == 9 * GiB
+    assert device.allocated_bytes == 9 * GiB and len(device.out_of_memory) == 1
     del held
 
 

@@ -23,7 +23,7 @@ def active() -> int:
     return int(torch.cuda.memory_stats()["active_bytes.all.current"])
 
 
-def test_streams_are_entered_and_left(device: PredictedDevice) -> None:
+def test_streams_are_entered_and_left_and_there_are_32(device: PredictedDevice) -> None:
     default, side = torch.cuda.default_stream(), torch.cuda.Stream()
     assert torch.cuda.current_stream() == default != side and default.cuda_stream == 0
     with torch.cuda.stream(side):
@@ -40,9 +40,6 @@ def test_streams_are_entered_and_left(device: PredictedDevice) -> None:
     assert side.device == torch.device("cuda", 0) and hash(side) == hash(side)
     assert torch.cuda.ExternalStream(12_345).cuda_stream == 12_345
     assert torch.cuda.Stream(priority=-1).priority == -1
-
-
-def test_torch_makes_32_streams_and_then_gives_out_the_first_again(device: PredictedDevice) -> None:
     handles = [torch.cuda.Stream().cuda_stream for _ in range(33)]
     assert len(set(handles)) == 32 and handles[32] == handles[0]
 
@@ -237,7 +234,7 @@ def test_graphs_of_any_accelerator_are_the_same(device: PredictedDevice) -> None
     del y
 
 
-def test_what_a_graph_made_is_not_known_for_what_it_was_at_capture(device: PredictedDevice) -> None:
+def test_replays_make_values_unknown_and_need_a_capture(device: PredictedDevice) -> None:
     x = torch.zeros(8, device="cuda")
     assert (x + 1).tolist() == [1.0] * 8
     graph = torch.cuda.CUDAGraph()
@@ -246,9 +243,6 @@ def test_what_a_graph_made_is_not_known_for_what_it_was_at_capture(device: Predi
     x.fill_(5)
     graph.replay()
     assert x.tolist() == [5.0] * 8 and str(y[0].item()) == "unknown"
-
-
-def test_what_torch_refuses_is_refused(device: PredictedDevice) -> None:
     graph = torch.cuda.CUDAGraph()
     with pytest.raises(RuntimeError, match="without a preceding successful capture"):
         graph.replay()

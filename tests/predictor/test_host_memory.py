@@ -1,5 +1,6 @@
 """Host memory of predicted programs, summed by hand: pinned in blocks of a power of two, pageable to the byte."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,20 +43,19 @@ def predicted(body: Any, **more: Any) -> HostPeak:
     return done.estimate.host
 
 
-def test_pinned_tensors_take_blocks_of_a_power_of_two() -> None:
-    def body() -> Any:
-        return [torch.empty(3 * MB, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
-
-    assert predicted(body) == HostPeak(0, 2 * 4 * MiB)
+def pinned(size: int) -> torch.Tensor:
+    return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
 
-def test_torch_keeps_pinned_blocks_for_the_next_of_their_size() -> None:
-    def body() -> Any:
+def test_pinned_tensors_take_blocks_of_a_power_of_two_that_torch_keeps_for_the_next_of_their_size() -> None:
+    def body(last: int) -> Any:
         for _ in range(3):
-            torch.empty(3 * MB, dtype=torch.uint8, pin_memory=True)
-        return torch.empty(5 * MB, dtype=torch.uint8, pin_memory=True)
+            pinned(3 * MB)
+        return pinned(last)
 
-    assert predicted(body) == HostPeak(0, (4 + 8) * MiB)
+    assert predicted(lambda: [pinned(3 * MB) for _ in range(2)]) == HostPeak(0, 2 * 4 * MiB)
+    assert predicted(partial(body, 5 * MB)) == HostPeak(0, (4 + 8) * MiB)
+    assert predicted(partial(body, 3 * MB)) == HostPeak(0, 4 * MiB)
 
 
 @pytest.mark.parametrize(
@@ -63,31 +63,23 @@ def test_torch_keeps_pinned_blocks_for_the_next_of_their_size() -> None:
 )
 def test_settings_bound_what_is_rounded_and_kept(settings: str, kept: int) -> None:
     def body() -> Any:
-        torch.empty(3 * MB, dtype=torch.uint8, pin_memory=True)
-        first = torch.empty(3 * MB, dtype=torch.uint8, pin_memory=True)
+        pinned(3 * MB)
+        first = pinned(3 * MB)
         del first
-        return torch.empty(3 * MB + 1, dtype=torch.uint8, pin_memory=True)
+        return pinned(3 * MB + 1)
 
     assert predicted(body, settings=settings).bytes == kept + 1
 
 
-def test_results_that_a_list_keeps_on_the_host_add_up() -> None:
-    def body() -> Any:
+def test_results_that_a_list_keeps_add_up_and_a_model_leaves_the_host_as_it_moves() -> None:
+    def results() -> Any:
         kept = [torch.ones(MiB, device="cuda").cpu() for _ in range(5)]
         views = [one[:10].view(2, 5) for one in kept]
         del kept[:2]
         return kept, views
 
-    assert predicted(body) == HostPeak(5 * 4 * MiB, 0)
-
-
-def test_a_model_leaves_the_host_as_it_moves_to_the_card() -> None:
-    def body() -> Any:
-        first = layers(3).cuda()
-        second = layers(1)
-        return first, second
-
-    assert predicted(body) == HostPeak(3 * 4 * MiB, 0)
+    assert predicted(results) == HostPeak(5 * 4 * MiB, 0)
+    assert predicted(lambda: (layers(3).cuda(), layers(1))) == HostPeak(3 * 4 * MiB, 0)
 
 
 def test_states_of_an_optimizer_of_host_weights_are_on_the_host() -> None:
@@ -104,26 +96,23 @@ def test_states_of_an_optimizer_of_host_weights_are_on_the_host() -> None:
     assert held < predicted(body).pageable_bytes <= held + 3 * 4 * MiB
 
 
-def test_weights_that_are_offloaded_are_pinned() -> None:
-    def body() -> Any:
+def test_weights_that_are_offloaded_are_pinned_one_after_the_other() -> None:
+    def offloaded() -> Any:
         model = nn.Sequential(*(nn.Linear(1000, 1000, bias=False) for _ in range(3))).cuda()
         WeightOffload("leaf").apply(model)
         with torch.no_grad():
             model(torch.ones(1, 1000, device="cuda"))
         return model
 
-    # Blocks of 4 MiB for weights of 4 MB, more than the weights took before they moved to the card.
-    assert predicted(body) == HostPeak(0, 3 * 4 * MiB)
-
-
-def test_weights_that_wait_on_the_host_are_pinned_one_after_the_other() -> None:
-    def body() -> Any:
+    def waiting() -> Any:
         model = layers(3)
         WeightOffload("leaf", onload_device="cuda").apply(model)
         return model
 
+    # Blocks of 4 MiB for weights of 4 MB, more than the weights took before they moved to the card.
+    assert predicted(offloaded) == HostPeak(0, 3 * 4 * MiB)
     # The last of them is there twice.
-    assert predicted(body) == HostPeak(4 * MiB, 3 * 4 * MiB)
+    assert predicted(waiting) == HostPeak(4 * MiB, 3 * 4 * MiB)
 
 
 def test_a_loader_with_pinned_memory_pins_its_batches() -> None:
@@ -170,7 +159,7 @@ def test_host_memory_is_kept_over_the_events_and_stays_in_the_file(tmp_path: Pat
         weights = torch.empty(4 * MiB, dtype=torch.uint8)
         first = weights.cuda()
         del weights
-        second = torch.empty(3 * MB, dtype=torch.uint8, pin_memory=True).cuda()
+        second = pinned(3 * MB).cuda()
         return first, second
 
     trace, rows = lane(body)
@@ -191,14 +180,6 @@ def test_host_memory_is_kept_over_the_events_and_stays_in_the_file(tmp_path: Pat
 def test_little_host_memory_has_no_lane() -> None:
     trace, _ = lane(lambda: (torch.zeros(8, device="cuda").cpu(), torch.zeros(MiB, device="cuda")))
     assert "host" not in timeline_value(trace, trace.devices[0], "key")
-
-
-def test_a_pinned_block_that_is_used_again_is_no_peak() -> None:
-    def body() -> Any:
-        for _ in range(3):
-            torch.empty(3 * MB, dtype=torch.uint8, pin_memory=True)
-
-    assert predicted(body) == HostPeak(0, 4 * MiB)
 
 
 def test_weights_that_are_saved_leave_the_host(tmp_path: Path) -> None:
@@ -264,7 +245,7 @@ def test_pinned_blocks_and_growth_of_the_host_are_found() -> None:
     def body(each_step: Any = None) -> Any:
         model = layers(1).cuda()
         optimizer = torch.optim.AdamW(model.parameters())
-        kept = [torch.empty(5 * MiB, dtype=torch.uint8, pin_memory=True)]
+        kept = [pinned(5 * MiB)]
         for _ in range(6):
             output = model(torch.randn(256, 1024, device="cuda"))
             output.square().mean().backward()

@@ -302,14 +302,34 @@ def test_a_predicted_script_goes_on_from_its_checkpoint_and_leaves_none(tmp_path
 # Files whose values are not computed: the program can open them, and they are removed after the prediction.
 
 
-def test_a_checkpoint_that_is_renamed_and_copied_is_found_under_any_name(tmp_path: Path) -> None:
-    with PredictedDevice(A100):
-        torch.save({"w": torch.rand(3, 4, device="cuda")}, tmp_path / "new")
+def test_a_checkpoint_is_found_under_any_name_while_the_program_runs(tmp_path: Path) -> None:
+    with PredictedDevice(A100) as device:
+        torch.save({"w": torch.rand(3, 4, device="cuda"), "step": 7}, tmp_path / "new")
         (tmp_path / "new").replace(tmp_path / "last.pt")
         (tmp_path / "copy.pt").write_bytes((tmp_path / "last.pt").read_bytes())
         for name in ("last.pt", "copy.pt"):
-            assert torch.load(tmp_path / name, map_location="cpu")["w"].shape == (3, 4)
-    assert not (tmp_path / "last.pt").exists()
+            found = torch.load(tmp_path / name, map_location="cpu")
+            assert (found["step"], found["w"].shape, found["w"].device.type) == (7, (3, 4), "cpu")
+        before = device.allocated_bytes
+        again = torch.load(tmp_path / "last.pt", map_location="cuda")["w"]
+        assert again.is_cuda and device.allocated_bytes - before == 512
+        assert any("were not written" in one.what for one in device.recorder.assumptions.stated)
+        with open(tmp_path / "model.pt", "wb") as file:
+            torch.save(torch.rand(3, device="cuda"), file)
+        assert torch.load(tmp_path / "model.pt").shape == (3,)
+        with open(tmp_path / "step.pt", "wb") as file:
+            torch.save({"step": 3}, file)
+    assert [(tmp_path / name).exists() for name in ("last.pt", "model.pt", "step.pt")] == [False, False, True]
+
+
+def test_what_is_known_is_written_as_the_card_would(tmp_path: Path) -> None:
+    with PredictedDevice(A100):
+        torch.save({"w": torch.arange(3, device="cuda"), "of the host": torch.ones(2)}, tmp_path / "w.pt")
+        found = torch.load(tmp_path / "w.pt")
+        assert found["w"].is_cuda and found["w"].tolist() == [0, 1, 2] and not found["of the host"].is_cuda
+    places: list[str] = []
+    torch.load(tmp_path / "w.pt", map_location=lambda storage, place: places.append(place) or storage)
+    assert places == ["cuda:0", "cpu"]
 
 
 def test_a_checkpoint_of_an_earlier_run_is_not_lost(tmp_path: Path) -> None:
@@ -339,16 +359,6 @@ def test_folders_that_were_made_for_checkpoints_go_with_them(tmp_path: Path) -> 
     assert left == ["kept", "kept/log.txt", "logs"]
 
 
-def test_a_checkpoint_that_was_written_to_an_open_file_does_not_stay(tmp_path: Path) -> None:
-    with PredictedDevice(A100):
-        with open(tmp_path / "model.pt", "wb") as file:
-            torch.save(torch.rand(3, device="cuda"), file)
-        assert torch.load(tmp_path / "model.pt").shape == (3,)
-        with open(tmp_path / "step.pt", "wb") as file:
-            torch.save({"step": 3}, file)
-    assert [path.name for path in tmp_path.iterdir()] == ["step.pt"]
-
-
 def test_the_device_of_a_saved_tensor_is_not_that_of_an_earlier_one(tmp_path: Path, device: PredictedDevice) -> None:
     for _ in range(200):
         torch.save([torch.rand(5, device="cuda")], tmp_path / "card.pt")
@@ -372,7 +382,7 @@ def test_what_is_saved_in_memory_is_loaded_from_there(device: PredictedDevice) -
     assert f"{torch.load(memory)['best']:.2f}" == "unknown"
 
 
-def test_safetensors_are_found_on_the_host_and_the_card(tmp_path: Path) -> None:
+def test_safetensors_are_found_with_their_values_or_without(tmp_path: Path) -> None:
     library = pytest.importorskip("safetensors.torch")
     path = tmp_path / "w.safetensors"
     with PredictedDevice(A100) as device:
@@ -389,9 +399,6 @@ def test_safetensors_are_found_on_the_host_and_the_card(tmp_path: Path) -> None:
             assert opened.metadata()["format"] == "pt"
             assert str(opened.get_slice("w")[:2]).startswith("tensor(values unknown")
     assert not path.exists()
-
-
-def test_safetensors_that_are_there_have_their_values(tmp_path: Path) -> None:
     library = pytest.importorskip("safetensors.torch")
     path = tmp_path / "w.safetensors"
     library.save_file({"steps": torch.arange(4)}, path)

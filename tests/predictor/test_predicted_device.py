@@ -77,26 +77,25 @@ def test_every_allocation_of_a_training_step(device: PredictedDevice) -> None:
     ]
 
 
-def test_backward_leads_back_to_the_line_of_the_forward_operator(device: PredictedDevice) -> None:
+def test_stacks_and_phases_are_the_programs_own(device: PredictedDevice) -> None:
     trace = trained(device, two_layers())
     events = trace.devices[0].events
-    of_relu = [
-        at
-        for at in np.flatnonzero(events.action == Action.ALLOC).tolist()
-        if "at::_ops::threshold_backward::call" in names(trace, int(events.stack[at]))
-    ]
-    stack = list(names(trace, int(events.stack[of_relu[0]])))
-    assert stack[:2] == ["at::_ops::threshold_backward::call", "torch::autograd::generated::ReluBackward0::apply()"]
-    forward = list(names(trace, int(events.forward_stack[of_relu[0]])))
+    backward = "at::_ops::threshold_backward::call"
+    at = next(at for at, stack in enumerate(events.stack.tolist()) if backward in names(trace, stack))
+    stack = list(names(trace, int(events.stack[at])))
+    assert stack[:2] == [backward, "torch::autograd::generated::ReluBackward0::apply()"]
+    forward = list(names(trace, int(events.forward_stack[at])))
     assert forward[0] == "at::_ops::relu::call"
     assert {"forward", "trained"} <= set(forward)
-
-
-def test_nothing_of_the_predictor_stands_in_a_stack(device: PredictedDevice) -> None:
-    trace = trained(device, two_layers())
     files = {trace.strings[code] for code in trace.stacks.frames.filename.tolist()}
     assert not [file for file in files if "/predictor/" in file and "/tests/" not in file]
     assert any(file.endswith("test_predicted_device.py") for file in files)
+    marks = trace.devices[0].annotations
+    said = [(trace.strings[name], Stage(stage).name) for name, stage in zip(marks.name, marks.stage, strict=True)]
+    phases = ["forward", "backward", "optimizer step"]
+    assert said == [(name, stage) for name in phases for stage in ("START", "END")]
+    times = np.concatenate([marks.time_us, trace.devices[0].events.time_us])
+    assert len(np.unique(times)) == len(times)
 
 
 @pytest.mark.parametrize("text", ["", "expandable_segments:True", "max_split_size_mb:20,roundup_power2_divisions:4"])
@@ -122,16 +121,6 @@ def test_the_file_reads_back_with_all_that_is_known(tmp_path: Path, device: Pred
     assert stacks[0] == stacks[1]
     blocks = [(each.devices[0].blocks.address, each.devices[0].blocks.state) for each in (read, trace)]
     assert all(np.array_equal(one, other) for one, other in zip(*blocks, strict=True))
-
-
-def test_phases_are_marks_between_events(device: PredictedDevice) -> None:
-    trace = trained(device, two_layers())
-    marks = trace.devices[0].annotations
-    said = [(trace.strings[name], Stage(stage).name) for name, stage in zip(marks.name, marks.stage, strict=True)]
-    phases = ["forward", "backward", "optimizer step"]
-    assert said == [(name, stage) for name in phases for stage in ("START", "END")]
-    times = np.concatenate([marks.time_us, trace.devices[0].events.time_us])
-    assert len(np.unique(times)) == len(times)
 
 
 def test_work_is_counted(device: PredictedDevice) -> None:

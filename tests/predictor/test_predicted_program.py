@@ -52,15 +52,13 @@ def test_a_functions_estimate_adds_up() -> None:
     assert labels is not None and Category.GRADIENT in labels.category.tolist()
 
 
-def test_what_fits_is_asked_of_any_card() -> None:
+def test_what_fits_is_asked_of_any_card_that_is_named() -> None:
     estimate = memviz.predict(lambda: torch.empty(20 << 30, dtype=torch.uint8, device="cuda"), card="RTX 4090")
     assert estimate.fits() and estimate.fits("RTX 4090") and estimate.fits("H100")
     assert not estimate.fits("T4")
     with pytest.raises(UsageError):
         estimate.fits("no such card")
-
-
-def test_without_a_card_there_is_no_verdict_until_one_is_named() -> None:
+    # Without a card there is no verdict until one is named.
     estimate = memviz.predict(lambda: torch.empty(20 << 30, dtype=torch.uint8, device="cuda"))
     assert estimate.fits("RTX 4090") and not estimate.fits("T4") and estimate.peak_reserved_on_card is None
     for ask in (estimate.fits, estimate.fit, estimate.fit_word):
@@ -81,9 +79,7 @@ def test_a_block_of_code_is_an_estimate_when_it_is_over() -> None:
     assert predicted.peak_requested == 4000 and predicted.out_of_memory == 1
     assert not predicted.fits() and not predicted.fits("T4") and predicted.fits("H100")
     assert not torch.cuda.is_available()
-
-
-def test_an_error_inside_leaves_the_estimate_until_there() -> None:
+    # An error inside leaves the estimate until there.
     with pytest.raises(KeyError), memviz.predicting() as predicted:
         torch.ones(1000, device="cuda")
         raise KeyError

@@ -30,17 +30,14 @@ def with_shapes(x: Tensor) -> Tensor:
 with_shapes.register_fake(torch.empty_like)
 
 
-def test_an_operator_of_ones_own_is_told_to_say_its_shapes(device: PredictedDevice) -> None:
-    remedy = r'with @torch\.library\.register_fake\("tests_of_memviz::without_shapes"\)'
-    with pytest.raises(UsageError, match=f"without_shapes cannot be predicted: .* {remedy}"):
-        without_shapes(torch.ones(3, device="cuda"))
-
-
-def test_one_that_says_its_shapes_is_predicted(device: PredictedDevice) -> None:
+def test_an_operator_of_ones_own_has_to_say_its_shapes(device: PredictedDevice) -> None:
     x = torch.ones(300, device="cuda")
     before = device.allocated_bytes
     doubled = with_shapes(x)
     assert device.allocated_bytes - before == 1536 and doubled.is_cuda
+    remedy = r'with @torch\.library\.register_fake\("tests_of_memviz::without_shapes"\)'
+    with pytest.raises(UsageError, match=f"without_shapes cannot be predicted: .* {remedy}"):
+        without_shapes(torch.ones(3, device="cuda"))
 
 
 def test_operators_without_a_rule_of_torchs_own_have_one_here(device: PredictedDevice) -> None:
@@ -169,12 +166,9 @@ def test_what_is_outside_stops_with_the_sentence_of_the_table(what: str, device:
     assert isinstance(raised.value, RuntimeError) == (way == "error")
 
 
-def test_what_is_noted_is_the_sentence_of_the_table(device: PredictedDevice) -> None:
+def test_every_row_of_the_table_has_a_program_or_a_note(device: PredictedDevice) -> None:
+    assert len(ROWS) - 1 == len(OUTSIDE) + 1
     torch.compile(nn.Linear(3, 3).cuda())(drawn(2, 3))
     notes = device.unseen()
     quoted = _row("Savings of `torch.compile`").split(": `", 1)[1].rstrip("`")
     assert any(quoted in note for note in notes)
-
-
-def test_every_row_of_the_table_has_a_program() -> None:
-    assert len(ROWS) - 1 == len(OUTSIDE) + 1

@@ -18,6 +18,7 @@ from memviz.runner.plan import plan_of
 from memviz.runner.request import Optimizer, Request
 from memviz.runner.step import Outcome
 from memviz.trace.model import Trace
+from tests.marks import slow_rows
 
 _SMALL = {"layers": "2"}
 _FLUX = {"double_layers": "2", "single_layers": "2"}
@@ -45,14 +46,18 @@ def _both(
 def _assert_equal(one: Outcome, other: Outcome) -> None:
     first, second = one.run.as_json(), other.run.as_json()
     assert {**first, "took_seconds": 0} == {**second, "took_seconds": 0}
-    mine, theirs = one.trace.devices[0], other.trace.devices[0]
-    for rows in ("events", "event_labels", "annotations", "segments", "blocks", "block_labels"):
-        for (name, column), (_, expected) in zip(
-            getattr(mine, rows).columns(), getattr(theirs, rows).columns(), strict=True
-        ):
-            assert np.array_equal(column, expected), (rows, name)
+    _assert_equal_rows(
+        one.trace, other.trace, "events", "event_labels", "annotations", "segments", "blocks", "block_labels"
+    )
     assert one.trace.strings == other.trace.strings
     assert _pinned_changes(one.trace) == _pinned_changes(other.trace)
+
+
+def _assert_equal_rows(one: Trace, other: Trace, *tables: str) -> None:
+    for table in tables:
+        mine, theirs = (getattr(trace.devices[0], table).columns() for trace in (one, other))
+        for (name, column), (_, expected) in zip(mine, theirs, strict=True):
+            assert np.array_equal(column, expected), (table, name)
 
 
 def _pinned_changes(trace: Trace) -> list[tuple[int, int]]:
@@ -69,108 +74,84 @@ def _request(
     return Request(workload, settings, optimizations, optimizer=optimizer, numerics=False)
 
 
-def test_a_second_step_is_not_run_and_looks_as_if_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
-    request = _request("feed_forward", {**_SMALL, "mode": "training"}, "adamw")
-    repeated, run, count = _both(monkeypatch, request)
-    _assert_equal(repeated, run)
-    assert count == 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("request_", "repeats"),
-    [
-        (_request("feed_forward", {}, "none"), 1),
-        (_request("gpt2", _SMALL, "adamw", ("gradient_accumulation", {"pieces": "4"})), 6),
-        (_request("llama", {**_SMALL, "micro_batches": "4"}, "adamw"), 5),
-        (_request("llama", _SMALL, "adamw", ("lora", {}), ("checkpointing", {"offload": "true"})), 1),
-        (_request("mixtral", _SMALL, "adamw"), 1),
-        (_request("flux", _FLUX, "none", ("weight_offload", {"granularity": "leaf"})), 1),
-        # Gradients add up, weights are stepped within, cast weights rest in new memory, and a prefetch learns.
-        (_request("llama", _SMALL, "none"), 0),
-        (_request("llama", _SMALL, "adamw", ("optimizer_in_backward", {})), 0),
-        (_request("flux", _FLUX, "none", ("layerwise_casting", {})), 0),
-        (_request("flux", _FLUX, "none", ("weight_offload", {"ahead": "true"})), 0),
-    ],
-    ids=lambda value: " ".join([value.workload, *dict(value.optimizations)]) if isinstance(value, Request) else "",
-)
-def test_repeated_passes_look_as_if_they_had_run(
-    monkeypatch: pytest.MonkeyPatch, request_: Request, repeats: int
-) -> None:
-    repeated, run, count = _both(monkeypatch, request_)
-    _assert_equal(repeated, run)
-    assert count == repeats
-
-
 def test_inputs_of_unknown_kinds_have_no_key() -> None:
     assert key_of_inputs({"x": [1, "a", None]}) == key_of_inputs({"x": [1, "a", None]})
     assert key_of_inputs({"x": [1, object()]}) is None
 
 
-_FOUR = {"double_layers": "4", "single_layers": "4"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("request_", "least"),
-    [
-        (_request("flux", _FOUR, "none"), 5),
-        (_request("flux", _FOUR, "none", ("weight_quantization", {})), 5),
-        (_request("sdxl", {}, "none", ("layerwise_casting", {"granularity": "leaf"})), 5),
-        (_request("flux", _FOUR, "none", ("layerwise_casting", {}), ("weight_offload", {})), 5),
-        (_request("wan_pipeline", {"layers": "4", "text_layers": "4"}, "none", ("layerwise_casting", {})), 10),
-        (_request("ltx_pipeline", {"layers": "4", "text_layers": "4"}, "none", ("vae_tiling", {})), 10),
-        (
-            _request(
-                "ltx_video", {"layers": "4", "mode": "inference"}, "none", ("weight_offload", {"granularity": "leaf"})
-            ),
-            3,
+_FOUR, _SIX, _SEVEN = {"double_layers": "4", "single_layers": "4"}, {"layers": "6"}, {"layers": "7"}
+_TEXTS = {"text_layers": "4", "short_text_layers": "4"}
+_PASSES = [
+    (_request("feed_forward", {}, "none"), 1),
+    (_request("gpt2", _SMALL, "adamw", ("gradient_accumulation", {"pieces": "4"})), 6),
+    (_request("llama", {**_SMALL, "micro_batches": "4"}, "adamw"), 5),
+    (_request("llama", _SMALL, "adamw", ("lora", {}), ("checkpointing", {"offload": "true"})), 1),
+    (_request("mixtral", _SMALL, "adamw"), 1),
+    (_request("flux", _FLUX, "none", ("weight_offload", {"granularity": "leaf"})), 1),
+    # Gradients add up, weights are stepped within, cast weights rest in new memory, and a prefetch learns.
+    (_request("llama", _SMALL, "none"), 0),
+    (_request("llama", _SMALL, "adamw", ("optimizer_in_backward", {})), 0),
+    (_request("flux", _FLUX, "none", ("layerwise_casting", {})), 0),
+    (_request("flux", _FLUX, "none", ("weight_offload", {"ahead": "true"})), 0),
+]
+"""Passes that are repeated, and how often."""
+_BLOCKS = [
+    (_request("flux", _FOUR, "none"), 5),
+    (_request("flux", _FOUR, "none", ("weight_quantization", {})), 5),
+    (_request("sdxl", {"depth": "4"}, "none", ("layerwise_casting", {"granularity": "leaf"})), 5),
+    (_request("flux", _FOUR, "none", ("layerwise_casting", {}), ("weight_offload", {})), 5),
+    (
+        _request("wan_pipeline", {"layers": "4", "text_layers": "4", "frames": "9"}, "none", ("layerwise_casting", {})),
+        10,
+    ),
+    (_request("ltx_pipeline", {"layers": "4", "text_layers": "4"}, "none", ("vae_tiling", {})), 10),
+    (
+        _request(
+            "ltx_video", {"layers": "4", "mode": "inference"}, "none", ("weight_offload", {"granularity": "leaf"})
         ),
-        # A part, the UNet, is repeated; text encoders' outputs are collected, or arguments.
-        (_request("sdxl_pipeline", {"depth": "2", "text_layers": "4", "short_text_layers": "4"}, "none"), 16),
-        (_request("flux_pipeline", {**_FOUR, "text_layers": "4", "short_text_layers": "4"}, "none"), 12),
-        (_request("llama", {"layers": "4", "mode": "inference"}, "none", ("split_feed_forward", {})), 3),
-    ],
-    ids=lambda value: " ".join([value.workload, *dict(value.optimizations)]) if isinstance(value, Request) else "",
-)
-def test_repeated_blocks_look_as_if_they_had_run(
-    monkeypatch: pytest.MonkeyPatch, request_: Request, least: int
-) -> None:
-    repeated, run, count = _both(monkeypatch, request_, BlockRepeater)
-    _assert_equal(repeated, run)
-    assert count >= least and (count > 0) == (least > 0)
+        3,
+    ),
+    # A part, the UNet, is repeated; text encoders' outputs are collected, or arguments.
+    (_request("sdxl_pipeline", {"depth": "2", **_TEXTS}, "none"), 16),
+    (_request("flux_pipeline", {**_FOUR, **_TEXTS}, "none"), 12),
+    (_request("llama", {"layers": "4", "mode": "inference"}, "none", ("split_feed_forward", {})), 3),
+]
+"""Blocks of a pass, and how many are repeated at least."""
+_LAYERS = [
+    *((_request(name, _SIX, "adamw"), 2) for name in ("gpt2", "mixtral", "vit")),
+    (_request("ltx_video", _SIX, "sgd"), 2),
+    (_request("flux", {"mode": "training", "double_layers": "6", "single_layers": "6"}, "none"), 4),
+    (_request("ltx_video", _SIX, "adamw", ("checkpointing", {"keep": "attention"})), 2),
+    (_request("llama", {**_SIX, "micro_batches": "2"}, "adamw", ("checkpointing", {})), 4),
+    (_request("llama", _SEVEN, "adamw", ("lora", {}), ("checkpointing", {})), 2),
+    (_request("llama", _SEVEN, "none", ("lora", {}), ("weight_quantization", {})), 2),
+    (_request("gpt2", _SIX, "adamw", ("chunked_cross_entropy", {}), ("split_feed_forward", {})), 2),
+    (_request("llama", _SEVEN, "adamw", ("activation_offload", {})), 2),
+    (_request("gpt2", _SEVEN, "adamw", ("activation_offload", {}), ("checkpointing", {})), 3),
+    (_request("llama", {**_SIX, "micro_batches": "4"}, "adamw", ("flat_gradients", {})), 16),
+    (_request("llama", _SIX, "adamw", ("flat_gradients", {"how": "plain"}), ("activation_offload", {})), 2),
+    # Weights are stepped within.
+    (_request("gpt2", _SIX, "adamw", ("optimizer_in_backward", {})), 0),
+]
+"""Layers of a training step, and how many are repeated at least."""
 
 
-_SIX: Mapping[str, str] = {"layers": "6"}
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("request_", "repeats"),
+    ("kind", "request_", "repeats"),
     [
-        *((_request(name, _SIX, "adamw"), 2) for name in ("gpt2", "mixtral", "vit")),
-        (_request("ltx_video", _SIX, "sgd"), 2),
-        (_request("flux", {"mode": "training", "double_layers": "6", "single_layers": "6"}, "none"), 4),
-        (_request("ltx_video", _SIX, "adamw", ("checkpointing", {"keep": "attention"})), 2),
-        (_request("llama", {**_SIX, "micro_batches": "2"}, "adamw", ("checkpointing", {})), 4),
-        (_request("llama", {"layers": "7"}, "adamw", ("lora", {}), ("checkpointing", {})), 2),
-        (_request("llama", {"layers": "7"}, "none", ("lora", {}), ("weight_quantization", {})), 2),
-        (_request("gpt2", _SIX, "adamw", ("chunked_cross_entropy", {}), ("split_feed_forward", {})), 2),
-        (_request("llama", {"layers": "7"}, "adamw", ("activation_offload", {})), 2),
-        (_request("gpt2", {"layers": "7"}, "adamw", ("activation_offload", {}), ("checkpointing", {})), 3),
-        (_request("llama", {**_SIX, "micro_batches": "4"}, "adamw", ("flat_gradients", {})), 16),
-        (_request("llama", _SIX, "adamw", ("flat_gradients", {"how": "plain"}), ("activation_offload", {})), 2),
-        # Weights are stepped within.
-        (_request("gpt2", _SIX, "adamw", ("optimizer_in_backward", {})), 0),
+        (PassRepeater, _request("feed_forward", {**_SMALL, "mode": "training"}, "adamw"), 1),
+        *slow_rows(*((PassRepeater, *row) for row in _PASSES)),
+        *slow_rows(*((BlockRepeater, *row) for row in _BLOCKS)),
+        *slow_rows(*((TrainedBlockRepeater, *row) for row in _LAYERS)),
     ],
     ids=lambda value: " ".join([value.workload, *dict(value.optimizations)]) if isinstance(value, Request) else "",
 )
-def test_repeated_layers_of_a_training_step_look_as_if_they_had_run(
-    monkeypatch: pytest.MonkeyPatch, request_: Request, repeats: int
+def test_what_is_repeated_looks_as_if_it_had_run(
+    monkeypatch: pytest.MonkeyPatch, kind: Any, request_: Request, repeats: int
 ) -> None:
-    repeated, run, count = _both(monkeypatch, request_, TrainedBlockRepeater)
+    repeated, run, count = _both(monkeypatch, request_, kind)
     _assert_equal(repeated, run)
-    assert count >= repeats and (count > 0) == (repeats > 0)
+    assert count == repeats if kind is PassRepeater else count >= repeats and (count > 0) == (repeats > 0)
 
 
 @pytest.mark.slow
@@ -257,11 +238,7 @@ def test_a_module_that_is_called_again_replaces_the_items_of_a_list_as_if_it_had
     repeated, trace, counts = _decoded_frames(follows=True)
     none, expected, _ = _decoded_frames(follows=False)
     assert (repeated, none, counts) == (4, 0, [1] * 6)
-    for rows in ("events", "event_labels"):
-        columns = zip(
-            getattr(trace.devices[0], rows).columns(), getattr(expected.devices[0], rows).columns(), strict=True
-        )
-        assert all(np.array_equal(column, other) for (_, column), (_, other) in columns)
+    _assert_equal_rows(trace, expected, "events", "event_labels")
 
 
 class _Denoiser(nn.Module):
@@ -300,10 +277,7 @@ def test_a_part_is_repeated_unless_a_value_decides_what_it_does(*, reads: bool) 
             model(torch.randn(512, 1024, device="cuda"))
             traces.append(device.finish())
     assert len(calls) == (4 if reads else 1)
-    one, other = (trace.devices[0] for trace in traces)
-    for rows in ("events", "event_labels"):
-        columns = zip(getattr(one, rows).columns(), getattr(other, rows).columns(), strict=True)
-        assert all(np.array_equal(column, expected) for (_, column), (_, expected) in columns), rows
+    _assert_equal_rows(*traces, "events", "event_labels")
 
 
 def test_layers_run_whose_outputs_a_hook_collects() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,12 @@ MIB = 1 << 20
 SIDE = 1024
 WEIGHT = 4 * MIB
 WORKSPACE = A100.cublas_workspace_bytes
+
+
+@pytest.fixture
+def device() -> Iterator[PredictedDevice]:
+    with PredictedDevice(A100, gpus=2) as predicted:
+        yield predicted
 
 
 def linear(card: int) -> nn.Linear:
@@ -75,75 +82,71 @@ def test_a_copy_is_of_its_card_and_its_gradient_goes_back() -> None:
         assert "device='cuda:1'" in repr(one)
 
 
-def test_operators_on_two_cards_are_refused_in_torchs_words() -> None:
-    with PredictedDevice(A100, gpus=2):
-        one, other = (torch.zeros(8, 8, device=card) for card in ("cuda:0", "cuda:1"))
-        sentence = "Expected all tensors to be on the same device, but found at least two devices, cuda:{} and cuda:{}!"
-        with pytest.raises(RuntimeError, match=sentence.format(0, 1)):
-            one @ other
-        with pytest.raises(RuntimeError, match=sentence.format(1, 0)):
-            other + one
-        with pytest.raises(RuntimeError, match="cpu and cuda:1"):
-            torch.zeros(8) + other
-        assert torch.cat([torch.empty(0, device="cuda:0"), other]).device == other.device
+def test_operators_on_two_cards_are_refused_in_torchs_words(device: PredictedDevice) -> None:
+    one, other = (torch.zeros(8, 8, device=card) for card in ("cuda:0", "cuda:1"))
+    sentence = "Expected all tensors to be on the same device, but found at least two devices, cuda:{} and cuda:{}!"
+    with pytest.raises(RuntimeError, match=sentence.format(0, 1)):
+        one @ other
+    with pytest.raises(RuntimeError, match=sentence.format(1, 0)):
+        other + one
+    with pytest.raises(RuntimeError, match="cpu and cuda:1"):
+        torch.zeros(8) + other
+    assert torch.cat([torch.empty(0, device="cuda:0"), other]).device == other.device
 
 
-def test_the_current_card_is_that_of_its_thread_and_block() -> None:
-    with PredictedDevice(A100, gpus=2):
-        assert (torch.cuda.device_count(), torch.cuda.current_device()) == (2, 0)
-        with torch.cuda.device(1):
-            assert torch.cuda.current_device() == 1 and torch.zeros(2, device="cuda").get_device() == 1
-            assert torch.zeros(2).cuda().get_device() == torch.cuda.current_stream().device_index == 1
-        assert torch.cuda.current_device() == 0
-        with torch.cuda.stream(stream_of(1)):
-            assert torch.cuda.current_device() == 1
-        torch.cuda.set_device("cuda:1")
-        assert torch.tensor([1.0], device="cuda").get_device() == 1
-        with torch.device("cuda:0"):
-            assert torch.zeros(2).get_device() == 0
-        assert torch.Generator("cuda:1").device == torch.device("cuda", 1)
-        one, other = (torch.cuda.get_device_properties(card) for card in range(2))
-        assert one.name == other.name and one.uuid != other.uuid
-        assert torch.cuda.mem_get_info(0)[1] == torch.cuda.mem_get_info(1)[1]
-        torch.zeros(32 * MIB, dtype=torch.uint8, device="cuda:1")
-        assert torch.cuda.mem_get_info(0)[0] - torch.cuda.mem_get_info(1)[0] >= 32 * MIB - 2 * MIB
-        assert torch.cuda.max_memory_allocated(1) >= 32 * MIB > torch.cuda.max_memory_allocated(0)
-        torch.cuda.reset_peak_memory_stats(1)
-        assert torch.cuda.max_memory_allocated(1) < 2 * MIB
-        torch.cuda.empty_cache()
-        assert torch.cuda.memory_reserved(1) == 0
+def test_the_current_card_is_that_of_its_thread_and_block(device: PredictedDevice) -> None:
+    assert (torch.cuda.device_count(), torch.cuda.current_device()) == (2, 0)
+    with torch.cuda.device(1):
+        assert torch.cuda.current_device() == 1 and torch.zeros(2, device="cuda").get_device() == 1
+        assert torch.zeros(2).cuda().get_device() == torch.cuda.current_stream().device_index == 1
+    assert torch.cuda.current_device() == 0
+    with torch.cuda.stream(stream_of(1)):
+        assert torch.cuda.current_device() == 1
+    torch.cuda.set_device("cuda:1")
+    assert torch.tensor([1.0], device="cuda").get_device() == 1
+    with torch.device("cuda:0"):
+        assert torch.zeros(2).get_device() == 0
+    assert torch.Generator("cuda:1").device == torch.device("cuda", 1)
+    one, other = (torch.cuda.get_device_properties(card) for card in range(2))
+    assert one.name == other.name and one.uuid != other.uuid
+    assert torch.cuda.mem_get_info(0)[1] == torch.cuda.mem_get_info(1)[1]
+    torch.zeros(32 * MIB, dtype=torch.uint8, device="cuda:1")
+    assert torch.cuda.mem_get_info(0)[0] - torch.cuda.mem_get_info(1)[0] >= 32 * MIB - 2 * MIB
+    assert torch.cuda.max_memory_allocated(1) >= 32 * MIB > torch.cuda.max_memory_allocated(0)
+    torch.cuda.reset_peak_memory_stats(1)
+    assert torch.cuda.max_memory_allocated(1) < 2 * MIB
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved(1) == 0
 
 
-def test_memory_of_another_stream_waits_on_its_own_card() -> None:
+def test_memory_of_another_stream_waits_on_its_own_card(device: PredictedDevice) -> None:
     def active_after(card: int) -> int:
         torch.cuda.synchronize(card)
         # A malloc completes the frees that wait no more.
         torch.zeros(1, device="cuda:1")
         return int(torch.cuda.memory_stats(1)["active_bytes.all.current"])
 
-    with PredictedDevice(A100, gpus=2):
-        taken = torch.zeros(WEIGHT, dtype=torch.uint8, device="cuda:1")
-        taken.record_stream(stream_of(1))
-        del taken
-        assert [active_after(0), active_after(1)] == [WEIGHT, 0]
+    taken = torch.zeros(WEIGHT, dtype=torch.uint8, device="cuda:1")
+    taken.record_stream(stream_of(1))
+    del taken
+    assert [active_after(0), active_after(1)] == [WEIGHT, 0]
 
 
-def test_optimizers_and_clipping_take_each_card_by_itself() -> None:
-    with PredictedDevice(A100, gpus=2):
-        layers = [linear(0), linear(1)]
-        weights = [layer.weight for layer in layers]
-        optimizer = torch.optim.AdamW(weights, lr=0.1)
-        for weight in weights:
-            weight.grad = torch.zeros_like(weight)
-        assert torch.nn.utils.clip_grad_norm_(weights, 1.0).device == torch.device("cuda", 0)
-        optimizer.step()
-        # Weight, gradient and two states.
-        assert [size // WEIGHT for size in allocated()] == [4, 4]
-        assert {optimizer.state[weight]["exp_avg"].device == weight.device for weight in weights} == {True}
-        layers[0].to("cuda:1")
-        moved = layers[0].weight
-        assert moved.grad is not None and (moved.device, moved.grad.device) == (torch.device("cuda", 1),) * 2
-        assert [size // WEIGHT for size in allocated()] == [2, 6]
+def test_optimizers_and_clipping_take_each_card_by_itself(device: PredictedDevice) -> None:
+    layers = [linear(0), linear(1)]
+    weights = [layer.weight for layer in layers]
+    optimizer = torch.optim.AdamW(weights, lr=0.1)
+    for weight in weights:
+        weight.grad = torch.zeros_like(weight)
+    assert torch.nn.utils.clip_grad_norm_(weights, 1.0).device == torch.device("cuda", 0)
+    optimizer.step()
+    # Weight, gradient and two states.
+    assert [size // WEIGHT for size in allocated()] == [4, 4]
+    assert {optimizer.state[weight]["exp_avg"].device == weight.device for weight in weights} == {True}
+    layers[0].to("cuda:1")
+    moved = layers[0].weight
+    assert moved.grad is not None and (moved.device, moved.grad.device) == (torch.device("cuda", 1),) * 2
+    assert [size // WEIGHT for size in allocated()] == [2, 6]
 
 
 def test_copies_without_access_to_each_others_memory_take_buffers() -> None:
@@ -158,30 +161,28 @@ def test_copies_without_access_to_each_others_memory_take_buffers() -> None:
         assert peaks == [WEIGHT + more[0], WEIGHT // 2 + more[1]]
 
 
-def test_data_parallel_takes_what_its_replicas_take() -> None:
-    with PredictedDevice(A100, gpus=2):
-        model = nn.DataParallel(nn.Sequential(linear(0), linear(0)))
-        with torch.no_grad():
-            out = model(torch.zeros(2 * SIDE, SIDE))
-        assert out.device == torch.device("cuda", 0) and allocated()[0] == 2 * WEIGHT + WORKSPACE + 2 * WEIGHT
-        # Replicas are gone; while the second layer ran there were two weights, and the activations of both layers.
-        assert allocated()[1] == WORKSPACE
-        assert torch.cuda.max_memory_allocated(1) == 2 * WEIGHT + WORKSPACE + 3 * WEIGHT
-        del out
-        model(torch.zeros(2 * SIDE, SIDE, device="cuda")).sum().backward()
-        weights = list(model.parameters())
-        assert all(weight.grad is not None and weight.grad.device == weight.device for weight in weights)
-        # Weights and gradients stay on the first card, and a handle in forward and backward on each.
-        assert allocated() == [4 * WEIGHT + 2 * WORKSPACE, 2 * WORKSPACE]
+def test_data_parallel_takes_what_its_replicas_take(device: PredictedDevice) -> None:
+    model = nn.DataParallel(nn.Sequential(linear(0), linear(0)))
+    with torch.no_grad():
+        out = model(torch.zeros(2 * SIDE, SIDE))
+    assert out.device == torch.device("cuda", 0) and allocated()[0] == 2 * WEIGHT + WORKSPACE + 2 * WEIGHT
+    # Replicas are gone; while the second layer ran there were two weights, and the activations of both layers.
+    assert allocated()[1] == WORKSPACE
+    assert torch.cuda.max_memory_allocated(1) == 2 * WEIGHT + WORKSPACE + 3 * WEIGHT
+    del out
+    model(torch.zeros(2 * SIDE, SIDE, device="cuda")).sum().backward()
+    weights = list(model.parameters())
+    assert all(weight.grad is not None and weight.grad.device == weight.device for weight in weights)
+    # Weights and gradients stay on the first card, and a handle in forward and backward on each.
+    assert allocated() == [4 * WEIGHT + 2 * WORKSPACE, 2 * WORKSPACE]
 
 
-def test_replicas_of_small_weights_share_a_buffer() -> None:
-    with PredictedDevice(A100, gpus=2):
-        model = nn.DataParallel(nn.Linear(10, 10).cuda())
-        before = torch.cuda.memory_stats(1)["allocation.all.allocated"]
-        torch.nn.parallel.replicate(model.module, [0, 1])
-        # One buffer for weight and bias.
-        assert torch.cuda.memory_stats(1)["allocation.all.allocated"] - before == 1
+def test_replicas_of_small_weights_share_a_buffer(device: PredictedDevice) -> None:
+    model = nn.DataParallel(nn.Linear(10, 10).cuda())
+    before = torch.cuda.memory_stats(1)["allocation.all.allocated"]
+    torch.nn.parallel.replicate(model.module, [0, 1])
+    # One buffer for weight and bias.
+    assert torch.cuda.memory_stats(1)["allocation.all.allocated"] - before == 1
 
 
 def test_each_card_runs_out_by_itself_and_has_its_verdict() -> None:
@@ -259,21 +260,19 @@ def test_device_map_parts_a_model_by_the_free_memory_of_each_card() -> None:
         assert model(torch.zeros(8, SIDE, device="cuda:0")).shape == (8, SIDE)
 
 
-def test_a_saved_tensor_is_loaded_to_the_card_that_it_was_on(tmp_path: Path) -> None:
+def test_a_saved_tensor_is_loaded_to_the_card_that_it_was_on(tmp_path: Path, device: PredictedDevice) -> None:
     file = tmp_path / "saved.pt"
-    with PredictedDevice(A100, gpus=2):
-        for saved in (torch.arange(4, device="cuda:1"), torch.randn(SIDE, device="cuda:1")):
-            torch.save({"tensor": saved}, file)
-            places = [None, "cuda:0", {"cuda:1": "cuda:0"}, {"cuda:0": "cpu"}, "cpu"]
-            loaded = [torch.load(file, map_location=place)["tensor"].device for place in places]
-            assert list(map(str, loaded)) == ["cuda:1", "cuda:0", "cuda:0", "cuda:1", "cpu"]
+    for saved in (torch.arange(4, device="cuda:1"), torch.randn(SIDE, device="cuda:1")):
+        torch.save({"tensor": saved}, file)
+        places = [None, "cuda:0", {"cuda:1": "cuda:0"}, {"cuda:0": "cpu"}, "cpu"]
+        loaded = [torch.load(file, map_location=place)["tensor"].device for place in places]
+        assert list(map(str, loaded)) == ["cuda:1", "cuda:0", "cuda:0", "cuda:1", "cpu"]
 
 
-def test_lists_of_tensors_on_two_cards_are_taken_by_card() -> None:
-    with PredictedDevice(A100, gpus=2):
-        mixed = [torch.ones(2, device=f"cuda:{card}") for card in (1, 0, 1)]
-        doubled = torch._foreach_mul(mixed, [1.0, 2.0, 3.0])
-        torch._foreach_add_(mixed, mixed)
-        assert [str(one.device) for one in doubled] == ["cuda:1", "cuda:0", "cuda:1"]
-        assert [one.tolist() for one in doubled] == [[1, 1], [2, 2], [3, 3]]
-        assert [str(one.device) for one in mixed] == ["cuda:1", "cuda:0", "cuda:1"]
+def test_lists_of_tensors_on_two_cards_are_taken_by_card(device: PredictedDevice) -> None:
+    mixed = [torch.ones(2, device=f"cuda:{card}") for card in (1, 0, 1)]
+    doubled = torch._foreach_mul(mixed, [1.0, 2.0, 3.0])
+    torch._foreach_add_(mixed, mixed)
+    assert [str(one.device) for one in doubled] == ["cuda:1", "cuda:0", "cuda:1"]
+    assert [one.tolist() for one in doubled] == [[1, 1], [2, 2], [3, 3]]
+    assert [str(one.device) for one in mixed] == ["cuda:1", "cuda:0", "cuda:1"]

@@ -167,7 +167,18 @@ def test_the_second_time_is_the_same_and_runs_nothing(name: str) -> None:
     assert counted.runs == 1
 
 
-def test_memory_that_is_shared_is_not_made_anew() -> None:
+def test_results_are_remembered_by_all_that_decides_them() -> None:
+    counted, whole = CountedRuns(), meta(3, dtype=torch.int64)
+    assert counted(aten.mul.Tensor, whole, 2).dtype == torch.int64
+    assert counted(aten.mul.Tensor, whole, 2.0).dtype == torch.float32
+    assert counted(aten.mul.Tensor, whole, 2).dtype == torch.int64
+    # What is written in place stays what it was.
+    counted = CountedRuns()
+    for _ in range(2):
+        given = meta(4, 6)
+        assert counted(aten.add_.Tensor, given, meta(1, 6)) is given
+    assert counted.runs == 1
+    # Memory that is shared is not made anew.
     counted = CountedRuns()
     for runs in (1, 2):
         given = meta(4, 6)
@@ -175,24 +186,6 @@ def test_memory_that_is_shared_is_not_made_anew() -> None:
             counted(aten._unsafe_view.default, given, [24]).untyped_storage()._cdata == given.untyped_storage()._cdata
         )
         assert counted.runs == runs
-
-
-def test_what_is_written_in_place_stays_what_it_was() -> None:
-    counted = CountedRuns()
-    for _ in range(2):
-        given = meta(4, 6)
-        assert counted(aten.add_.Tensor, given, meta(1, 6)) is given
-    assert counted.runs == 1
-
-
-def test_numbers_that_are_equal_and_of_other_types_are_told_apart() -> None:
-    counted, whole = CountedRuns(), meta(3, dtype=torch.int64)
-    assert counted(aten.mul.Tensor, whole, 2).dtype == torch.int64
-    assert counted(aten.mul.Tensor, whole, 2.0).dtype == torch.float32
-    assert counted(aten.mul.Tensor, whole, 2).dtype == torch.int64
-
-
-def test_what_lies_on_the_host_or_has_a_generator_is_never_remembered() -> None:
     assert shape_key((torch.empty(2),), {}) is None
     assert shape_key((meta(2),), {"generator": torch.Generator()}) is None
 

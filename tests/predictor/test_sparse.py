@@ -42,6 +42,10 @@ def test_a_gradient_is_what_backward_made_and_no_more(device: PredictedDevice) -
     # Forward's output, twice it, their sum, its gradient of one number, and the gradient of the first.
     assert [row.size for row in rows] == [VALUES, VALUES, 4, 4, VALUES]
     assert [row.category for row in rows][-1] is Category.GRADIENT
+    # A step of plain descent takes nothing.
+    before = device.recorder.ledger.count
+    OPTIMIZERS["SGD"]([layer.weight]).step()
+    assert sizes(device.finish())[before:] == []
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -67,15 +71,6 @@ def test_steps_go_as_on_the_host(name: str) -> None:
     assert predicted == stepped("cpu")
 
 
-def test_a_step_of_plain_descent_takes_nothing(device: PredictedDevice) -> None:
-    layer, indices = embedding("cuda"), drawn()
-    optimizer = OPTIMIZERS["SGD"]([layer.weight])
-    layer(indices).square().sum().backward()
-    before = device.recorder.ledger.count
-    optimizer.step()
-    assert sizes(device.finish())[before:] == []
-
-
 def test_indices_that_nobody_knows_are_taken_to_be_all_different(device: PredictedDevice) -> None:
     layer, indices = embedding("cuda"), drawn()
     layer(indices).square().sum().backward()
@@ -87,15 +82,12 @@ def test_indices_that_nobody_knows_are_taken_to_be_all_different(device: Predict
     assert any(ALL_DIFFERENT in words for words in device.recorder.assumptions.sentences)
 
 
-def test_there_are_no_more_different_ones_than_rows(device: PredictedDevice) -> None:
+def test_gradients_have_no_more_different_rows_than_there_are(device: PredictedDevice) -> None:
     layer = nn.Embedding(3, WIDTH, sparse=True, device="cuda")
     layer(torch.randint(0, 3, (COUNT,), device="cuda")).square().sum().backward()
     gradient: Any = layer.weight.grad
     assert (gradient._nnz(), gradient.coalesce()._nnz(), gradient.to_dense().shape) == (COUNT, 3, (3, WIDTH))
     device.finish()
-
-
-def test_gradients_of_bags_are_sparse_too(device: PredictedDevice) -> None:
     bags = nn.EmbeddingBag(ROWS, WIDTH, sparse=True, device="cuda")
     bags(torch.randint(0, ROWS, (4, 5), device="cuda")).sum().backward()
     gradient: Any = bags.weight.grad
@@ -123,11 +115,16 @@ def test_a_product_takes_what_cusparse_wants_beside_it(way: str, device: Predict
     assert any("cuSPARSE takes a workspace" in words for words in device.unseen())
 
 
-def test_what_was_multiplied_gets_its_gradient(device: PredictedDevice) -> None:
+def test_products_and_edges_get_their_gradients(device: PredictedDevice) -> None:
     dense = torch.ones(ROWS, WIDTH, device="cuda", requires_grad=True)
     (square().cuda() @ dense).sum().backward()
     assert dense.grad is not None and dense.grad.shape == (ROWS, WIDTH)
     assert (square().cuda() @ dense[:, 0]).shape == (ROWS,)
+    values = torch.ones(COUNT, device="cuda", requires_grad=True)
+    places = torch.arange(COUNT, device="cuda").expand(2, COUNT)
+    edges = torch.sparse.softmax(torch.sparse_coo_tensor(places, values, (ROWS, ROWS)), 1)
+    torch.sparse.mm(edges, torch.ones(ROWS, WIDTH, device="cuda")).sum().backward()
+    assert values.grad is not None and values.grad.shape == (COUNT,)
 
 
 def square() -> torch.Tensor:
@@ -208,14 +205,6 @@ def test_rows_are_multiplied_without_a_conversion(device: PredictedDevice) -> No
     assert sizes(device.finish())[before:] == [8 * (ROWS + 1), 8 * COUNT, 4 * COUNT, WEIGHT, WEIGHT, WEIGHT]
     out.sum().backward()
     assert dense.grad is not None
-
-
-def test_values_of_edges_get_gradients(device: PredictedDevice) -> None:
-    values = torch.ones(COUNT, device="cuda", requires_grad=True)
-    places = torch.arange(COUNT, device="cuda").expand(2, COUNT)
-    edges = torch.sparse.softmax(torch.sparse_coo_tensor(places, values, (ROWS, ROWS)), 1)
-    torch.sparse.mm(edges, torch.ones(ROWS, WIDTH, device="cuda")).sum().backward()
-    assert values.grad is not None and values.grad.shape == (COUNT,)
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {

@@ -284,11 +284,13 @@ def test_a_condition_is_answered_so_that_the_program_goes_on(device: PredictedDe
     assert {f"a condition that is not computed is assumed to be {answer}" for answer in (True, False)} <= {*says}
 
 
-def test_the_greatest_of_chosen_labels_is_the_greatest_of_all(device: PredictedDevice) -> None:
+def test_choices_are_counted_up_to_the_greatest_of_all(device: PredictedDevice) -> None:
     labels = torch.tensor([0, 0, 3, 3, 7]).cuda()
     chosen = labels[there(5).topk(3).indices]
     drawn = torch.randint(0, 40, (2, 300), device="cuda")
     assert [int(chosen.max()) + 1, int(torch.cat([drawn[0], chosen]).amax())] == [8, 39]
+    choices = torch.rand(64, 10, device="cuda").argmax(1)
+    assert torch.bincount(choices).shape == (10,)
 
 
 def test_stated_numbers_are_plain_ones() -> None:
@@ -380,10 +382,15 @@ def test_a_wrong_answer_is_an_error_that_says_which_are_possible() -> None:
         PredictedDevice(A100, assume={f"{file}:3#0": 1})
 
 
-def test_printing_says_that_values_are_unknown(device: PredictedDevice) -> None:
+def test_printing_says_that_values_are_unknown_and_needs_no_answer(device: PredictedDevice) -> None:
     assert repr(there(2, 3)) == "tensor(values unknown, device='cuda:0', size=(2, 3), dtype=torch.float32)"
     assert str(there(2).cpu()) == "tensor(values unknown, size=(2,), dtype=torch.float32)"
     assert repr(torch.ones(1)) == "tensor([1.])"
+    token = torch.rand(4, 3, device="cuda").argmax(1) @ torch.tensor([10, 1, 10, 1], device="cuda")
+    assert "%d of %3d" % (token, token.item()) == "1 of   1"  # noqa: UP031
+    assert device.recorder.assumptions.stated
+    with pytest.raises(DataNeeded):
+        torch.zeros(int(token))
 
 
 HOST: dict[str, Callable[[], Tensor]] = {
@@ -391,36 +398,22 @@ HOST: dict[str, Callable[[], Tensor]] = {
     "computed from it": lambda: (there(4).cpu() * 2 + 1).softmax(0),
     "a view of it": lambda: there(4).cpu()[1:].view(3, 1),
     "copied into": lambda: torch.zeros(4).copy_(there(4)),
-    "a part copied into": lambda: _with_part(torch.zeros(4)),
+    "a part copied into": lambda: written(lambda host: host[1:3].copy_(there(2))),
     "added to": lambda: torch.zeros(4).add_(there(4).cpu()),
-    "listed": lambda: _foreach(torch.zeros(4)),
+    "listed": lambda: written(lambda host: torch._foreach_add_([host], [there(4).cpu()])),
     "given out": lambda: torch.add(there(4).cpu(), 1, out=torch.zeros(4)),
     "deep": lambda: copy.deepcopy(there(4).cpu()),
     "made of a number": lambda: torch.tensor([there().item(), 1.0]),
     "filled with a number": lambda: torch.full((3,), there().item()),
     "times a number": lambda: torch.ones(3) * there().item(),
-    "a number written to it": lambda: _with_number(torch.ones(3)),
-    "set": lambda: _set(torch.zeros(4)),
+    "a number written to it": lambda: written(lambda host: host.__setitem__(0, there().item())),
+    "set": lambda: written(lambda host: host.__setitem__(0, there())),
 }
 
 
-def _with_part(host: Tensor) -> Tensor:
-    host[1:3].copy_(there(2))
-    return host
-
-
-def _with_number(host: Tensor) -> Tensor:
-    host[0] = there().item()
-    return host
-
-
-def _foreach(host: Tensor) -> Tensor:
-    torch._foreach_add_([host], [there(4).cpu()])
-    return host
-
-
-def _set(host: Tensor) -> Tensor:
-    host[0] = there()
+def written(write: Callable[[Tensor], object]) -> Tensor:
+    host = torch.zeros(4)
+    write(host)
     return host
 
 
@@ -431,31 +424,7 @@ def test_what_came_from_the_device_stays_unknown_on_the_host(how: str, device: P
     assert str(host).startswith("tensor(values unknown")
 
 
-def test_what_holds_no_values_is_not_written_and_found_again(tmp_path: Path) -> None:
-    path = tmp_path / "w.pt"
-    with PredictedDevice(A100) as device:
-        torch.save({"w": there(3, 4), "step": 7}, path)
-        found = torch.load(path, map_location="cpu")
-        assert (found["step"], found["w"].shape, found["w"].device.type) == (7, (3, 4), "cpu")
-        before = device.allocated_bytes
-        there_again = torch.load(path, map_location="cuda")["w"]
-        assert there_again.is_cuda and device.allocated_bytes - before == 512
-        assert any("were not written" in what for what in stated(device))
-    assert not path.exists()
-
-
-def test_what_is_known_is_written_as_the_card_would(tmp_path: Path) -> None:
-    path = tmp_path / "w.pt"
-    with PredictedDevice(A100):
-        torch.save({"w": torch.arange(3, device="cuda"), "of the host": torch.ones(2)}, path)
-        found = torch.load(path)
-        assert found["w"].is_cuda and found["w"].tolist() == [0, 1, 2] and not found["of the host"].is_cuda
-    places: list[str] = []
-    torch.load(path, map_location=lambda storage, place: places.append(place) or storage)
-    assert places == ["cuda:0", "cpu"]
-
-
-def test_a_host_tensor_written_over_is_known_again_and_others_never_were_unknown(device: PredictedDevice) -> None:
+def test_a_host_tensor_is_unknown_until_it_is_written_over(device: PredictedDevice) -> None:
     host = there(4).cpu()
     assert torch.zeros_like(host).tolist() == [0, 0, 0, 0]
     host[:2] = 7
@@ -466,9 +435,12 @@ def test_a_host_tensor_written_over_is_known_again_and_others_never_were_unknown
     assert str(ones * there().item()).startswith("tensor(values unknown")
     assert (ones * 2).sum().item() == 6
     assert there(9)[torch.tensor([True, False, True]).repeat(3)].shape == (6,)
-
-
-def test_the_memory_of_a_copy_is_never_what_was_there_before(device: PredictedDevice) -> None:
+    # A large one stays unknown where it is copied to.
+    unknown, target = there(1 << 19).cpu(), torch.zeros(1 << 19)
+    assert target.copy_(unknown) is target
+    with pytest.raises(DataNeeded):
+        range(int(target[0].long()))
+    # Its memory is never what was there before.
     for count in (5, 1 << 18, 3 << 20):
         host = torch.full((count,), 7, dtype=torch.uint8)
         del host
@@ -492,37 +464,6 @@ def test_a_copy_to_the_host_has_the_strides_that_torch_gives_it(layout: torch.me
             assert card.to("cpu", memory_format=layout).stride() == wanted
 
 
-def test_a_large_unknown_tensor_stays_unknown_where_it_is_copied_to(device: PredictedDevice) -> None:
-    unknown, target = there(1 << 19).cpu(), torch.zeros(1 << 19)
-    assert target.copy_(unknown) is target
-    with pytest.raises(DataNeeded):
-        range(int(target[0].long()))
-
-
-def test_large_copies_and_what_is_computed_of_them_take_no_memory_of_this_machine() -> None:
-    import resource
-
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with PredictedDevice(A100):
-        host = torch.empty(8 << 30, dtype=torch.uint8, device="cuda").cpu()
-        assert (host + 1).sum().dtype == torch.int64
-    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < 1 << 29
-
-
-def test_devices_that_do_not_go_together_are_an_error_as_on_a_card(device: PredictedDevice) -> None:
-    for wrong in (
-        lambda: torch.ones(3) + there(3),
-        lambda: torch.ones(3)[there(2, dtype=WHOLE)],
-        lambda: torch.zeros(3).scatter_(0, there(2, dtype=WHOLE), 1),
-        lambda: torch.cat([torch.ones(3), there(3)]),
-        lambda: functional.linear(torch.ones(2, 3), there(4, 3), there(4)),
-        lambda: torch.ones(2, 3) @ there(3, 4),
-    ):
-        with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
-            wrong()
-    assert (torch.tensor(2.0) * there(3)).is_cuda
-
-
 def test_dlpack_says_where_a_tensor_lies_and_gives_no_memory_away(device: PredictedDevice) -> None:
     assert there(3).__dlpack_device__() == (2, 0)
     with pytest.raises(UsageError, match="DLPack needs the values of a tensor"):
@@ -530,8 +471,8 @@ def test_dlpack_says_where_a_tensor_lies_and_gives_no_memory_away(device: Predic
     assert torch.from_dlpack(torch.to_dlpack(torch.ones(3))).tolist() == [1, 1, 1]
 
 
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
 def test_torchs_own_questions_have_answers_that_are_stated(device: PredictedDevice) -> None:
-    weight = nn.Parameter(torch.ones(4))
     weight = nn.Parameter(there(4))
     # torch.compile switches this check off for the whole process, and another test may have used it.
     ones = there(3).fill_(1)
@@ -550,14 +491,14 @@ def test_torchs_own_questions_have_answers_that_are_stated(device: PredictedDevi
     assert "torch.distributions are assumed to be valid" in said
     assert "assumed to be finite" in said
     assert "find no overflow" in said
-
-
-@pytest.mark.filterwarnings("ignore:Anomaly Detection")
-def test_gradients_that_are_looked_through_for_errors_are_finite(device: PredictedDevice) -> None:
     with torch.autograd.detect_anomaly():
         weight = nn.Parameter(there(4))
         weight.square().sum().backward()
         assert weight.grad is not None and weight.grad.shape == (4,)
+    torch._check_tensor_all(there(4, dtype=WHOLE) == 3)
+    with pytest.raises(RuntimeError):
+        torch._check_tensor_all(torch.zeros(4, device="cuda") == 3)
+    assert any("are assumed to pass" in sentence for sentence in device.unseen())
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script. is deprecated")
@@ -579,13 +520,6 @@ def test_checks_of_gradients_run_and_find_that_they_agree(how: dict[str, bool], 
     assert any("gradcheck is assumed to pass" in sentence for sentence in device.unseen())
 
 
-def test_what_a_library_checks_of_all_values_holds(device: PredictedDevice) -> None:
-    torch._check_tensor_all(there(4, dtype=WHOLE) == 3)
-    with pytest.raises(RuntimeError):
-        torch._check_tensor_all(torch.zeros(4, device="cuda") == 3)
-    assert any("are assumed to pass" in sentence for sentence in device.unseen())
-
-
 def test_a_refusal_that_the_program_swallows_is_said(device: PredictedDevice) -> None:
     try:
         count = int(there(dtype=WHOLE))
@@ -602,7 +536,7 @@ def test_a_library_on_the_way_is_named_beside_the_users_line(device: PredictedDe
         library.randn_tensor((there(dtype=WHOLE),))
 
 
-def test_a_mask_is_filled_with_a_number_of_the_host(device: PredictedDevice) -> None:
+def test_masks_are_filled_and_chosen_by_as_on_a_card(device: PredictedDevice) -> None:
     x, mask = torch.ones(8, 8, device="cuda"), torch.zeros(8, 8, dtype=torch.bool, device="cuda")
     before = device.allocated_bytes
     out = x.masked_fill(mask, torch.tensor(-1.0))
@@ -612,10 +546,7 @@ def test_a_mask_is_filled_with_a_number_of_the_host(device: PredictedDevice) -> 
     assert filled.tolist() == [7, 7, 7]
     with pytest.raises(RuntimeError):
         x.masked_fill(mask, torch.ones(8))
-
-
-def test_where_takes_a_mask_of_bytes_and_converts_it_first(device: PredictedDevice) -> None:
-    """CRF layers keep such masks."""
+    # `where` converts a mask of bytes first; CRF layers keep such masks.
     mask = torch.ones(512, 512, dtype=torch.uint8, device="cuda")
     scores = torch.zeros(512, 512, device="cuda", requires_grad=True)
     before = device.allocated_bytes
@@ -705,6 +636,12 @@ ON_HOST: dict[str, Callable[[torch.Tensor], object]] = {
     "distances": lambda card: torch.cdist(card, H),
     "isin": lambda card: torch.isin(card, H),
     "take": lambda card: card.take(torch.tensor([1])),
+    "sum": lambda card: torch.ones(4) + card,
+    "index of the card": lambda card: torch.ones(4)[card.argmax(0)],
+    "scatter to the host": lambda card: torch.zeros(4).scatter_(0, card.argmax(0), 1),
+    "joined": lambda card: torch.cat([torch.ones(4), card[0]]),
+    "linear to the card": lambda card: functional.linear(torch.ones(2, 4), card, card[0]),
+    "matmul with the card": lambda card: torch.ones(2, 4) @ card,
 }
 
 
@@ -715,34 +652,6 @@ def test_an_operator_on_two_devices_is_refused_as_on_a_card(name: str, device: P
         ON_HOST[name](card)
     # A number, an index and a copy may come from the host.
     assert (card * torch.tensor(2.0)).is_cuda and card[torch.tensor([1])].is_cuda and card.copy_(H).is_cuda
-
-
-def test_a_number_that_is_only_printed_needs_no_answer(device: PredictedDevice) -> None:
-    token = torch.rand(4, 3, device="cuda").argmax(1) @ torch.tensor([10, 1, 10, 1], device="cuda")
-    assert "%d of %3d" % (token, token.item()) == "1 of   1"  # noqa: UP031
-    assert device.recorder.assumptions.stated
-    with pytest.raises(DataNeeded):
-        torch.zeros(int(token))
-
-
-def test_conditions_on_computed_masks_go_on_and_are_noted(device: PredictedDevice) -> None:
-    boxes = torch.rand(8, 4, device="cuda") @ torch.rand(4, 4, device="cuda")
-    near = torch.isclose(boxes, torch.zeros(1, 4, device="cuda"), atol=20.0)
-    for mask in (near, ~near.any(dim=1), boxes.bool(), near ^ near.flip(0), torch.isin(boxes, boxes[0])):
-        assert bool(mask.all()) in (True, False)
-    assert device.recorder.assumptions.stated
-
-
-def test_a_loop_over_the_rows_of_a_large_mask_finds_the_share_of_each(device: PredictedDevice) -> None:
-    masks = (torch.rand(48, 200, 200, device="cuda") @ torch.rand(200, 200, device="cuda")) > 0
-    places = masks.flatten(1).nonzero()
-    assert places.shape == (48 * 200 * 200, 2)
-    assert all(places[places[:, 0] == row, 1].shape == (200 * 200,) for row in range(3))
-
-
-def test_counts_of_choices_have_one_for_each_choice(device: PredictedDevice) -> None:
-    choices = torch.rand(64, 10, device="cuda").argmax(1)
-    assert torch.bincount(choices).shape == (10,)
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(9, 4), (4, 9)])
@@ -766,9 +675,18 @@ def test_a_count_is_an_integer_for_numpy_and_for_sizes(device: PredictedDevice) 
     assert copy.deepcopy([count])[0] is count and pickle.loads(pickle.dumps(count)).default == 8
 
 
-def test_a_mask_that_is_true_everywhere_has_no_borders(device: PredictedDevice) -> None:
+def test_masks_that_are_not_computed_are_true_everywhere(device: PredictedDevice) -> None:
     mask = (torch.rand(8, 64, device="cuda") @ torch.rand(64, 64, device="cuda")) > 0
     assert (mask[:, 1:] ^ mask[:, :-1]).nonzero().shape == (0, 2)
     assert mask[mask].shape == (8 * 64,)
     other = (torch.rand(8, 64, device="cuda") @ torch.rand(64, 64, device="cuda")) > 0
     assert (mask ^ other).nonzero().shape == (8 * 64, 2)
+    masks = (torch.rand(48, 200, 200, device="cuda") @ torch.rand(200, 200, device="cuda")) > 0
+    places = masks.flatten(1).nonzero()
+    assert places.shape == (48 * 200 * 200, 2)
+    assert all(places[places[:, 0] == row, 1].shape == (200 * 200,) for row in range(3))
+    boxes = torch.rand(8, 4, device="cuda") @ torch.rand(4, 4, device="cuda")
+    near = torch.isclose(boxes, torch.zeros(1, 4, device="cuda"), atol=20.0)
+    for mask in (near, ~near.any(dim=1), boxes.bool(), near ^ near.flip(0), torch.isin(boxes, boxes[0])):
+        assert bool(mask.all()) in (True, False)
+    assert device.recorder.assumptions.stated

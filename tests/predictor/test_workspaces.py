@@ -293,22 +293,6 @@ def test_a_few_rows_of_attention_are_split_over_the_card() -> None:
     assert (parts > 4, rest) == (True, 0)
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_sgd_in_one_kernel_takes_its_momentum_and_nothing_else(momentum: float, device: PredictedDevice) -> None:
-    weights = [zeros(1000, 100, requires_grad=True), zeros(128, requires_grad=True)]
-    optimizer = torch.optim.SGD(weights, lr=0.1, momentum=momentum, fused=True)
-    for weight in weights:
-        weight.grad = torch.ones_like(weight)
-    before = device.allocated_bytes
-    torch.cuda.reset_peak_memory_stats()
-    for _ in range(2):
-        optimizer.step()
-    states = device.allocated_bytes - before
-    assert torch.cuda.max_memory_allocated() == device.allocated_bytes
-    # 400,000 bytes are 781.25 blocks of 512.
-    assert states == (782 * 512 + 512 if momentum else 0)
-
-
 CONVOLVED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[int]]] = {
     "nine pixels": (lambda: nn.Conv2d(16, 32, 3, padding=1), (2, 16, 8, 8), [2 * (2 * 64 * (16 + 32) + 16 * 32 * 9)]),
     "padded": (lambda: nn.Conv2d(3, 24, 3, padding=1), (2, 3, 8, 8), [2 * (2 * 64 * (8 + 24) + 8 * 24 * 9)]),
@@ -377,15 +361,14 @@ def test_a_network_stays_channels_last_from_end_to_end(device: PredictedDevice) 
     out.sum().backward()
 
 
-def test_a_backward_copies_a_gradient_in_another_layout() -> None:
+def test_gradients_in_another_layout_and_images_in_double_precision_are_copied() -> None:
     def run() -> None:
         layer = nn.Conv2d(16, 32, 3, padding=1, bias=False).to("cuda", memory_format=LAST)
         layer(zeros(2, 16, 8, 8).contiguous(memory_format=LAST)).backward(zeros(2, 32, 8, 8))
 
     assert sizes_of(run, "convolution_backward", temporary=True) == [RESULTS]
 
-
-def test_double_precision_is_not_computed_channels_last() -> None:
+    # Double precision is not computed channels last.
     def run() -> None:
         layer = nn.Conv2d(16, 32, 3, padding=1, bias=False).double().cuda()
         assert layer(zeros(2, 16, 8, 8, dtype=torch.double).contiguous(memory_format=LAST)).is_contiguous()
@@ -519,15 +502,12 @@ def test_a_sum_is_split_over_a_card_with_128_multiprocessors(
     assert reduction_buffers(tensor, dims, FLOATS, RTX_4090) == taken
 
 
-def test_more_threads_on_more_multiprocessors_take_more() -> None:
+def test_larger_cards_and_tensors_are_summed_in_more_parts() -> None:
     many, cards = empty(64, 1024, 1024), ("T4", "RTX 4090", "A100 40GB")
     by_card = [reduction_buffers(many, (0, 1), FLOATS, card_named(name))[0] for name in cards]
     one = 1024 * 4 * 32 * 4
     # 40 x 1024, 128 x 1536 and 108 x 2048 threads, in blocks of 128 over 8 columns of them.
     assert by_card == [64 * one, 192 * one, 216 * one]
-
-
-def test_what_32_bits_do_not_reach_is_summed_in_parts() -> None:
     first, second = reduction_buffers(empty(2**30), (), FLOATS, RTX_4090)
     assert first == second == (2**29 // 512 // 256 * 4, 4)
     half = empty(2**31, dtype=torch.float16)

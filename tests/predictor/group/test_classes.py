@@ -66,25 +66,16 @@ def test_places_are_where_a_length_ends() -> None:
     assert places_of(Layout(), (1, 1024)) == (0, 1, 1023)
 
 
-def test_of_equal_ranks_few_run() -> None:
+def test_only_ranks_that_may_differ_run() -> None:
     found, ran = classes(1024, lambda rank: "alike", Layout(dimensions={(1, 1024)}))
     assert found == [list(range(1024))] and ran == [0, 1, 1023]
-
-
-def test_ends_of_uneven_lengths_are_found() -> None:
     parts = [min(max(100 - 7 * rank, 0), 7) for rank in range(16)]
     layout = Layout(dimensions={(1, 16)}, uneven={(100, 16)})
     found, ran = classes(16, lambda rank: parts[rank], layout)
     assert found == by_kind(16, lambda rank: parts[rank]) and ran == [0, 1, 14, 15]
-
-
-def test_stages_differ_and_replicas_of_them_do_not() -> None:
-    def stage(rank: int) -> int:
-        return rank // 8 % 4
-
-    layout = Layout(dimensions={(1, 8), (8, 4), (32, 2), (1, 64)}, chains={(8, 4)})
-    found, ran = classes(64, stage, layout)
-    assert found == by_kind(64, stage) and len(ran) == len({*ran}) <= 8
+    layout = Layout(dimensions={(1, 4)}, unlike=[[0, 3], [1], [2]])
+    found, ran = classes(4, {0: "a", 1: "b", 2: "a", 3: "a"}.get, layout)
+    assert found == [[0, 2, 3], [1]] and ran == [0, 1, 2]
 
 
 def test_dimensions_that_count_are_combined() -> None:
@@ -95,19 +86,17 @@ def test_dimensions_that_count_are_combined() -> None:
     found, _ = classes(8, kind, layout)
     assert found == by_kind(8, kind)
 
+    def stage(rank: int) -> int:
+        return rank // 8 % 4
 
-def test_owners_of_different_weights_run_each() -> None:
-    layout = Layout(dimensions={(1, 4)}, unlike=[[0, 3], [1], [2]])
-    found, ran = classes(4, {0: "a", 1: "b", 2: "a", 3: "a"}.get, layout)
-    assert found == [[0, 2, 3], [1]] and ran == [0, 1, 2]
+    layout = Layout(dimensions={(1, 8), (8, 4), (32, 2), (1, 64)}, chains={(8, 4)})
+    found, ran = classes(64, stage, layout)
+    assert found == by_kind(64, stage) and len(ran) == len({*ran}) <= 8
 
 
-def test_a_layout_is_written_and_read() -> None:
+def test_layouts_and_ranks_in_words() -> None:
     layout = Layout({(1, 4)}, {(4, 2)}, {(9, 4)}, [[0, 1], [2]])
     assert Layout.of_json(layout.as_json()) == layout
-
-
-def test_ranks_in_words() -> None:
     assert [rank_list(ranks) for ranks in ([3], [0, 1, 2, 5], [0, 4, 8, 12], list(range(9)))] == [
         *("rank 3", "ranks 0 to 2, 5", "ranks 0, 4, ... 12", "ranks 0 to 8")
     ]

@@ -95,18 +95,14 @@ def peak(**settings: Any) -> int:
 
 
 @pytest.mark.slow
-def test_whole_layers_stay_where_they_are_not_parted_again() -> None:
-    layer, more = WIDTH * WIDTH * 4, peak(reshard_after_forward=False) - peak()
+def test_whole_layers_stay_where_they_are_not_parted_again_and_halves_are_gathered() -> None:
+    plain, layer = peak(), WIDTH * WIDTH * 4
     # All of them at the end of forward, instead of the two or three that are worked with.
-    assert 2 * layer <= more <= COUNT * layer
-
-
-@pytest.mark.slow
-def test_mixed_precision_halves_what_is_gathered() -> None:
+    assert 2 * layer <= peak(reshard_after_forward=False) - plain <= COUNT * layer
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
     beside = 2 * WEIGHTS // 8 + 2 * WORKSPACE
     # Shards and their gradients stay as wide as they are.
-    assert peak(mp_policy=policy) - beside < 0.6 * (peak() - beside)
+    assert peak(mp_policy=policy) - beside < 0.6 * (plain - beside)
 
 
 def test_offloaded_shards_are_on_the_host() -> None:
