@@ -39,7 +39,4 @@ x.grad = None
 # Four results in a layer; with checkpoints one; and of four segments but the last one each.
 assert kept(layers) == 4 * depth * activation
 assert kept(each) == depth * activation
-assert (
-    kept(lambda x: checkpoint_sequential(layers, 4, x, use_reentrant=False)) == (3 + 4 * depth // 4) * activation
-    or True
-)
+assert kept(lambda x: checkpoint_sequential(layers, 4, x, use_reentrant=False)) == (3 + 4 * depth // 4) * activation

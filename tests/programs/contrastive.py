@@ -57,7 +57,7 @@ class MoCo(nn.Module):
             self._update()
             k = self.momentum(images)
         scale = self.logit_scale.exp().clamp(max=100)
-        positive = torch.einsum("nc,nc->n", t, k).unsqueeze(-1)
+        positive = torch.einsum("nc,nc->n", [t, k]).unsqueeze(-1)
         negative = torch.einsum("nc,ck->nk", t, self.queue.clone().detach())
         logits = torch.cat([positive, negative], dim=1) * scale
         labels = torch.zeros(logits.shape[0], dtype=torch.long, device=logits.device)

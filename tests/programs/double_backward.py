@@ -1,8 +1,8 @@
-"""Gradients of gradients: a Wasserstein critic's penalty, a Hessian-vector product, per-sample gradients by vmap."""
+"""Gradients of gradients: a Wasserstein critic's penalty, Hessians, per-sample gradients by vmap, MAML's inner step."""
 
 import torch
 from torch import nn
-from torch.func import functional_call, grad, hessian, jacrev, vmap
+from torch.func import functional_call, grad, hessian, jacrev, jvp, vmap
 
 device = "cuda"
 critic = nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 1)).to(device)
@@ -65,3 +65,16 @@ jacobian = vmap(jacrev(lambda row: functional_call(critic, state, (row,))))(x)
 assert jacobian.shape == (32, 1, 64)
 curve = hessian(lambda row: functional_call(critic, state, (row,)).sum())(x[0])
 assert curve.shape == (64, 64)
+
+out, tangent = jvp(lambda batch: functional_call(critic, state, (batch,)), (x,), (torch.ones_like(x),))
+assert out.shape == tangent.shape == (32, 1)
+targets = torch.randint(0, 64, (32,), device=device)
+each = vmap(grad(lambda row, target: nn.functional.cross_entropy(row[None], target[None])))(x, targets)
+assert each.shape == x.shape
+fast = dict(critic.named_parameters())
+for _ in range(2):
+    inner = functional_call(critic, fast, (x,)).square().mean()
+    found = torch.autograd.grad(inner, list(fast.values()), create_graph=True)
+    fast = {name: value - 0.1 * g for (name, value), g in zip(fast.items(), found)}
+functional_call(critic, fast, (x,)).square().mean().backward()
+assert all(p.grad is not None and p.grad.is_cuda for p in params)
