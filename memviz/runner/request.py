@@ -38,7 +38,7 @@ T = TypeVar("T")
 _YES = {"true", "yes", "on", "1"}
 _NO = {"false", "no", "off", "0"}
 KnobType = Literal["int", "float", "bool", "text"]
-_TYPES: Mapping[KnobType, type] = {"int": int, "float": float, "bool": bool}
+_TYPES: Mapping[KnobType, type] = {"int": int, "float": float, "bool": bool, "text": str}
 _MOST = 1 << 40
 """Limit of whole numbers: larger ones overflow within torch, whose error names no knob."""
 _BETWEEN_SIDES = re.compile(r"\s*[x×]\s*", re.IGNORECASE)
@@ -68,7 +68,7 @@ class Knob:
         text = text.strip()
         if self.optional and text.lower() in ("none", ""):
             return None
-        value = read_value(_TYPES.get(self.type, str), text)
+        value = read_value(_TYPES[self.type], text)
         if self.type == "int" and abs(value) > _MOST:
             raise ValueError(f"is {text}; the maximum is {_MOST:,}.")
         if self.choices and value not in self.choices:
@@ -114,13 +114,12 @@ def _find_knobs(kind: type) -> tuple[Knob, ...]:
         solid = next(member for member in members if member is not type(None))
         listed = get_args(solid) if get_origin(solid) is Literal else ()
         accepted = type(listed[0]) if listed else solid
-        words: list[KnobType] = [word for word, type_ in _TYPES.items() if type_ is accepted]
+        word = next(word for word, type_ in _TYPES.items() if type_ is accepted or word == "text")
         factory = knob_field.default_factory
         default = factory() if factory is not MISSING else knob_field.default
         choices = tuple(about.get("choices", ())) or listed
         texts = (about.get("unit", ""), about.get("says", ""), about.get("always", False))
         optional = type(None) in members
-        word = words[0] if words else "text"
         knobs.append(Knob(knob_field.name, word, optional, default, about.get("help", ""), choices, *texts))
     return tuple(knobs)
 

@@ -286,7 +286,8 @@ def test_the_limit_of_memory_reaches_every_process(monkeypatch: pytest.MonkeyPat
         assert alone.variants[0].what == "host memory"
 
 
-def test_while_it_closes_nothing_begins_and_nothing_stays(tmp_path: Path) -> None:
+def test_while_it_closes_nothing_begins_and_nothing_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     scheduler = Scheduler(timeout=PATIENCE_SECONDS)
     orders = [scheduler.submit([ENDLESS], ["a"], owner=owner, replaces=False) for owner in ("ann", "ann", "bob")]
     worker = running(scheduler, orders[0])
@@ -307,7 +308,7 @@ def test_while_it_closes_nothing_begins_and_nothing_stays(tmp_path: Path) -> Non
     stop.set()
     asking.join(PATIENCE_SECONDS)
     assert not is_there(worker.pid)
-    assert scheduler._spare is None
+    assert scheduler._spare is None and not list(tmp_path.glob("memviz-runs-*"))
     for each in (*orders, *begun):
         order = scheduler._jobs.get(each.id)
         assert order is None or (order.status.is_over and order.worker is None)
@@ -356,19 +357,6 @@ def test_only_so_many_wait() -> None:
             scheduler.submit([DONE], ["d"], owner="d")
         again = scheduler.submit([DONE], ["b again"], owner="b")
         assert not again.is_over
-
-
-def test_a_page_that_ends_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    scheduler = Scheduler()
-    worker = running(scheduler, scheduler.submit([ENDLESS], ["endless"]), 0)
-    scheduler.warm_up()
-    spare = scheduler._spare
-    assert spare is not None
-    assert (worker.is_alive, spare.is_alive) == (True, True)
-    scheduler.close()
-    assert (worker.is_alive, spare.is_alive) == (False, False)
-    assert not list(tmp_path.glob("memviz-runs-*"))
 
 
 def test_a_full_disk_is_said(scheduler: Scheduler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

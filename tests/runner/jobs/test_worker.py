@@ -304,15 +304,12 @@ def test_a_table_beyond_the_bounds_says_so(monkeypatch: pytest.MonkeyPatch, tmp_
         list(_output_of("stays"))
 
 
-def test_what_a_model_prints_is_no_answer(tmp_path: Path, own: Path) -> None:
+def test_what_a_model_prints_is_no_answer_and_the_process_ends_with_whoever_started_it(
+    tmp_path: Path, own: Path
+) -> None:
     with Worker(tmp_path) as worker:
         (only,) = last_of(worker, Request(f"{own}:talks", numerics=False))
-    assert only.kind == "done"
-    assert only.run is not None
-
-
-def test_a_process_ends_with_whoever_started_it(tmp_path: Path) -> None:
-    with Worker(tmp_path) as worker:
+        assert only.kind == "done" and only.run is not None
         process = worker._process
         assert process.poll() is None and process.stdin is not None
         process.stdin.close()

@@ -240,10 +240,6 @@ class FakeEvent:
         return (other.at - self.at) * 1000
 
 
-def test_the_first_backward_does_not_count():
-    assert Steps(30, 1, 2, 3, 4).measured() == Seconds(3, 1, 3, "GPU events", 2.5, 3.5)
-
-
 def test_seconds_without_a_warm_up_or_while_recording_are_refused():
     with pytest.raises(UsageError, match="warm-up"):
         Steps(1).measured(warmup=0)
@@ -274,13 +270,10 @@ def test_what_time_is_left_is_not_exceeded_and_where_it_is_too_short_for_a_media
     assert steps.now == 20.0
 
 
-def test_a_first_step_that_is_waited_for_does_not_count():
-    steps = Steps(30, 7, 1.5)
-    found = steps.measured()
+def test_the_first_backward_and_a_step_that_is_waited_for_do_not_count_and_the_spread_is_between_the_quartiles():
+    assert Steps(30, 1, 2, 3, 4).measured() == Seconds(3, 1, 3, "GPU events", 2.5, 3.5)
+    found = Steps(30, 7, 1.5).measured()
     assert (found.low, found.median, found.high) == (1.5, 1.5, 1.5)
-
-
-def test_the_spread_is_that_between_the_quartiles_and_one_step_has_none():
     assert seconds_of((1.0, 2.0, 3.0, 4.0, 9.0)) == Seconds(3, 2, 5, "GPU events", 2, 4)
     assert seconds_of((2.0,)) == Seconds(2, 0, 1, "GPU events", 2, 2)
 
@@ -311,9 +304,7 @@ def test_a_card_that_the_driver_lists_is_taken_without_starting_it(monkeypatch):
     found = find_accelerator()
     assert (found.kind, found.api, found.attach_observer) == ("cuda", cuda, print)
     assert found.versions == (("torch", "2.13.0"), ("cuda", "13.0"))
-
-
-def test_where_nothing_lists_cards_torch_is_asked(monkeypatch):
+    # Where nothing lists cards torch is asked.
     cuda = SimpleNamespace(_device_count_nvml=lambda: -1, is_available=lambda: True, memory=MEMORY)
     torch_with(monkeypatch, version={"cuda": "13.0"}, cuda=cuda)
     assert find_accelerator().kind == "cuda"
@@ -327,14 +318,12 @@ def test_an_intel_gpu_is_taken_where_torch_records_it(monkeypatch):
         find_accelerator()
 
 
-def test_no_card_says_where_to_look(monkeypatch):
+def test_no_card_says_where_to_look_and_without_torch_the_remedy_is_another_python(monkeypatch):
     cuda = SimpleNamespace(_device_count_nvml=lambda: 0, is_available=driver_started, memory=MEMORY)
     torch_with(monkeypatch, version={"cuda": "13.0"}, cuda=cuda)
     with pytest.raises(UsageError, match="CUDA_VISIBLE_DEVICES.*`python -m memviz run` predicts"):
         find_accelerator()
 
-
-def test_without_torch_the_remedy_is_another_python(monkeypatch):
     def absent(name: str) -> Any:
         raise ImportError(f"No module named {name!r}")
 

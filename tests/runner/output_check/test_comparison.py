@@ -116,7 +116,7 @@ def test_it_is_undone_when_the_changed_model_fails():
     assert undone == [True]
 
 
-def test_nothing_to_run_and_nothing_returned_are_refused():
+def test_nothing_to_run_nothing_returned_and_outputs_of_other_shapes_are_refused():
     with pytest.raises(UsageError, match="no inputs for the model"):
         compare_outputs(stack(count=1), [], nothing, training=False, claim="bitwise")
 
@@ -127,14 +127,12 @@ def test_nothing_to_run_and_nothing_returned_are_refused():
     with pytest.raises(UsageError, match="returns no tensor"):
         compare_outputs(Silent, tokens(), nothing, training=False, claim="bitwise")
 
-
-def test_outputs_of_other_shapes_are_refused():
-    def apply(model: nn.Module) -> Callable[[], None]:
+    def reshape(model: nn.Module) -> Callable[[], None]:
         model.layers.append(nn.Linear(32, 16))
         return lambda: None
 
     with pytest.raises(UsageError, match="shapes must be equal"):
-        compare_outputs(stack(count=1), tokens(), apply, training=False, claim="rounding")
+        compare_outputs(stack(count=1), tokens(), reshape, training=False, claim="rounding")
 
 
 pytestmark = pytest.mark.slow

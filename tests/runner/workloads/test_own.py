@@ -74,20 +74,16 @@ def both():
 
 
 def test_its_twin_is_asked_for_by_a_parameter(file):
-    path = file(PLAIN)
-    assert make_workload(path).small().build().weight.shape == (3, 4)
+    assert make_workload(file(PLAIN)).small().build().weight.shape == (3, 4)
     workload = make_workload(file(PLAIN.replace(", small=False", "").replace("4 if small else ", "")))
     with pytest.raises(UsageError, match="Give it a parameter small=False"):
         workload.small()
 
 
-def test_naming_it_executes_nothing(file):
+def test_naming_it_executes_nothing_and_what_lies_beside_it_can_be_imported(file, tmp_path):
     workload = make_workload(file("raise SystemExit('executed')\ndef build():\n    pass\n"))
     with pytest.raises(UsageError, match=r"mine.py, line 1: SystemExit: executed$"):
         workload.build()
-
-
-def test_what_lies_beside_it_can_be_imported(file, tmp_path):
     (tmp_path / "beside_mine.py").write_text("WIDTH = 5\n")
     body = "def build():\n    return torch.nn.Linear(WIDTH, 1), torch.ones(WIDTH)\n"
     text = f"import torch\nfrom beside_mine import WIDTH\n{body}"
