@@ -118,10 +118,7 @@ _NAMES = {"site": "Site", "category": "Category", "module": "Module", "line": "L
 
 
 def head_html(
-    state: ExploreState,
-    moment: Html | str = "",
-    facts: Html | str = "",
-    groupings: Mapping[str, str] = GROUPINGS,
+    state: ExploreState, moment: Html | str = "", facts: Html | str = "", groupings: Mapping[str, str] = GROUPINGS
 ) -> Html:
     """Moment and switch belong to the live set; the other tabs have their own."""
     tabs = [

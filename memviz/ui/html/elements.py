@@ -75,10 +75,7 @@ def number(*content: object, more: str = "", title: str | None = None) -> Html:
 
 
 def table(
-    heads: Iterable[tuple[object, str | None]],
-    rows: Iterable[Html],
-    kind: str = "mv-table",
-    foot: Sequence[Html] = (),
+    heads: Iterable[tuple[object, str | None]], rows: Iterable[Html], kind: str = "mv-table", foot: Sequence[Html] = ()
 ) -> Html:
     """`heads` are pairs of words and a class."""
     head = tag("tr", *(tag("th", words, scope="col", class_=of) for words, of in heads))

@@ -57,42 +57,26 @@ class _Field:
         return labelled(self.label, control, fault_place(self.name), title=self.help)
 
 
-_OPTIMIZER = _Field(
-    "optimizer",
-    "Optimizer",
-    "adamw",
-    (
-        ("adamw", "AdamW"),
-        ("adamw-fused", "AdamW, fused"),
-        ("adamw-for-loop", "AdamW, one parameter at a time"),
-        ("sgd", "SGD"),
-        ("none", "none"),
-    ),
-)
+_OPTIMIZERS = {
+    "adamw": "AdamW",
+    "adamw-fused": "AdamW, fused",
+    "adamw-for-loop": "AdamW, one parameter at a time",
+    "sgd": "SGD",
+    "none": "none",
+}
+_OPTIMIZER = _Field("optimizer", "Optimizer", "adamw", tuple(_OPTIMIZERS.items()))
+_PLACES = (("host", "while loading, on CPU"), ("device", "after loading, on GPU"))
+_PLACES_HELP = "On the GPU, the full weights are loaded first and count towards the peak"
+_RELEASES = (("", "installed"), ("2.6", "2.6 (published examples)"))
+_RELEASES_HELP = "Kernels to predict with: newer releases fuse some of them"
+_PLATFORMS = (("linux", "Linux"), ("wsl", "WSL"), ("windows", "Windows"))
+_PLATFORMS_HELP = "Its driver orders segment addresses, which decide between cached blocks of equal size"
 _STEP = (
     _Field("warmup", "Warm-up steps", "1"),
     _Field("steps", "Steps", "1"),
-    _Field(
-        "load",
-        "Cast, offload weights",
-        "host",
-        (("host", "while loading, on CPU"), ("device", "after loading, on GPU")),
-        "On the GPU, the full weights are loaded first and count towards the peak",
-    ),
-    _Field(
-        "torch",
-        "PyTorch version",
-        "",
-        (("", "installed"), ("2.6", "2.6 (published examples)")),
-        "Kernels to predict with: newer releases fuse some of them",
-    ),
-    _Field(
-        "platform",
-        "Platform",
-        "linux",
-        (("linux", "Linux"), ("wsl", "WSL"), ("windows", "Windows")),
-        "Its driver orders segment addresses, which decide between cached blocks of equal size",
-    ),
+    _Field("load", "Cast, offload weights", "host", _PLACES, _PLACES_HELP),
+    _Field("torch", "PyTorch version", "", _RELEASES, _RELEASES_HELP),
+    _Field("platform", "Platform", "linux", _PLATFORMS, _PLATFORMS_HELP),
 )
 _HOST = _Field("host_memory", "Host memory", help="Host memory, such as 64GiB, to check the fit", placeholder="any")
 _MEMORY = _Field("memory", "Memory", "", (), "48GiB, or a card with another memory: RTX 4090, 48GiB", FIRST_MEMORY)
@@ -109,10 +93,7 @@ def _axis(name: str, label: str, help: str, placeholder: str = "1") -> _Field:
 _AXES = (
     _axis("data", "Data parallel", "model replicas with their own batches, which sum gradients"),
     _axis(
-        "shard",
-        "FSDP shards",
-        "shards of weights, gradients and optimizer states; empty: the remaining GPUs",
-        "rest",
+        "shard", "FSDP shards", "shards of weights, gradients and optimizer states; empty: the remaining GPUs", "rest"
     ),
     _axis("tensor", "Tensor parallel", "slices of each matrix and the sequence; decoders such as Llama and Qwen3"),
     _axis("pipeline", "Pipeline stages", "stages of a decoder's blocks"),
@@ -169,23 +150,18 @@ def form_value(
 ) -> dict[str, Any]:
     """The value of the form's component. Only another `version` redraws the fields, so typing is not interrupted."""
     prices = prices or PriceList()
+    # The run's status, and the faults that belong to no field.
     general = [refused_html(requests.faults[place]) for place in GENERAL if place in requests.faults]
-    return {
-        "version": version,
-        "html": form_html(form, listing, prices),
-        "faults": dict(requests.faults),
-        "parts": {
-            "parallel": parallel_label(active_parallel(form.parallel)),
-            "device": "" if listing.get("device") else NO_DEVICE,
-            "buttons": joined(
-                # The run's status, and the faults that belong to no field.
-                tag("div", status, *general, id="run-said"),
-                buttons_html(form, requests, listing),
-            ),
-            **{f"chip:{row['name']}": _chip_text(row, form) for row in listing["optimizations"]},
-            **_price_parts(form, listing, prices),
-        },
+    above = tag("div", status, *general, id="run-said")
+    parts = {
+        "parallel": parallel_label(active_parallel(form.parallel)),
+        "device": "" if listing.get("device") else NO_DEVICE,
+        "buttons": joined(above, buttons_html(requests, listing)),
+        **{f"chip:{row['name']}": _chip_text(row, form) for row in listing["optimizations"]},
+        **_price_parts(form, listing, prices),
     }
+    html = form_html(form, listing, prices)
+    return {"version": version, "html": html, "faults": dict(requests.faults), "parts": parts}
 
 
 def stand_in_note(form: FormFields, listing: Mapping[str, Any]) -> str:
@@ -198,15 +174,10 @@ def stand_in_note(form: FormFields, listing: Mapping[str, Any]) -> str:
 
 def form_html(form: FormFields, listing: Mapping[str, Any], prices: PriceList | None = None) -> Html:
     row = next(workload for workload in listing["workloads"] if workload["name"] == form.workload)
+    rows = [tag("summary", "Optimizations"), *_price_list(form, listing, prices or PriceList())]
     return joined(
         tag("div", *_model_fields(form, row, listing), class_="mv-run-question"),
-        tag(
-            "details",
-            tag("summary", "Optimizations"),
-            *_price_list(form, listing, prices or PriceList()),
-            class_="mv-fields",
-            open=True,
-        ),
+        tag("details", *rows, class_="mv-fields", open=True),
         tag("div", data_part="buttons"),
         tag("span", data_part="link"),
     )
@@ -220,10 +191,8 @@ def _model_fields(form: FormFields, row: Mapping[str, Any], listing: Mapping[str
     rest = [knob for knob in row["knobs"] if knob not in first]
     names = [(workload["name"], workload["title"]) for workload in listing["workloads"]]
     step = [field.html(form.options.get(field.name)) for field in _STEP]
-    step += [
-        checkbox("keep_output", form.keep_output, "Keep warm-up output"),
-        checkbox("numerics", form.numerics, "Check outputs (reduced model)"),
-    ]
+    step.append(checkbox("keep_output", form.keep_output, "Keep warm-up output"))
+    step.append(checkbox("numerics", form.numerics, "Check outputs (reduced model)"))
     search = [field.html(str(form.search.get(field.name, field.default))) for field in _SEARCH]
     grid = checkbox("fit:grid", form.search.get("fit:grid") is True, "Map batch × sequence")
     fields = [_knob("w", knob, form.knobs.get(knob["name"])) for knob in first]
@@ -240,13 +209,9 @@ def _model_fields(form: FormFields, row: Mapping[str, Any], listing: Mapping[str
         tag("fieldset", tag("legend", "Configuration search"), *search, grid, class_="mv-fit-fields"),
         tag("p", class_="mv-soft mv-several", data_part="device"),
     ]
+    model = labelled("Model", menu("workload", form.workload, names, title=row["sentence"]))
     return [
-        tag(
-            "div",
-            labelled("Model", menu("workload", form.workload, names, title=row["sentence"])),
-            *_card_field(form, listing["cards"]),
-            class_="mv-model-card",
-        ),
+        tag("div", model, *_card_field(form, listing["cards"]), class_="mv-model-card"),
         tag("p", data_part="stand-in", class_="mv-note mv-stand-in"),
         fault_place("workload"),
         config_field_html(form.config) if form.workload == CONFIG else Html(""),
@@ -259,21 +224,12 @@ def _price_list(form: FormFields, listing: Mapping[str, Any], prices: PriceList)
     rows = {row["name"]: row for row in listing["optimizations"]}
     order = "by group" if prices.by_saving else "by saving"
     sort = button(order, "sort", "mv-link", title="Change the order of this list")
-    head = tag(
-        "p",
-        tag("b", "Optimizations"),
-        sort,
-        tag("span", "peak", title="Change of the reserved peak with it; other settings unchanged"),
-        tag("span", "compute", title="Change of floating-point work per step with it"),
-        class_="mv-price-head",
-    )
+    peak = tag("span", "peak", title="Change of the reserved peak with it; other settings unchanged")
+    compute = tag("span", "compute", title="Change of floating-point work per step with it")
+    head = tag("p", tag("b", "Optimizations"), sort, peak, compute, class_="mv-price-head")
     # The rows themselves are folded, each in its place, so that one that becomes usable needs no other form.
-    idle = tag(
-        "details",
-        tag("summary", tag("span", data_part="idle")),
-        tag("small", "Greyed out above, with the reason."),
-        class_="mv-idle",
-    )
+    note = tag("small", "Greyed out above, with the reason.")
+    idle = tag("details", tag("summary", tag("span", data_part="idle")), note, class_="mv-idle")
     if prices.by_saving:
         saved = {name: price.reserved_bytes for name, price in prices.prices.items() if price}
         # What cannot be used comes last.
@@ -348,12 +304,8 @@ def _optimization(row: Mapping[str, Any], form: FormFields) -> Html:
     knobs = [_knob(f"o:{name}", knob, form.their_knobs.get((name, knob["name"]))) for knob in _own_knobs(row)]
     mark, meaning = _CLAIMS[row["claim"]]
     box = tag("input", type="checkbox", role="switch", name_=f"o:{name}", checked=on)
-    chip = tag(
-        "details",
-        tag("summary", tag("span", data_part=f"chip:{name}"), aria_label=f"Settings of {row['title']}"),
-        tag("div", *knobs, class_="mv-knobs mv-opt-knobs"),
-        class_="mv-chip",
-    )
+    summary = tag("summary", tag("span", data_part=f"chip:{name}"), aria_label=f"Settings of {row['title']}")
+    chip = tag("details", summary, tag("div", *knobs, class_="mv-knobs mv-opt-knobs"), class_="mv-chip")
     return tag(
         "div",
         tag("label", box, tag("span", row["title"]), class_="mv-opt-head", title=row["sentence"]),
@@ -392,14 +344,12 @@ def _price_parts(form: FormFields, listing: Mapping[str, Any], prices: PriceList
     changes = [abs(price.reserved_bytes) for price in prices.prices.values() if price and price.reserved_bytes]
     largest = max(changes, default=0)
     parts, unusable = {}, 0
-    for row in listing["optimizations"]:
-        name, price, is_on = row["name"], prices.prices.get(row["name"]), row["name"] in form.chosen
+    for name in (row["name"] for row in listing["optimizations"]):
+        price, is_on = prices.prices.get(name), name in form.chosen
         reason = idle.get(name, "") or (price.reason if price is not None else "")
         unusable += bool(reason) and not is_on
-        if reason:
-            parts[f"price:{name}"] = tag("small", reason, class_="mv-price-reason")
-        else:
-            parts[f"price:{name}"] = _price_html(prices, price, largest, is_on=is_on)
+        html = tag("small", reason, class_="mv-price-reason")
+        parts[f"price:{name}"] = html if reason else _price_html(prices, price, largest, is_on=is_on)
     return {**parts, "idle": tag("span", f"{unusable} not usable") if unusable else Html("")}
 
 
@@ -424,28 +374,21 @@ def change_text(count: int) -> str:
     return delta_text(count) if count else bytes_text(count)
 
 
-def buttons_html(form: FormFields, requests: RunRequests, listing: Mapping[str, Any]) -> Html:
-    device = listing.get("device")
-    predict = button(f"Predict {counted(requests.count, 'variant')}", "run", "mv-primary", data_act_above=True)
-    measure = button("Measure on GPU", "measure", data_act_above=True, title=f"Run it on {device}")
-    return tag(
-        "p",
-        predict if requests.count > MOST_LIVE and not requests.faults else Html(""),
-        button("Find a configuration that fits", "fit", "mv-quiet mv-find-fit", data_act_above=True),
-        measure if device else Html(""),
-        class_="mv-buttons",
-    )
+def buttons_html(requests: RunRequests, listing: Mapping[str, Any]) -> Html:
+    buttons = [button("Find a configuration that fits", "fit", "mv-quiet mv-find-fit", data_act_above=True)]
+    if requests.count > MOST_LIVE and not requests.faults:
+        words = f"Predict {counted(requests.count, 'variant')}"
+        buttons.insert(0, button(words, "run", "mv-primary", data_act_above=True))
+    if device := listing.get("device"):
+        buttons.append(button("Measure on GPU", "measure", data_act_above=True, title=f"Run it on {device}"))
+    return tag("p", *buttons, class_="mv-buttons")
 
 
 def progress_html(text: str, *, is_new: bool = False) -> Html:
     """Shown above the answer while something runs; an answer that is not `is_new` is faded as long as this is there."""
-    return tag(
-        "p",
-        tag("i", class_="mv-working"),
-        tag("span", text, role="status"),
-        button("Cancel", "cancel", "mv-link"),
-        class_="mv-progress mv-new" if is_new else "mv-progress",
-    )
+    look = "mv-progress mv-new" if is_new else "mv-progress"
+    words, cancel = tag("span", text, role="status"), button("Cancel", "cancel", "mv-link")
+    return tag("p", tag("i", class_="mv-working"), words, cancel, class_=look)
 
 
 def stale_html(text: str) -> Html:

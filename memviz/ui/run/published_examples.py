@@ -10,75 +10,36 @@ from memviz.runner.jobs.worker_process import rows_of
 from memviz.text import Html, tag
 from memviz.ui.html.elements import button, number, table
 
+
+def _fields(
+    workload: str, settings: Mapping[str, str], optimizations: Mapping[str, Mapping[str, str]], **options: str
+) -> dict[str, Any]:
+    """Return the form's fields; no optimizer is chosen, unless one of the `options` is."""
+    fields: dict[str, Any] = {"workload": workload, **{f"w:{name}": text for name, text in settings.items()}}
+    fields |= {"optimizer": "none", **options}
+    for name, knobs in optimizations.items():
+        fields |= {f"o:{name}": True, **{f"o:{name}:{knob}": text for knob, text in knobs.items()}}
+    return fields
+
+
+_TRAINING, _INFERENCE, _BLOCKS = {"mode": "training"}, {"mode": "inference"}, {"granularity": "block"}
+_IN_BLOCKS: Mapping[str, Mapping[str, str]] = {"checkpointing": {}, "chunked_cross_entropy": {}}
+_ADAMW = {"card": "NVIDIA GeForce RTX 4090", "optimizer": "adamw"}
 STORIES: Mapping[str, Mapping[str, Any]] = {
-    "split-feed-forward": {
-        "workload": "feed_forward",
-        "w:activation": "*",
-        "optimizer": "none",
-        "o:split_feed_forward": True,
-        "o:split_feed_forward:splits": "4",
-    },
-    "checkpointing": {
-        "workload": "ltx_video",
-        "w:mode": "training",
-        "optimizer": "none",
-        # Newer releases fuse RMSNorm, and the baseline then fits on a card of 24 GiB.
-        "torch": "2.6",
-        "o:checkpointing": True,
-        "o:checkpointing:every": "4, 2, 1",
-    },
-    "flat-gradients": {
-        "workload": "transformer_block",
-        "optimizer": "none",
-        "o:flat_gradients": True,
-        "o:flat_gradients:how": "plain, list_then_cat, flat",
-    },
-    "layerwise-casting": {
-        "workload": "flux",
-        "w:mode": "inference",
-        "optimizer": "none",
-        "o:layerwise_casting": True,
-        "o:layerwise_casting:granularity": "leaf, block, model",
-    },
-    "flux-12-gb": {
-        "workload": "flux_pipeline",
-        "card": "NVIDIA GeForce RTX 3060",
-        "optimizer": "none",
-        "o:weight_offload": True,
-        "o:weight_offload:granularity": "block",
-    },
-    "sdxl-8-gb": {
-        "workload": "sdxl_pipeline",
-        "w:tile": "512",
-        "card": "NVIDIA GeForce RTX 4060",
-        "optimizer": "none",
-        "o:weight_offload": True,
-        # By parts the UNet's weights come at once, and 8 GB are close then.
-        "o:weight_offload:granularity": "block",
-        "o:vae_tiling": True,
-    },
-    "llama-8b-lora": {
-        "workload": "llama",
-        "w:size": "8b",
-        "w:sequence": "4096",
-        "w:mode": "training",
-        "card": "NVIDIA GeForce RTX 4090",
-        "optimizer": "adamw",
-        "o:lora": True,
-        "o:checkpointing": True,
-        "o:chunked_cross_entropy": True,
-    },
-    "llama-1b": {
-        "workload": "llama",
-        "w:size": "1b",
-        "w:batch": "8",
-        "w:sequence": "2048",
-        "w:mode": "training",
-        "card": "NVIDIA GeForce RTX 4090",
-        "optimizer": "adamw",
-        "o:checkpointing": True,
-        "o:chunked_cross_entropy": True,
-    },
+    "split-feed-forward": _fields("feed_forward", {"activation": "*"}, {"split_feed_forward": {"splits": "4"}}),
+    # Newer releases fuse RMSNorm, and the baseline then fits on a card of 24 GiB.
+    "checkpointing": _fields("ltx_video", _TRAINING, {"checkpointing": {"every": "4, 2, 1"}}, torch="2.6"),
+    "flat-gradients": _fields("transformer_block", {}, {"flat_gradients": {"how": "plain, list_then_cat, flat"}}),
+    "layerwise-casting": _fields("flux", _INFERENCE, {"layerwise_casting": {"granularity": "leaf, block, model"}}),
+    "flux-12-gb": _fields("flux_pipeline", {}, {"weight_offload": _BLOCKS}, card="NVIDIA GeForce RTX 3060"),
+    # By parts the UNet's weights come at once, and 8 GB are close then.
+    "sdxl-8-gb": _fields(
+        "sdxl_pipeline", {"tile": "512"}, {"weight_offload": _BLOCKS, "vae_tiling": {}}, card="NVIDIA GeForce RTX 4060"
+    ),
+    "llama-8b-lora": _fields(
+        "llama", {"size": "8b", "sequence": "4096", **_TRAINING}, {"lora": {}, **_IN_BLOCKS}, **_ADAMW
+    ),
+    "llama-1b": _fields("llama", {"size": "1b", "batch": "8", "sequence": "2048", **_TRAINING}, _IN_BLOCKS, **_ADAMW),
 }
 PUBLISHED = ("split-feed-forward", "checkpointing", "flat-gradients", "layerwise-casting")
 """Stories with a published table."""

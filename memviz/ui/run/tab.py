@@ -28,13 +28,7 @@ from memviz.ui.run.fit_results import fit_head_html, fit_html
 from memviz.ui.run.form import GENERAL, MOST_LIVE, MOST_PINNED, RunRequests, changed, link_of, read_link, search_order
 from memviz.ui.run.form_html import form_value, progress_html, refused_html, stale_html, stand_in_note
 from memviz.ui.run.predictions import request_key
-from memviz.ui.run.published_examples import (
-    STAND_INS,
-    STORIES,
-    published_table_html,
-    stand_in_fields,
-    story_fields,
-)
+from memviz.ui.run.published_examples import STAND_INS, STORIES, published_table_html, stand_in_fields, story_fields
 from memviz.ui.run.results import CHECKING, head_html, kept_runs_value, legend_html, progress_text, results_html
 from memviz.ui.saved.document import GENEROUS, Document, SavedLinks, html_text
 from memviz.ui.saved.timeline import saved_pieces, site_labels

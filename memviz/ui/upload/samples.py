@@ -56,7 +56,7 @@ _WIDTH, _HEIGHT = 520, 300
 
 @cache
 def load_cards() -> dict[str, dict[str, Any]]:
-    """By sample one peak and one picture (base64) for each of its files, the pictures on one scale."""
+    """One peak and one picture (base64) for each file of each sample, the pictures on one scale."""
     cards: dict[str, dict[str, Any]] = json.loads(_CARDS.read_text(encoding="utf-8"))
     return cards
 

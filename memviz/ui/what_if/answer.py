@@ -31,14 +31,7 @@ from memviz.ui.what_if.question import ParsedQuestion, Question, WhatIfState, pa
 from memviz.ui.what_if.replays import UNASKED_SECONDS, Replays, Terms, TooLong, most_seconds, within
 from memviz.ui.what_if.saved_page import what_if_page
 from memviz.ui.what_if.settings_form import KnownMemory
-from memviz.ui.what_if.verdict import (
-    Answer,
-    blocks_html,
-    keep_html,
-    search_html,
-    segments_head_html,
-    what_if_html,
-)
+from memviz.ui.what_if.verdict import Answer, blocks_html, keep_html, search_html, segments_head_html, what_if_html
 from memviz.units import bytes_text
 
 _LONGEST_UNASKED = 200_000

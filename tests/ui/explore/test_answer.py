@@ -292,8 +292,7 @@ def test_icicle_and_table_have_the_colours_of_the_timeline(trace, meaning):
 
 
 @pytest.mark.parametrize(
-    "asked",
-    [{}, {"event": "x"}, {"event": "99"}, {"event": "1", "by": "no"}, {"event": "1", "path": "9,9"}],
+    "asked", [{}, {"event": "x"}, {"event": "99"}, {"event": "1", "by": "no"}, {"event": "1", "path": "9,9"}]
 )
 def test_what_no_button_asks_is_refused(trace, asked):
     with pytest.raises(UsageError):

@@ -45,8 +45,7 @@ def table(*groups: tuple[str, int, int, str, int], by: str = "site") -> Breakdow
 @pytest.fixture
 def found() -> Breakdown:
     return table(
-        ("model.py:3 forward", 3 * MiB, 2, "activation", 2 * MiB),
-        ("train.py:9 step", MiB, 7, "optimizer state", MiB),
+        ("model.py:3 forward", 3 * MiB, 2, "activation", 2 * MiB), ("train.py:9 step", MiB, 7, "optimizer state", MiB)
     )
 
 

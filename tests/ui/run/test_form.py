@@ -77,10 +77,7 @@ LISTING: dict[str, Any] = {
     "optimizations": [
         optimization("split", knob("parts", 4), knob("only", "", "text")),
         optimization(
-            "checkpoint",
-            knob("every", 1, says="every {nth} block"),
-            knob("offload", False, "bool"),
-            needs="training",
+            "checkpoint", knob("every", 1, says="every {nth} block"), knob("offload", False, "bool"), needs="training"
         ),
         optimization("cast", split="Cast layers cannot be split."),
     ],
@@ -259,8 +256,8 @@ def test_the_form_shows_what_there_is_and_escapes_it() -> None:
     assert 'value="&lt;i&gt;"' in html
     requests = requests_of(form, LISTING)
     with_device = {**LISTING, "device": "NVIDIA Z"}
-    assert not elements(buttons_html(form, requests, LISTING), "button", data_act="measure")
-    (measure,) = elements(buttons_html(form, requests, with_device), "button", data_act="measure")
+    assert not elements(buttons_html(requests, LISTING), "button", data_act="measure")
+    (measure,) = elements(buttons_html(requests, with_device), "button", data_act="measure")
     assert measure["title"] == "Run it on NVIDIA Z"
     notes = [form_value(form, requests, each, version="1")["parts"]["device"] for each in (LISTING, with_device)]
     assert notes == [NO_DEVICE, ""] and 'data-part="device"' in html

@@ -93,10 +93,7 @@ LTX = (
         (LTX, ("Every 4th makes the step fit, with no optimizer.", "It saves 4,608 MiB for 8.4 % more compute.")),
         (
             (variant("Baseline", predicted(30, 100)), variant("Half", predicted(25, 100))),
-            (
-                "No variant makes the step fit in 23.50 GiB, with no optimizer.",
-                "Lowest: 25.00 GiB reserved.",
-            ),
+            ("No variant makes the step fit in 23.50 GiB, with no optimizer.", "Lowest: 25.00 GiB reserved."),
         ),
         (
             (variant("Baseline", predicted(10, 100)), variant("Worse", predicted(12, 100))),

@@ -119,9 +119,7 @@ SMALL = {
         {"id": 1, "targets": [[1, "click"], [4, "click"]]},
         {"id": 2, "targets": []},
     ],
-    "page": {
-        "": {"layout": {"id": 0, "children": [{"id": 2}]}, "components": [1, 2, 3, 4], "dependencies": [0, 1, 2]},
-    },
+    "page": {"": {"layout": {"id": 0, "children": [{"id": 2}]}, "components": [1, 2, 3, 4], "dependencies": [0, 1, 2]}},
     "title": "x",
 }
 

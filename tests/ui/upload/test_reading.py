@@ -330,12 +330,7 @@ def test_a_broken_file_is_refused_in_words_and_nothing_is_kept():
     reading.arriving.end()
     assert [
         (header["name"], header["reason"]) for header, _ in messages_of(reading) if header["kind"] != "reading"
-    ] == [
-        (
-            "run.pickle",
-            "The file is truncated: writing or copying it was interrupted. Dump or copy it again.",
-        )
-    ]
+    ] == [("run.pickle", "The file is truncated: writing or copying it was interrupted. Dump or copy it again.")]
     assert not store._kept
 
 

@@ -534,9 +534,7 @@ def test_an_answer_does_not_take_away_the_words_of_a_refusal_that_came_meanwhile
         said.append(values)
     second.join(60)
     forms = [values[FORM] for values in said if "faults" in values[FORM]]
-    assert forms[-1]["faults"] == {
-        "max_split": "CachingAllocator option max_split_size_mb too small, must be >= 20",
-    }
+    assert forms[-1]["faults"] == {"max_split": "CachingAllocator option max_split_size_mb too small, must be >= 20"}
     assert [values[WAITING] for values in said if isinstance(values[WAITING], str)][-1] == ""
     assert not any("<h1" in str(values[VERDICT - 1]) for values in said)
 
