@@ -17,6 +17,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -310,7 +311,7 @@ def address_spaces(trace: Trace, device: DeviceTrace, layout: StartLayout) -> Ad
     for group, address, end in mapped:
         finder.see(group, address, end)
     begins = sorted(space.begin for spaces in finder.spaces.values() for space in spaces)
-    sizes = {first: after - first for first, after in zip(begins, begins[1:], strict=False)}
+    sizes = {first: after - first for first, after in pairwise(begins)}
     return AddressSpaces({group: finder.spaces[group][0].begin for group in finder.at_start}, sizes)
 
 

@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import IO
 
@@ -48,8 +48,6 @@ MOST_COLUMNS = 480
 _TAIL = 0.1
 """The rest after the last step becomes a step if it has more than this share of that step's events."""
 _NUMBER = re.compile(r"(\d{1,9})\D*$")
-Bounds = tuple[int, str, int, int]
-"""Number, name, first and last event."""
 
 
 def curve(trace: Trace, device: DeviceTrace) -> Curve:
@@ -62,19 +60,19 @@ def curve(trace: Trace, device: DeviceTrace) -> Curve:
 def step_parts(trace: Trace, device: DeviceTrace) -> tuple[StepPart, ...]:
     """In order; together they hold every event. Where the recording shows no steps, one part is the whole."""
     last = len(device.events) - 1
-    bounds = _noted(trace, device) or _seen(trace, device)
-    if not bounds:
+    steps_there = _noted(trace, device) or _seen(trace, device)
+    if not steps_there:
         return (StepPart(0, "", -1, last),)
-    first = bounds[0][2]
-    parts = [StepPart(bounds[0][0] - 1, "", -1, first - 1)] if first > 0 else []
-    # What lies between two steps is the later one's: no event is lost.
-    begins = [first if parts else -1, *(end + 1 for *_, end in bounds[:-1])]
-    parts += [StepPart(row[0], row[1], begin, row[3]) for row, begin in zip(bounds, begins, strict=True)]
+    first = steps_there[0]
+    parts = [StepPart(first.number - 1, "", -1, first.first_event - 1)] if first.first_event > 0 else []
+    for step in steps_there:
+        # What lies between two steps is the later one's: no event is lost.
+        parts.append(replace(step, first_event=parts[-1].last_event + 1 if parts else -1))
     end = parts[-1]
     if last - end.last_event > _TAIL * (end.last_event - end.first_event + 1):
         parts.append(StepPart(end.number + 1, "", end.last_event + 1, last))
     else:
-        parts[-1] = StepPart(end.number, end.name, end.first_event, last)
+        parts[-1] = replace(end, last_event=last)
     if len(parts) <= MOST_PARTS:
         return tuple(parts)
     # The parts before the last steps become one, so that the peak is kept.
@@ -82,23 +80,23 @@ def step_parts(trace: Trace, device: DeviceTrace) -> tuple[StepPart, ...]:
     return (StepPart(kept[0].number - 1, "", parts[0].first_event, kept[0].first_event - 1), *kept)
 
 
-def _noted(trace: Trace, device: DeviceTrace) -> list[Bounds]:
+def _noted(trace: Trace, device: DeviceTrace) -> list[StepPart]:
     """Return the steps that the profiler or the optimizer annotated."""
     ranges = [step for step in steps(trace, device) if step.end_event >= step.start_event]
     numbers = [int(number[1]) if (number := _NUMBER.search(step.name)) else 0 for step in ranges]
-    if any(after <= before for before, after in zip(numbers, numbers[1:], strict=False)):
+    if any(after <= before for before, after in pairwise(numbers)):
         numbers = list(range(1, len(ranges) + 1))
     rows = zip(numbers, ranges, strict=True)
-    in_order = [(number, step.name, step.start_event, step.end_event) for number, step in rows]
-    apart = all(before[3] < after[2] for before, after in zip(in_order, in_order[1:], strict=False))
+    in_order = [StepPart(number, step.name, step.start_event, step.end_event) for number, step in rows]
+    apart = all(before.last_event < after.first_event for before, after in pairwise(in_order))
     return in_order if apart else []
 
 
-def _seen(trace: Trace, device: DeviceTrace) -> list[Bounds]:
+def _seen(trace: Trace, device: DeviceTrace) -> list[StepPart]:
     """Return steps inferred from the stacks of forwards, backwards and optimizer steps."""
     spans = groupby(phase_spans(trace, device).spans, key=lambda span: span.step)
     rows = [(number, list(group)) for number, group in spans]
-    return [(number, f"step {number}", group[0].first, group[-1].last) for number, group in rows]
+    return [StepPart(number, f"step {number}", group[0].first, group[-1].last) for number, group in rows]
 
 
 def _peak_by_column(device: DeviceTrace, part: StepPart, columns: int) -> Ints8:

@@ -169,8 +169,6 @@ def grouped(ranks: Sequence[Rank]) -> tuple[tuple[RankGroup, ...], tuple[Outlier
 def _clusters(ranks: Sequence[Rank]) -> list[list[Rank]]:
     """Split ranks by peak wherever the gap to the next is many times the usual one."""
     in_order = sorted(ranks, key=lambda rank: (rank.row.peak_bytes, rank.number))
-    if not in_order:
-        return []
     peaks = np.array([rank.row.peak_bytes for rank in in_order], dtype=np.float64)
     gaps, highest = np.diff(peaks), max(peaks[-1], 1.0)
     usual = float(np.median(gaps)) if len(gaps) else 0.0

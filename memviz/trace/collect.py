@@ -50,8 +50,8 @@ class EventCollector:
                 while batch := list(islice(group, _BATCH)):
                     self.interner.budget.check()
                     self._parts.append(self._decode(batch))
-                    categories = (category_of(entry.get("category")) for entry in batch)
-                    self._categories.append(np.fromiter(categories, dtype=np.uint8, count=len(batch)))
+                    named = [category_of(entry["category"]) if "category" in entry else 0 for entry in batch]
+                    self._categories.append(np.array(named, dtype=np.uint8))
             else:
                 raise TraceError(f"An event is {kind_text(kind)}, not a dict.")
 

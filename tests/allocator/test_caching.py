@@ -1,6 +1,7 @@
 """The caching allocator's rules, each from PyTorch's source, its tests or a reproduction."""
 
 import random
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -494,7 +495,7 @@ def check_tiling(allocator: CachingAllocator) -> None:
     for address, head in allocator.segments.items():
         blocks = list(head.chain())
         assert head.address == address and head.prev is None
-        for before, after in zip(blocks, blocks[1:], strict=False):
+        for before, after in pairwise(blocks):
             assert after.prev is before and before.end == after.address
             assert before.in_use or after.in_use or before.mapped != after.mapped, "two free neighbours"
         if head.expandable is not None:

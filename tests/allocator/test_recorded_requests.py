@@ -1,6 +1,7 @@
 """Requests of a recording, who released its memory, and how much there was."""
 
 import sys
+from itertools import pairwise
 from types import FrameType
 from typing import Any
 
@@ -297,7 +298,7 @@ def found_one_by_one(trace: Trace, layout: StartLayout) -> AddressSpaces:
         else:
             own.append([address, address + size])
     begins = sorted(begin for each in spaces.values() for begin, _ in each)
-    sizes = {first: after - first for first, after in zip(begins, begins[1:], strict=False)}
+    sizes = {first: after - first for first, after in pairwise(begins)}
     return AddressSpaces({group: spaces[group][0][0] for group in at_start}, sizes)
 
 

@@ -1,5 +1,7 @@
 """Bytes live, waiting and reserved after each event."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -119,7 +121,7 @@ def test_its_peak_is_the_peak_however_the_events_come(cuts, columns):
     device = trace_of(events).devices[0]
     total = RunningTotal()
     edges = [0, *sorted(cuts), len(device.events)]
-    for begin, end in zip(edges, edges[1:], strict=False):
+    for begin, end in pairwise(edges):
         total.watch(rows(device, begin, end), 7)
     largest = total.largest(columns)
     assert total.events == len(device.events)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -118,7 +119,7 @@ def _layers(facts: Facts, forward: PhaseSpan, backward: PhaseSpan | None) -> tup
     begins = rows.start[anchors[:: len(anchors) // count]]
     bounds = [*begins.tolist(), int(rows.start[of_layers[-1]]) + 1]
     bounds[-1] = max(bounds[-1], int(rows.start[equal[-1]]) + 1)
-    layers = (_layer(facts, allocated, saved, one, two) for one, two in zip(bounds, bounds[1:], strict=False))
+    layers = (_layer(facts, allocated, saved, one, two) for one, two in pairwise(bounds))
     return tuple(layer for layer in layers if layer is not None)
 
 

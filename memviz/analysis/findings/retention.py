@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -243,7 +244,7 @@ def gradients_in_forward(facts: Facts) -> Iterator[Finding]:
     rows, spans = facts.rows, facts.phases.spans
     # Between two backwards without a step they are being added up, as they should.
     after_step = [
-        now for before, now in zip(spans, spans[1:], strict=False)
+        now for before, now in pairwise(spans)
         if before.doing == Activity.STEP and now.doing == Activity.FORWARD
     ]  # fmt: skip
     gradients = np.flatnonzero(facts.has_purpose(Category.GRADIENT))
