@@ -118,7 +118,7 @@ def find_sites(trace: Trace, device: DeviceTrace, text: str, event: int) -> Find
     check_event(device, event)
     all_rows, table = lifetimes(device), sites(trace)
     rows = find_rows(trace, device, text)
-    live = rows[(all_rows.start[rows] <= event) & (all_rows.end[rows] > event)]
+    live = rows[all_rows.live_after(event)[rows]]
     columns = []
     for chosen in (rows, live):
         codes = table.of_stack[all_rows.stack[chosen]]

@@ -16,7 +16,7 @@ from memviz.analysis.segments import TileKind, fragmentation_at, fragmentation_o
 from memviz.analysis.timeline import has_reserved, timeline
 from memviz.trace.intern import distinct, is_among
 from memviz.trace.memviz_labels import HOLDERS_CUT_FACT
-from memviz.trace.model import NO_STACK, Action, Bools, DeviceTrace, Note, Trace, driver_free
+from memviz.trace.model import NO_STACK, Action, DeviceTrace, Note, Trace, driver_free
 from memviz.trace.profile import is_profiled
 from memviz.trace.reserved import LARGE_SEGMENT
 from memviz.units import bytes_text, count_text, counted, percent_text
@@ -146,7 +146,7 @@ def _bytes_without_stack(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
     if not len(trace.stacks):
         return
     lives, peak = lifetimes(device), timeline(device)
-    bare = _live_at(device, peak.peak_event) & (lives.stack == NO_STACK)
+    bare = lives.live_after(peak.peak_event) & (lives.stack == NO_STACK)
     recorded = int(lives.size[bare & (lives.start > BEFORE)].sum())
     earlier = int(lives.size[bare & (lives.start == BEFORE)].sum())
     least = peak.peak_bytes * _NOTICEABLE
@@ -161,11 +161,6 @@ def _bytes_without_stack(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
         when = " at the peak were allocated before recording started and" if len(device.events) else ""
         text = f"{_share_text(earlier, peak.peak_bytes)} live{when} have no stack."
         yield Note("earlier_bytes_without_stack", text, "Start recording earlier, before the model is built.")
-
-
-def _live_at(device: DeviceTrace, event: int) -> Bools:
-    lives = lifetimes(device)
-    return (lives.start <= event) & (lives.end > event)
 
 
 def _share_text(part: int, total: int) -> str:
@@ -204,7 +199,7 @@ def _pending_frees(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
     if not delayed.any():
         return
     count, total, at_end = int(delayed.sum()), int(lives.size[delayed].sum()), int(peak.waiting[-1])
-    delayed &= _live_at(device, peak.peak_event) & (lives.free_requested <= peak.peak_event)
+    delayed &= lives.live_after(peak.peak_event) & (lives.free_requested <= peak.peak_event)
     at_peak = int(lives.size[delayed].sum())
     if len(device.events):
         text = (

@@ -49,6 +49,9 @@ class Lifetimes(Columns):
     block: Ints4
     """Row of the final blocks, or -1."""
 
+    def live_after(self, event: int) -> Bools:
+        return (self.start <= event) & (self.end > event)
+
 
 @dataclass(frozen=True)
 class Faults:

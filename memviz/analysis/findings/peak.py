@@ -230,7 +230,7 @@ def large_temporary(facts: Facts) -> Iterator[Finding]:
     line, rows, event = facts.line, facts.rows, facts.line.peak_event
     brief = _short_lived(facts)
     large = brief[rows.size[brief] >= max(_LARGE * line.peak_bytes, 1)]
-    at_peak = large[(rows.start[large] <= event) & (rows.end[large] > event)]
+    at_peak = large[rows.live_after(event)[large]]
     parts = [(site, part) for site, part in facts.by_site(large) if np.isin(part, at_peak).any()]
     for site, part in sorted(parts, key=lambda pair: -int(rows.size[pair[1]].max()))[:_MOST_SITES]:
         change = np.zeros(facts.count + 1, dtype=np.int64)
