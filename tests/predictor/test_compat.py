@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from unittest.mock import MagicMock
 
@@ -91,16 +91,11 @@ def _truncate(bound: float) -> None:
 WEIGHT = 4 * 512 * 1024
 
 
-def test_a_truncated_normal_is_drawn_in_place_until_2_11() -> None:
+def test_a_truncated_normal_is_drawn_in_place_until_2_11_and_again_since_then() -> None:
     assert _taken((2, 11), lambda: _truncate(2.0)) == [WEIGHT]
-
-
-@pytest.mark.parametrize(("bound", "rounds"), [(2.0, 4), (3.0, 2), (20.0, 0)])
-def test_since_2_12_it_is_drawn_again_as_often_as_so_many_elements_need(bound: float, rounds: int) -> None:
-    assert _taken((2, 12), lambda: _truncate(bound)).count(WEIGHT) == 1 + 2 * rounds
-
-
-def test_values_are_those_of_a_truncated_normal_in_every_release() -> None:
+    # It is drawn again as often as so many elements need.
+    for bound, rounds in ((2.0, 4), (3.0, 2), (20.0, 0)):
+        assert _taken((2, 12), partial(_truncate, bound)).count(WEIGHT) == 1 + 2 * rounds
     for release in ((2, 6), (2, 13)):
         with PredictedDevice(H100, release=release):
             weight = nn.init.trunc_normal_(torch.empty(4096), std=1.0, a=-1.0, b=1.0)

@@ -16,7 +16,7 @@ from memviz.errors import UsageError
 from memviz.predictor.cards import card_named
 from memviz.predictor.decompositions import AttentionCall, Backend, backend_for, einsum
 from memviz.predictor.device import PredictedDevice
-from tests.predictor.rows import A100, allocations, sizes
+from tests.predictor.rows import A100, Row, allocations, sizes
 
 MATH, FLASH, EFFICIENT, CUDNN = Backend
 HALF, BRAIN, SINGLE = torch.float16, torch.bfloat16, torch.float32
@@ -292,14 +292,16 @@ def test_it_is_the_release_that_decides(halves: bool) -> None:
 WHOLE, SELECTED = 8 * 16 * 64 * 4, 8 * 64 * 4
 
 
-def _zeros_of(index: Any, release: tuple[int, int]) -> list[int]:
+def backward_of(run: Callable[[Tensor], Tensor], *shape: int, release: tuple[int, int] | None = None) -> list[Row]:
+    """Return the allocations of a backward, whose gradient is there before."""
     with PredictedDevice(A100, release=release) as device:
-        x = torch.zeros(8, 16, 64, device="cuda", requires_grad=True)
-        shown = x[index]
-        gradient = torch.ones_like(shown)
-        before = len(allocations(device.finish()))
-        shown.backward(gradient)
-        return [row.size for row in allocations(device.finish())[before:] if "backward" in row.operator]
+        x = torch.zeros(shape, device="cuda", requires_grad=True)
+        out = run(x)
+        gradient = torch.ones_like(out)
+        before = device.recorder.ledger.count
+        out.backward(gradient)
+        assert x.grad is not None and x.grad.shape == x.shape
+        return allocations(device.finish())[before:]
 
 
 @pytest.mark.parametrize(
@@ -314,8 +316,9 @@ def _zeros_of(index: Any, release: tuple[int, int]) -> list[int]:
     ],
 )
 def test_every_colon_has_zeros_of_its_own_up_to_2_6(index: Any, older: list[int], newer: list[int]) -> None:
-    assert _zeros_of(index, (2, 6)) == older
-    assert _zeros_of(index, (2, 11)) == newer
+    for release, zeros in (((2, 6), older), ((2, 11), newer)):
+        rows = backward_of(lambda x: x[index], 8, 16, 64, release=release)
+        assert [row.size for row in rows if "backward" in row.operator] == zeros
 
 
 @pytest.mark.parametrize(
@@ -353,10 +356,16 @@ def test_it_takes_its_result_and_nothing_else(inference: bool) -> None:
     assert taken(lambda places: one_hot(places[:0], 8), inference=inference) == []
 
 
-def test_values_that_are_known_stay_so(device: PredictedDevice) -> None:
+def test_values_that_are_known_stay_so_on_the_card_and_the_host(device: PredictedDevice) -> None:
     places = torch.tensor([2, 0], device="cuda")
     assert one_hot(places).tolist() == [[0, 0, 1], [1, 0, 0]]
     assert one_hot(places, 4).sum(0).tolist() == [1, 0, 1, 0]
+    shares = torch.distributions.Dirichlet(torch.ones(4)).sample()
+    assert float(shares.sum()) == pytest.approx(1) and 0 <= float(shares[0]) <= 1
+    x = torch.ones(3, requires_grad=True)
+    torch.nn.functional.mish(x).sum().backward()
+    assert x.grad is not None and x.grad.tolist() == pytest.approx([1.0490] * 3, abs=1e-3)
+    assert torch.nn.functional.one_hot(torch.arange(2)).tolist() == [[1, 0], [0, 1]]
 
 
 ERRORS: dict[str, Callable[[Tensor], Any]] = {
@@ -372,35 +381,8 @@ def test_errors_are_those_of_a_card(said: str) -> None:
         taken(ERRORS[said])
 
 
-def _of_full_size(run: Callable[[Tensor], Tensor]) -> int:
-    """Allocations as large as the input while backward runs."""
-    with PredictedDevice(A100) as device:
-        x = torch.zeros(64, 128, device="cuda", requires_grad=True)
-        out = run(x)
-        gradient = torch.ones_like(out)
-        before = len(allocations(device.finish()))
-        out.backward(gradient)
-        assert x.grad is not None and x.grad.shape == x.shape
-        return [row.size for row in allocations(device.finish())[before:]].count(64 * 128 * 4)
-
-
 def _places(*shape: int) -> Tensor:
     return torch.zeros(shape, device="cuda", dtype=torch.int64)
-
-
-@pytest.mark.parametrize(
-    "run",
-    [
-        lambda x: x[_places(5)],
-        lambda x: x.gather(0, _places(3, 128)),
-        lambda x: x.index_select(0, _places(3)),
-        lambda x: x.max(0).values,
-        lambda x: x.topk(3).values,
-        lambda x: x.take(_places(7)),
-    ],
-)
-def test_there_are_only_the_zeros(run: Callable[[Tensor], Tensor]) -> None:
-    assert _of_full_size(run) == 1
 
 
 class _Own(torch.autograd.Function):
@@ -414,14 +396,18 @@ class _Own(torch.autograd.Function):
         return zeros.index_add(0, _places(5), gradients[0])
 
 
-def test_what_a_program_writes_out_of_place_takes_memory() -> None:
-    assert _of_full_size(lambda x: _Own.apply(x)) == 2
-
-
-def test_the_host_computes_what_has_a_kernel_of_the_predictor(device: PredictedDevice) -> None:
-    shares = torch.distributions.Dirichlet(torch.ones(4)).sample()
-    assert float(shares.sum()) == pytest.approx(1) and 0 <= float(shares[0]) <= 1
-    x = torch.ones(3, requires_grad=True)
-    torch.nn.functional.mish(x).sum().backward()
-    assert x.grad is not None and x.grad.tolist() == pytest.approx([1.0490] * 3, abs=1e-3)
-    assert torch.nn.functional.one_hot(torch.arange(2)).tolist() == [[1, 0], [0, 1]]
+@pytest.mark.parametrize(
+    ("run", "count"),
+    [
+        (lambda x: x[_places(5)], 1),
+        (lambda x: x.gather(0, _places(3, 128)), 1),
+        (lambda x: x.index_select(0, _places(3)), 1),
+        (lambda x: x.max(0).values, 1),
+        (lambda x: x.topk(3).values, 1),
+        (lambda x: x.take(_places(7)), 1),
+        # What a program writes out of place takes memory.
+        (lambda x: _Own.apply(x), 2),
+    ],
+)
+def test_backward_has_one_tensor_of_zeros(run: Callable[[Tensor], Tensor], count: int) -> None:
+    assert [row.size for row in backward_of(run, 64, 128)].count(64 * 128 * 4) == count

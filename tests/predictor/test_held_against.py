@@ -76,17 +76,19 @@ def test_a_program_that_allocates_nothing_has_no_error() -> None:
     assert ExpectedError.from_json(found.as_json()) == found
 
 
-def test_what_recordings_lack_is_taken_from_published_tables() -> None:
+def test_the_sentence_says_what_the_error_rests_on() -> None:
+    # What recordings lack is taken from published tables.
     found = expected_error(["mm", "native_layer_norm"], trains=True, card=CARD)
     assert (found.live, found.allocated, found.reserved) == (1.0, 1.0, 1.0)
     assert (found.recordings, found.published) == (2, 1)
     assert found.covered and "1 peak in a public table" in found.sentence
-
-
-def test_what_nobody_recorded_is_named() -> None:
     found = expected_error(["mm", "native_dropout"], trains=True, card=CARD)
     assert found.not_covered == ("dropout",) and not found.covered
     assert found.sentence.startswith("Expected error excluding dropout (no recordings): live ± 0.0 %,")
+    found = expected_error(["mm"], trains=True, card=card_named("H100"))
+    assert not found.like_card and not found.covered
+    assert found.sentence.endswith("recorded training steps). None was on a similar card.")
+    assert expected_error(["mm"], trains=True, card=card_named("RTX 3060")).like_card
 
 
 def test_what_has_no_rule_is_said_not_to_be_counted() -> None:
@@ -154,13 +156,6 @@ def sparse_on_card() -> torch.Tensor:
     return torch.sparse_coo_tensor(torch.zeros(2, 1).long(), torch.ones(1), (8, 8), check_invariants=False).to("cuda")
 
 
-def test_a_card_of_another_class_is_said_to_be_one() -> None:
-    found = expected_error(["mm"], trains=True, card=card_named("H100"))
-    assert not found.like_card and not found.covered
-    assert found.sentence.endswith("recorded training steps). None was on a similar card.")
-    assert expected_error(["mm"], trains=True, card=card_named("RTX 3060")).like_card
-
-
 def test_it_survives_a_file() -> None:
     found = expected_error(["convolution", "native_dropout"], trains=True, card=CARD)
     kept = found.as_json()
@@ -170,7 +165,8 @@ def test_it_survives_a_file() -> None:
         ExpectedError.from_json({**kept, "live": "0"})
 
 
-def test_operators_of_the_host_say_nothing_about_the_card() -> None:
+def test_families_are_those_of_operators_on_the_card() -> None:
+    # Operators of the host say nothing about the card.
     with PredictedDevice(CARD) as device:
         layer = torch.nn.Linear(8, 8)
         torch.nn.init.orthogonal_(layer.weight)
@@ -179,9 +175,6 @@ def test_operators_of_the_host_say_nothing_about_the_card() -> None:
         assert device.recorder.operators.isdisjoint({"linalg_qr", "lstm"}) and not device.recorder.missing
         torch.linalg.qr(layer.weight)
         assert "linalg_qr" in device.recorder.operators and device.recorder.missing
-
-
-def test_operators_of_a_run_fall_into_families() -> None:
     with PredictedDevice(card_named("RTX 4090"), release=(2, 13)) as device:
         model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Flatten(), torch.nn.LayerNorm(288)).cuda()
         out = model(torch.randn(2, 3, 8, 8, device="cuda"))
