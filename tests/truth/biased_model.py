@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tests.truth.language_model import Sizes
+from tests.truth.language_model import Sizes, split
 
 _LOWEST = torch.finfo(torch.float32).min
 _FIRST_PLACE = 2
@@ -19,18 +19,14 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor, kept: list[Tensor]) -> Tensor:
         query = self.query(x) * (x.size(-1) // self.heads) ** -0.5
-        query = self._split(query)
-        key, value = self._split(self.key(x)), self._split(self.value(x))
+        query = split(query, self.heads)
+        key, value = split(self.key(x), self.heads), split(self.value(x), self.heads)
         nothing = torch.empty(0, device=x.device)
         key, value = torch.cat([nothing, key], dim=-2), torch.cat([nothing, value], dim=-2)
         kept += [key, value]
         mixed = functional.scaled_dot_product_attention(query, key, value, mask, scale=1.0)
         mixed = mixed.transpose(1, 2).contiguous()
-        out: Tensor = self.out(mixed.reshape(x.shape))
-        return out
-
-    def _split(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        return self.out(mixed.reshape(x.shape))
 
 
 class Block(nn.Module):

@@ -1,12 +1,11 @@
 """A fifth language model, built under a default device: weights are drawn there, and positions look up a table."""
 
 from math import sqrt
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tests.truth.language_model import Sizes, StackedBlocks
+from tests.truth.language_model import Sizes, StackedBlocks, split
 from tests.truth.turned_halves_model import Block, Gated, Norm, mixed
 
 
@@ -66,7 +65,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         query, key, value = self.query(x), self.key(x), self.value(x)
-        query, key, value = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (query, key, value))
+        query, key, value = (split(part, self.heads) for part in (query, key, value))
         places = torch.arange(x.size(1), device=x.device)
         query = self.rotary(query, places)
         key = self.rotary(key, places)
@@ -87,23 +86,3 @@ class DefaultDeviceModel(StackedBlocks):
         )
         self.norm = Norm(sizes.width)
         self.head = Linear(sizes.width, sizes.vocabulary)
-
-
-class AdamW(torch.optim.Optimizer):
-    """Written out: names keep the tensors of one parameter until those of the next take their place."""
-
-    def __init__(self, parameters: Any) -> None:
-        super().__init__(parameters, {})
-
-    def step(self, closure: Any = None) -> None:
-        for parameter in self.param_groups[0]["params"]:
-            gradient = parameter.grad.data
-            state = self.state[parameter]
-            mean = state.get("mean", torch.zeros_like(gradient))
-            square = state.get("square", torch.zeros_like(gradient))
-            new_mean = 0.9 * mean + 0.1 * gradient
-            new_square = 0.999 * square + 0.001 * torch.square(gradient)
-            parameter.data -= 1e-3 * new_mean / (torch.sqrt(new_square) + 1e-8)
-            parameter.data -= 1e-5 * parameter.data
-            state["mean"] = new_mean
-            state["square"] = new_square

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tests.truth.language_model import Sizes
+from tests.truth.language_model import Sizes, StackedBlocks, WrittenOptimizer, split
+from tests.truth.summed_squares_model import Words
 
 
 def softmax(x: Tensor) -> Tensor:
@@ -17,12 +18,13 @@ def softmax(x: Tensor) -> Tensor:
     return exponents / total
 
 
-def product(weight: Tensor, x: Tensor) -> Tensor:
-    return torch.einsum("oi,...i->...o", weight, x)
+class Linear(nn.Module):
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(outputs, inputs))
 
-
-def weights(outputs: int, inputs: int) -> nn.Parameter:
-    return nn.Parameter(torch.empty(outputs, inputs))
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.einsum("oi,...i->...o", self.weight, x)
 
 
 class Norm(nn.Module):
@@ -34,15 +36,6 @@ class Norm(nn.Module):
         square = (x**2).mean(-1, keepdim=True)
         size = torch.sqrt(square + 1e-5)
         return x / size * self.weight
-
-
-class Head(nn.Module):
-    def __init__(self, sizes: Sizes) -> None:
-        super().__init__()
-        self.weight = weights(sizes.vocabulary, sizes.width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return product(self.weight, x)
 
 
 class Rotary(nn.Module):
@@ -76,11 +69,11 @@ class Attention(nn.Module):
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
         self.heads = sizes.heads
-        self.query, self.key, self.value, self.out = (weights(sizes.width, sizes.width) for _ in range(4))
+        self.query, self.key, self.value, self.out = (Linear(sizes.width, sizes.width) for _ in range(4))
 
     def forward(self, x: Tensor) -> Tensor:
-        query, key, value = product(self.query, x), product(self.key, x), product(self.value, x)
-        queries, keys, values = self._split(query), self._split(key), self._split(value)
+        query, key, value = self.query(x), self.key(x), self.value(x)
+        queries, keys, values = (split(part, self.heads) for part in (query, key, value))
         line = torch.arange(x.size(1), device=x.device)
         places = line.expand(x.size(0), -1)
         rotary = Rotary(x.size(-1) // self.heads, x.size(1), x.device)
@@ -89,10 +82,7 @@ class Attention(nn.Module):
         mask = torch.tril(torch.ones((x.size(1), x.size(1)), device=x.device, dtype=torch.bool))
         mixed = _mixed(turned_queries, turned_keys, values, mask)
         joined = mixed.transpose(1, 2).reshape(x.shape)
-        return product(self.out, joined)
-
-    def _split(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        return self.out(joined)
 
 
 def _mixed(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
@@ -105,16 +95,16 @@ def _mixed(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
 class Gated(nn.Module):
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
-        self.gate = weights(sizes.inner, sizes.width)
-        self.down = weights(sizes.width, sizes.inner)
-        self.up = weights(sizes.inner, sizes.width)
+        self.gate = Linear(sizes.width, sizes.inner)
+        self.down = Linear(sizes.inner, sizes.width)
+        self.up = Linear(sizes.width, sizes.inner)
 
     def forward(self, x: Tensor) -> Tensor:
-        gate = product(self.gate, x)
-        up = product(self.up, x)
+        gate = self.gate(x)
+        up = self.up(x)
         opened = gate * torch.sigmoid(gate)
         both = opened * up
-        return product(self.down, both)
+        return self.down(both)
 
 
 class Block(nn.Module):
@@ -130,32 +120,21 @@ class Block(nn.Module):
         return x + self.gated(self.before_gated(x))
 
 
-class FilledTablesModel(nn.Module):
+class FilledTablesModel(StackedBlocks):
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
-        self.words = weights(sizes.vocabulary, sizes.width)
+        self.words = Words(sizes.vocabulary, sizes.width)
         self.blocks = nn.ModuleList(Block(sizes) for _ in range(sizes.layers))
         self.norm = Norm(sizes.width)
-        self.head = Head(sizes)
-
-    def forward(self, words: Tensor) -> Tensor:
-        x = self.words[words]
-        for block in self.blocks:
-            x = block(x)
-        x = self.norm(x)
-        scores: Tensor = self.head(x)
-        return scores
+        self.head = Linear(sizes.width, sizes.vocabulary)
 
 
-class AdamW(torch.optim.Optimizer):
+class AdamW(WrittenOptimizer):
     """Written out, in place but for one tensor a parameter."""
-
-    def __init__(self, parameters: Any) -> None:
-        super().__init__(parameters, {})
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
-        for parameter in self.param_groups[0]["params"]:
+        for parameter in self.parameters:
             state = self.state[parameter]
             if not state:
                 state["mean"] = torch.zeros_like(parameter)

@@ -18,6 +18,10 @@ class Sizes:
     vocabulary: int = 10_000
 
 
+def split(x: Tensor, heads: int) -> Tensor:
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
 def softmax(x: Tensor) -> Tensor:
     highest = x.max(dim=-1, keepdim=True).values
     return torch.exp(x - highest) / torch.exp(x - highest).sum(dim=-1, keepdim=True)
@@ -71,12 +75,9 @@ class Attention(nn.Module):
         self.query, self.key, self.value, self.out = (Linear(sizes.width, sizes.width) for _ in range(4))
         self.rotary = rotary
 
-    def _split(self, x: Tensor) -> Tensor:
-        return x.view(*x.shape[:-1], self.heads, -1).transpose(-2, -3)
-
     def forward(self, x: Tensor) -> Tensor:
         query, key, value = self.query(x), self.key(x), self.value(x)
-        query, key, value = self._split(query), self._split(key), self._split(value)
+        query, key, value = (split(part, self.heads) for part in (query, key, value))
         places = torch.arange(x.size(-2))
         query = self.rotary(query, places)
         key = self.rotary(key, places)
@@ -154,21 +155,26 @@ def cross_entropy(scores: Tensor, targets: Tensor) -> Tensor:
     return -(places * logs).sum() / scores.size(0)
 
 
-class AdamW:
+class WrittenOptimizer(torch.optim.Optimizer):
+    """Base of optimizers whose step a program writes out."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+        self.parameters: list[nn.Parameter] = self.param_groups[0]["params"]
+
+
+class AdamW(WrittenOptimizer):
     """Written out, with new tensors for everything."""
 
     def __init__(self, parameters: Any) -> None:
-        self.parameters = list(parameters)
-        self.state = [{"mean": torch.zeros_like(p), "square": torch.zeros_like(p)} for p in self.parameters]
-
-    def zero_grad(self) -> None:
-        for parameter in self.parameters:
-            parameter.grad = None
+        super().__init__(parameters)
+        for p in self.parameters:
+            self.state[p] = {"mean": torch.zeros_like(p), "square": torch.zeros_like(p)}
 
     @torch.no_grad()
-    def step(self) -> None:
-        for parameter, state in zip(self.parameters, self.state, strict=True):
-            gradient = parameter.grad
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.parameters:
+            gradient, state = parameter.grad, self.state[parameter]
             mean = state["mean"]
             new_mean = 0.9 * mean + 0.1 * gradient
             square = state["square"]

@@ -1,15 +1,16 @@
 """Programs of our own that do what the recorded ones did, by the names of the recordings."""
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
+from typing import Any
 from warnings import catch_warnings
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tests.truth import default_device_model as default_device
 from tests.truth import filled_tables_model as filled_tables
 from tests.truth import turned_halves_model as turned_halves
 from tests.truth import written_pairs_model as written_pairs
@@ -18,11 +19,9 @@ from tests.truth.convolutional_model import CHANNELS, SIDE, Judge, search
 from tests.truth.default_device_model import DefaultDeviceModel
 from tests.truth.filled_tables_model import FilledTablesModel
 from tests.truth.language_model import AdamW, LanguageModel, Sizes, cross_entropy
-from tests.truth.summed_squares_model import SummedSquaresModel
+from tests.truth.summed_squares_model import SummedSquaresModel, softmax
 from tests.truth.turned_halves_model import TurnedHalvesModel
 from tests.truth.written_pairs_model import WrittenPairsModel
-
-Program = Callable[[], None]
 
 
 def _words(*shape: int) -> Tensor:
@@ -41,6 +40,19 @@ def _dump() -> None:
     torch.cuda.memory._dump_snapshot("recorded.pickle")
 
 
+def _precision(halves: bool) -> AbstractContextManager[Any]:
+    return torch.autocast("cuda", dtype=torch.bfloat16) if halves else nullcontext()
+
+
+def _steps(count: int) -> Iterator[int]:
+    """Count steps, of which the last is recorded."""
+    for step in range(count):
+        if step == count - 1:
+            _record()
+        yield step
+    _dump()
+
+
 def _forward() -> None:
     model = LanguageModel(Sizes(batch=10, context=100))
     words = _words(10, 100)
@@ -48,20 +60,17 @@ def _forward() -> None:
         model(words)
 
 
-def _train(context: int, *, halves: bool) -> Program:
-    def run() -> None:
-        model = LanguageModel(Sizes(batch=10, context=context))
-        optimizer = AdamW(model.parameters())
-        words, next_words = _words(10, context), _words(10)
-        with torch.autocast("cuda", dtype=torch.bfloat16) if halves else nullcontext():
-            for _ in range(3):
-                scores = model(words)
-                loss = cross_entropy(scores[:, -1, :], next_words)
-                loss.backward()
-                optimizer.step()
-                optimizer.zero_grad()
-
-    return run
+def _train(context: int, *, halves: bool) -> None:
+    model = LanguageModel(Sizes(batch=10, context=context))
+    optimizer = AdamW(model.parameters())
+    words, next_words = _words(10, context), _words(10)
+    with _precision(halves):
+        for _ in range(3):
+            scores = model(words)
+            loss = cross_entropy(scores[:, -1, :], next_words)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
 
 
 def _attention() -> None:
@@ -72,128 +81,89 @@ def _attention() -> None:
 
 def _mixed(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     scores = torch.einsum("...qd,...kd->...qk", query, key) / 16**0.5
-    return torch.einsum("...qk,...kd->...qd", _shares(scores), value)
-
-
-def _shares(scores: Tensor) -> Tensor:
-    highest = scores.max(dim=-1, keepdim=True).values
-    exponents = torch.exp(scores - highest)
-    return exponents / torch.sum(exponents, dim=-1, keepdim=True)
+    return torch.einsum("...qk,...kd->...qd", softmax(scores), value)
 
 
 _MEDIUM = Sizes(batch=4, context=128, width=1024, inner=4096, layers=24, heads=16)
 _SMALL = Sizes(batch=4, context=128, width=768, inner=3072, layers=12, heads=12)
 
 
-def _infer(sizes: Sizes) -> Program:
-    def run() -> None:
-        model = TurnedHalvesModel(sizes)
-        model.to("cuda")
-        warmup = _drawn(5, sizes.batch, sizes.context)
-        words = _drawn(1, sizes.batch, sizes.context)
-        model.eval()
-        with torch.inference_mode():
-            for step in range(2):
-                model(warmup[step])
-            _record()
-            model(words[0])
-        _dump()
-
-    return run
-
-
-def _train_later(sizes: Sizes) -> Program:
-    """Train in bfloat16, and record the sixth step."""
-
-    def run() -> None:
-        model = TurnedHalvesModel(sizes)
-        model.to("cuda")
-        optimizer = turned_halves.AdamW(model.parameters())
-        warmup, words = (_drawn(steps, sizes.batch, sizes.context) for steps in (5, 1))
-        warmup_targets, targets = (_drawn(steps, sizes.batch, sizes.context) for steps in (5, 1))
-        for step in range(5):
-            with torch.autocast("cuda", dtype=torch.bfloat16):
-                scores = model(warmup[step])
-                loss = turned_halves.cross_entropy(scores, warmup_targets[step])
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        del scores, loss
+def _infer(sizes: Sizes) -> None:
+    model = TurnedHalvesModel(sizes)
+    model.to("cuda")
+    warmup = _drawn(5, sizes.batch, sizes.context)
+    words = _drawn(1, sizes.batch, sizes.context)
+    model.eval()
+    with torch.inference_mode():
+        for step in range(2):
+            model(warmup[step])
         _record()
-        with torch.autocast("cuda", dtype=torch.bfloat16):
-            scores = model(words[0])
-            loss = turned_halves.cross_entropy(scores, targets[0])
+        model(words[0])
+    _dump()
+
+
+def _train_later(sizes: Sizes) -> None:
+    """Train in bfloat16, and record the sixth step."""
+    model = TurnedHalvesModel(sizes)
+    model.to("cuda")
+    optimizer = turned_halves.AdamW(model.parameters())
+    warmup, words = (_drawn(steps, sizes.batch, sizes.context) for steps in (5, 1))
+    warmup_targets, targets = (_drawn(steps, sizes.batch, sizes.context) for steps in (5, 1))
+    for step in range(5):
+        with _precision(halves=True):
+            scores = model(warmup[step])
+            loss = turned_halves.cross_entropy(scores, warmup_targets[step])
         loss.backward()
         optimizer.step()
-        _dump()
-
-    return run
-
-
-def _backward_later(sizes: Sizes) -> Program:
-    """Gradients add up over the steps, of which the last is recorded."""
-
-    def run() -> None:
-        model = TurnedHalvesModel(sizes).to("cuda")
-        words, targets = _words(sizes.batch, sizes.context), _words(sizes.batch, sizes.context)
-        for step in range(3):
-            if step == 2:
-                _record()
-            scores = model(words)
-            loss = turned_halves.cross_entropy(scores, targets)
-            loss.backward()
-        _dump()
-
-    return run
+        optimizer.zero_grad()
+    del scores, loss
+    _record()
+    with _precision(halves=True):
+        scores = model(words[0])
+        loss = turned_halves.cross_entropy(scores, targets[0])
+    loss.backward()
+    optimizer.step()
+    _dump()
 
 
-def _forward_later(
-    model_type: type[torch.nn.Module], sizes: Sizes, *, halves: bool, has_graph: bool = False
-) -> Program:
-    """Run the forward alone, and record the third pass."""
+def _backward_later(sizes: Sizes) -> None:
+    """Gradients add up over the steps."""
+    model = TurnedHalvesModel(sizes).to("cuda")
+    words, targets = _words(sizes.batch, sizes.context), _words(sizes.batch, sizes.context)
+    for _ in _steps(3):
+        scores = model(words)
+        loss = turned_halves.cross_entropy(scores, targets)
+        loss.backward()
 
-    def run() -> None:
-        model = model_type(sizes).to("cuda")
-        words = _words(sizes.batch, sizes.context)
-        for step in range(3):
-            if step == 2:
-                _record()
-            precision = torch.autocast("cuda", dtype=torch.bfloat16) if halves else nullcontext()
-            with precision, torch.set_grad_enabled(has_graph):
-                model(words)
-        _dump()
 
-    return run
+def _forward_later(model_type: type[nn.Module], sizes: Sizes, *, halves: bool, has_graph: bool = False) -> None:
+    model = model_type(sizes).to("cuda")
+    words = _words(sizes.batch, sizes.context)
+    for _ in _steps(3):
+        with _precision(halves), torch.set_grad_enabled(has_graph):
+            model(words)
 
 
 _LARGEST = replace(_MEDIUM, width=2560, inner=10240, layers=32, heads=32)
 
 
-def _library_step(context: int, *, halves: bool, trains: bool, keeps_graph: bool = False) -> Program:
-    """Run torch's own loss and AdamW five times, or the forward alone, and record the sixth."""
+def _library_step(context: int, *, halves: bool, trains: bool, keeps_graph: bool = False) -> None:
+    """Run torch's own loss and AdamW, or the forward alone."""
+    model = TurnedHalvesModel(replace(_LARGEST, context=context)).to("cuda")
+    words, targets = _drawn(4, context), _drawn(4, context)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
-    def run() -> None:
-        model = TurnedHalvesModel(replace(_LARGEST, context=context)).to("cuda")
-        words, targets = _drawn(4, context), _drawn(4, context)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    def step() -> None:
+        optimizer.zero_grad()
+        with torch.set_grad_enabled(trains or keeps_graph), _precision(halves):
+            scores = model(words)
+        if trains:
+            loss = functional.cross_entropy(scores.float().flatten(0, 1), targets.flatten())
+            loss.backward()
+            optimizer.step()
 
-        def step() -> None:
-            optimizer.zero_grad()
-            precision = torch.autocast("cuda", dtype=torch.bfloat16) if halves else nullcontext()
-            with torch.set_grad_enabled(trains or keeps_graph), precision:
-                scores = model(words)
-            if trains:
-                loss = functional.cross_entropy(scores.float().flatten(0, 1), targets.flatten())
-                loss.backward()
-                optimizer.step()
-
-        for _ in range(5):
-            step()
-        _record()
+    for _ in _steps(6):
         step()
-        _dump()
-
-    return run
 
 
 def _loss_with_graph() -> None:
@@ -204,77 +174,62 @@ def _loss_with_graph() -> None:
         if step == 5:
             torch.cuda.empty_cache()
             _record()
-        with torch.autocast("cuda", dtype=torch.bfloat16):
+        with _precision(halves=True):
             scores = model(words)
             loss = functional.cross_entropy(scores.flatten(0, 1), targets.flatten())
     _dump()
     del loss
 
 
-def _library_training(sizes: Sizes) -> Program:
-    """Train with torch's own loss and AdamW, and record the fourth step."""
+def _library_training(sizes: Sizes) -> None:
+    """Train with torch's own loss and AdamW."""
+    model = TurnedHalvesModel(sizes, gathers=True).to("cuda")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    words, targets = (_drawn(sizes.batch, sizes.context) for _ in range(2))
+    for _ in _steps(4):
+        optimizer.zero_grad()
+        scores = model(words)
+        loss = functional.cross_entropy(scores.flatten(0, 1), targets.flatten())
+        loss.backward()
+        optimizer.step()
 
-    def run() -> None:
-        model = TurnedHalvesModel(sizes, gathers=True).to("cuda")
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-        words, targets = (_drawn(sizes.batch, sizes.context) for _ in range(2))
-        for step in range(4):
-            if step == 3:
-                _record()
-            optimizer.zero_grad()
-            scores = model(words)
-            loss = functional.cross_entropy(scores.flatten(0, 1), targets.flatten())
+
+def _first_step(context: int, *, halves: bool, trains: bool) -> None:
+    """Record the first forward or step of a model; the models before it had left their memory."""
+    torch.set_float32_matmul_precision("highest" if halves else "high")
+    if trains or context > 128:
+        # An earlier model of the process has made cuBLAS's workspace.
+        torch.mm(torch.zeros(1, 1, device="cuda"), torch.zeros(1, 1, device="cuda"))
+    model = WrittenPairsModel(replace(_LARGEST, context=context)).to("cuda")
+    optimizer = written_pairs.AdamW(model.parameters())
+    words = _words(4, context)
+    with _precision(halves):
+        _record()
+        torch.cuda.empty_cache()
+        scores = model(words)
+        if trains:
+            loss = written_pairs.cross_entropy(scores, words)
             loss.backward()
             optimizer.step()
-        _dump()
-
-    return run
+    _dump()
 
 
-def _first_step(context: int, *, halves: bool, trains: bool) -> Program:
-    """Record the first forward or step of a model; the models before it had left their memory."""
-
-    def run() -> None:
-        torch.set_float32_matmul_precision("highest" if halves else "high")
-        if trains or context > 128:
-            # An earlier model of the process has made cuBLAS's workspace.
-            torch.mm(torch.zeros(1, 1, device="cuda"), torch.zeros(1, 1, device="cuda"))
-        model = WrittenPairsModel(replace(_LARGEST, context=context)).to("cuda")
-        optimizer = written_pairs.AdamW(model.parameters())
-        words = _words(4, context)
-        with torch.autocast("cuda", dtype=torch.bfloat16) if halves else nullcontext():
-            _record()
-            torch.cuda.empty_cache()
-            scores = model(words)
-            if trains:
-                loss = written_pairs.cross_entropy(scores, words)
-                loss.backward()
-                optimizer.step()
-        _dump()
-
-    return run
-
-
-def _default_device_step(context: int, *, halves: bool, trains: bool) -> Program:
+def _default_device_step(context: int, *, halves: bool, trains: bool) -> None:
     """Build a model under a default device, run its forward once, and record a second one or a whole step."""
-
-    def run() -> None:
-        torch.set_default_device("cuda")
-        try:
-            _second_step(context, halves=halves, trains=trains)
-        finally:
-            torch.set_default_device(None)
-
-    return run
+    torch.set_default_device("cuda")
+    try:
+        _second_step(context, halves=halves, trains=trains)
+    finally:
+        torch.set_default_device(None)
 
 
 def _second_step(context: int, *, halves: bool, trains: bool) -> None:
     model = DefaultDeviceModel(replace(_LARGEST, context=context))
-    optimizer = default_device.AdamW(model.parameters())
+    optimizer = turned_halves.AdamW(model.parameters())
     starts = torch.randint(10_000 - context, (4,))
     words, targets = _words(4, context), _words(4, context)
     del starts
-    precision = torch.autocast("cuda", dtype=torch.bfloat16) if halves else nullcontext()
+    precision = _precision(halves)
     with precision:
         scores = model(words)
     _record()
@@ -293,28 +248,21 @@ _LARGE = Sizes(batch=4, context=256, width=1280, inner=5120, layers=36, heads=20
 _HUGE = replace(_LARGE, width=1600, inner=6400, layers=48, heads=25)
 
 
-def _steps_in_full(sizes: Sizes, *, halves: bool, only_forward: bool) -> Program:
+def _steps_in_full(sizes: Sizes, *, halves: bool, only_forward: bool) -> None:
     """Training whose forward may be in bfloat16, with a recording of the second step or of its forward."""
-
-    def run() -> None:
-        model = FilledTablesModel(sizes)
-        optimizer = filled_tables.AdamW(model.parameters())
-        model.to("cuda")
-        words = _drawn(sizes.batch, sizes.context)
-        for step in range(2):
-            if step == 1:
-                _record()
-            with torch.autocast("cuda", dtype=torch.bfloat16) if halves else nullcontext():
-                scores = model(words)
-                if step == 1 and only_forward:
-                    return _dump()
-            loss = scores.sum()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        _dump()
-
-    return run
+    model = FilledTablesModel(sizes)
+    optimizer = filled_tables.AdamW(model.parameters())
+    model.to("cuda")
+    words = _drawn(sizes.batch, sizes.context)
+    for step in _steps(2):
+        with _precision(halves):
+            scores = model(words)
+            if step == 1 and only_forward:
+                return _dump()
+        loss = scores.sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
 
 
 def _compare_without_gradients() -> None:
@@ -428,52 +376,43 @@ def _library_layers() -> None:
 CUT_SHORT = {"forward-many-segments", "train-weights-first"}
 """Two steps of 48, whose last was recorded: all take minutes to predict, and what is reserved depends on
 them. The whole of `train-weights-first` is exact. These two are not in the data of stated intervals."""
-PROGRAMS: dict[str, Program] = {
+PROGRAMS: dict[str, Callable[[], None]] = {
     "forward-complete": _forward,
-    "train-complete": _train(100, halves=False),
-    "train-mixed-precision": _train(200, halves=True),
+    "train-complete": partial(_train, 100, halves=False),
+    "train-mixed-precision": partial(_train, 200, halves=True),
     "small-complete": _attention,
-    "inference-late-start": _infer(_MEDIUM),
-    "train-late-start": _train_later(replace(_MEDIUM, context=512)),
-    "few-frames": _backward_later(replace(_SMALL, batch=32, context=256)),
-    "forward-fp32": _forward_later(SummedSquaresModel, _SMALL, halves=False),
-    "forward-bf16": _forward_later(SummedSquaresModel, _SMALL, halves=True),
-    "forward-many-segments": _steps_in_full(_HUGE, halves=True, only_forward=True),
+    "inference-late-start": partial(_infer, _MEDIUM),
+    "train-late-start": partial(_train_later, replace(_MEDIUM, context=512)),
+    "few-frames": partial(_backward_later, replace(_SMALL, batch=32, context=256)),
+    "forward-fp32": partial(_forward_later, SummedSquaresModel, _SMALL, halves=False),
+    "forward-bf16": partial(_forward_later, SummedSquaresModel, _SMALL, halves=True),
+    "forward-many-segments": partial(_steps_in_full, _HUGE, halves=True, only_forward=True),
     "biases-and-mask": _compare_without_gradients,
-    "train-weights-first": _steps_in_full(_LARGE, halves=False, only_forward=False),
-    **{
-        f"largest-{'train' if trains else 'forward'}-{context}{'-bf16' if halves else ''}": _library_step(
-            context, halves=halves, trains=trains
-        )
-        for context in (128, 512, 1024, 2048)
-        for halves in (False, True)
-        for trains in (False, True)
-        if not trains or context <= 512
-    },
-    "largest-graph-128": _library_step(128, halves=False, trains=False, keeps_graph=True),
-    "largest-graph-128-bf16": _library_step(128, halves=True, trains=False, keeps_graph=True),
-    **{
-        f"written-pairs-{'train' if trains else 'forward'}-{context}{'-bf16' if halves else ''}": _first_step(
-            context, halves=halves, trains=trains
-        )
-        for context in (128, 256, 512)
-        for halves, trains in ((False, False), (False, True), (True, False))
-        if not trains or context == 128
-    },
-    "blackwell-forward-2048": _forward_later(TurnedHalvesModel, replace(_LARGEST, context=2048), halves=False),
-    "blackwell-graph-512-bf16": _forward_later(
-        TurnedHalvesModel, replace(_LARGEST, context=512), halves=True, has_graph=True
+    "train-weights-first": partial(_steps_in_full, _LARGE, halves=False, only_forward=False),
+    "largest-graph-128": partial(_library_step, 128, halves=False, trains=False, keeps_graph=True),
+    "largest-graph-128-bf16": partial(_library_step, 128, halves=True, trains=False, keeps_graph=True),
+    "blackwell-forward-2048": partial(_forward_later, TurnedHalvesModel, replace(_LARGEST, context=2048), halves=False),
+    "blackwell-graph-512-bf16": partial(
+        _forward_later, TurnedHalvesModel, replace(_LARGEST, context=512), halves=True, has_graph=True
     ),
     "loss-with-graph-bf16": _loss_with_graph,
-    "library-train-128": _library_training(_MEDIUM),
+    "library-train-128": partial(_library_training, _MEDIUM),
     "convolutions-checked": _search_with_checks,
-    "default-device-train-128": _default_device_step(128, halves=False, trains=True),
-    **{
-        f"default-device-forward-{context}": _default_device_step(context, halves=False, trains=False)
-        for context in (128, 256, 512)
-    },
-    "default-device-forward-512-bf16": _default_device_step(512, halves=True, trains=False),
     "squared-errors": _squared_errors,
     "transformer": _transformer,
     "library-layers-128": _library_layers,
+    **{
+        f"{name}-{'train' if trains else 'forward'}-{context}{'-bf16' if halves else ''}": partial(
+            step, context, halves=halves, trains=trains
+        )
+        for name, step in (
+            ("largest", _library_step),
+            ("written-pairs", _first_step),
+            ("default-device", _default_device_step),
+        )
+        for context in (128, 256, 512, 1024, 2048)
+        for halves in (False, True)
+        for trains in (False, True)
+    },
 }
+"""By the names of recordings; steps of the last kinds have more sizes than were recorded."""

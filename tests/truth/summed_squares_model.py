@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from tests.truth.language_model import Sizes
-from tests.truth.turned_halves_model import Linear
+from tests.truth.language_model import Sizes, split
+from tests.truth.turned_halves_model import Linear, silu
 
 
 def softmax(x: Tensor) -> Tensor:
@@ -68,19 +68,13 @@ class Attention(nn.Module):
         self.rotary = Rotary(sizes.context, sizes.width // sizes.heads)
 
     def forward(self, x: Tensor, places: Tensor) -> Tensor:
-        key = self._split(self.key(x))
-        query = self._split(self.query(x))
-        value = self._split(self.value(x))
+        key, query, value = (split(layer(x), self.heads) for layer in (self.key, self.query, self.value))
         key = self.rotary(key, places)
         query = self.rotary(query, places)
         mask = torch.tril(torch.ones(x.size(1), x.size(1), device=x.device)).bool()
         mixed = mixed_values(query, key, value, mask)
         joined = mixed.transpose(1, 2).reshape(x.shape)
-        out: Tensor = self.out(joined)
-        return out
-
-    def _split(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        return self.out(joined)
 
 
 def mixed_values(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
@@ -103,12 +97,8 @@ class Gated(nn.Module):
         x = x.to(torch.float32)
         gate = torch.einsum("fi,...i->f...", self.gate, x)
         up = torch.einsum("fi,...i->f...", self.up, x)
-        out = torch.einsum("if,f...->...i", self.down, _silu(gate) * up)
+        out = torch.einsum("if,f...->...i", self.down, silu(gate) * up)
         return out.to(before)
-
-
-def _silu(x: Tensor) -> Tensor:
-    return x * torch.sigmoid(x)
 
 
 class Block(nn.Module):

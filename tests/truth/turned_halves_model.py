@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tests.truth.language_model import Sizes
+from tests.truth.language_model import Sizes, WrittenOptimizer, split
 
 
 def softmax(x: Tensor) -> Tensor:
@@ -73,7 +73,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         query, key, value = self.query(x), self.key(x), self.value(x)
-        query, key, value = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (query, key, value))
+        query, key, value = (split(part, self.heads) for part in (query, key, value))
         shown = torch.arange(x.size(1), device=x.device) if self.rotary.gathers else None
         query = self.rotary(query, shown)
         key = self.rotary(key, shown)
@@ -99,11 +99,11 @@ class Gated(nn.Module):
         self.up = linear(sizes.width, sizes.inner)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down(_silu(self.gate(x)) * self.up(x))
+        out: Tensor = self.down(silu(self.gate(x)) * self.up(x))
         return out
 
 
-def _silu(x: Tensor) -> Tensor:
+def silu(x: Tensor) -> Tensor:
     return x * torch.sigmoid(x)
 
 
@@ -154,19 +154,11 @@ def _log_softmax(x: Tensor) -> Tensor:
     return x - torch.log(torch.sum(torch.exp(x), dim=-1, keepdim=True))
 
 
-class AdamW:
+class AdamW(WrittenOptimizer):
     """Written out: weights change in place, moments are made anew."""
 
-    def __init__(self, parameters: Any) -> None:
-        self.parameters = list(parameters)
-        self.state: dict[Tensor, dict[str, Tensor]] = {parameter: {} for parameter in self.parameters}
-
-    def zero_grad(self) -> None:
-        for parameter in self.parameters:
-            parameter.grad = None
-
     @torch.no_grad()
-    def step(self) -> None:
+    def step(self, closure: Any = None) -> None:
         for parameter in self.parameters:
             gradient = parameter.grad.data
             state = self.state[parameter]

@@ -5,18 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tests.truth.filled_tables_model import Gated, product, weights
-from tests.truth.language_model import Sizes, StackedBlocks
+from tests.truth.filled_tables_model import Gated, Linear
+from tests.truth.language_model import Sizes, StackedBlocks, WrittenOptimizer, split
 from tests.truth.summed_squares_model import Words, mixed_values
-
-
-class Linear(nn.Module):
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.weight = weights(outputs, inputs)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return product(self.weight, x)
 
 
 class Norm(nn.Module):
@@ -66,7 +57,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         parts = self.query(x), self.key(x), self.value(x)
-        query, key, value = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
+        query, key, value = (split(part, self.heads) for part in parts)
         places = torch.arange(x.size(1), device=x.device).unsqueeze(0).expand(x.size(0), -1)
         query = self.rotary(query, places)
         key = self.rotary(key, places)
@@ -115,12 +106,9 @@ def cross_entropy(scores: Tensor, targets: Tensor) -> Tensor:
     return losses.mean()
 
 
-class AdamW(torch.optim.Optimizer):
-    def __init__(self, parameters: Any) -> None:
-        super().__init__(parameters, {})
-
+class AdamW(WrittenOptimizer):
     def step(self, closure: Any = None) -> None:
-        for parameter in self.param_groups[0]["params"]:
+        for parameter in self.parameters:
             gradient = parameter.grad.data
             state = self.state[parameter]
             if not state:
