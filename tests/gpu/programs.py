@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-_WORDS, _WIDTH, _HEADS, _LAYERS = 8192, 512, 8, 6
+from sample_traces import gpt
+
 _LENGTHS = (384, 512, 256, 448, 512, 320, 416, 288)
 _BATCH = 16
 
@@ -36,48 +37,19 @@ class Program:
     """Memory of the card that it may take: for a program that is to run out."""
 
 
-class Language(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(_WORDS, _WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(_LAYERS))
-        self.head = nn.Linear(_WIDTH, _WORDS, bias=False)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.embedding(tokens)
-        for block in self.blocks:
-            x = block(x)
-        return functional.cross_entropy(self.head(x).flatten(0, 1), tokens.flatten())
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.LayerNorm(_WIDTH), nn.LayerNorm(_WIDTH)
-        self.attention = nn.Linear(_WIDTH, 3 * _WIDTH)
-        self.out = nn.Linear(_WIDTH, _WIDTH)
-        self.up, self.down = nn.Linear(_WIDTH, 4 * _WIDTH), nn.Linear(4 * _WIDTH, _WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        parts = self.attention(self.first(x)).chunk(3, -1)
-        heads = (part.unflatten(-1, (_HEADS, -1)).transpose(1, 2) for part in parts)
-        attended = functional.scaled_dot_product_attention(*heads, is_causal=True)
-        x = x + self.out(attended.transpose(1, 2).flatten(2))
-        return x + self.down(functional.gelu(self.up(self.second(x))))
-
-
 class Trainer:
     """Batches of the lengths that texts happen to have."""
 
     def __init__(self, device: torch.device) -> None:
         torch.manual_seed(0)
         self.device = device
-        self.model = Language().to(device)
+        self.model = gpt.GPT().to(device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, foreach=True)
 
     def step(self, length: int, batch: int = _BATCH) -> None:
-        tokens = torch.randint(_WORDS, (batch, length), device=self.device)
-        self.model(tokens).backward()
+        tokens = torch.randint(gpt.VOCABULARY, (batch, length), device=self.device)
+        _, loss = self.model(tokens, tokens)
+        loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
@@ -136,7 +108,7 @@ def _graph(device: torch.device) -> Recorded:
 
     def run() -> Any:
         torch.manual_seed(0)
-        model, x = Block().to(device), torch.randn(8, 512, _WIDTH, device=device)
+        model, x = gpt.TransformerBlock().to(device), torch.randn(8, 512, gpt.WIDTH, device=device)
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side), torch.no_grad():
@@ -159,8 +131,8 @@ def _streams(device: torch.device) -> Recorded:
 
     def run() -> Any:
         torch.manual_seed(0)
-        model, copies = Block().to(device), torch.cuda.Stream()
-        host = [torch.randn(16, length, _WIDTH).pin_memory() for length in _LENGTHS]
+        model, copies = gpt.TransformerBlock().to(device), torch.cuda.Stream()
+        host = [torch.randn(16, length, gpt.WIDTH).pin_memory() for length in _LENGTHS]
         for batch in host:
             with torch.cuda.stream(copies):
                 x = batch.to(device, non_blocking=True)
