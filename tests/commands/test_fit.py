@@ -15,9 +15,6 @@ from memviz.commands import FAILED, main
 from memviz.commands import fit as fit_command
 from memviz.runner.fit import search as fit_search
 from memviz.runner.fit import space
-from memviz.runner.fit.fit import FitAnswer
-from memviz.runner.fit.search import Searched
-from tests.runner.fit.ways import way
 
 pytestmark = pytest.mark.slow
 
@@ -115,26 +112,6 @@ def test_where_nothing_fits_it_says_so_and_what_comes_nearest(
     assert words.startswith("No configuration tried fits in the 14.49 GiB usable on")
     assert "The smallest is " in words
     assert "`--keep training` allows more changes." in words
-
-
-def test_what_was_tried_is_listed_and_that_it_fits_as_it_is_said_beside_what_is_cheaper(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    tried = (way(3, 20 << 30),)
-    answer = FitAnswer(
-        tried[0].candidate.request, "training", 14 << 30, Searched(tried, 1, 9), None, stopped="time limit"
-    )
-    assert answer.listed == tried
-    fit_command._print(answer)
-    assert "20.00 GiB" in capsys.readouterr().out
-    ways = (way(3, 12 << 30), way(2, 2 << 30, "split_feed_forward"))
-    request = ways[0].candidate.request
-    fit_command._print(FitAnswer(request, "outputs", 14 << 30, Searched(ways, 2, 2), None))
-    words = capsys.readouterr().out
-    assert words.startswith("split_feed_forward fits in")
-    assert "12.00 GiB" in words and "fits" in words
-    fit_command._print(FitAnswer(request, "outputs", 14 << 30, Searched(ways[:1], 1, 1), None))
-    assert "Without changes" not in capsys.readouterr().out
 
 
 BROKEN = """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import shutil
 from pathlib import Path
@@ -90,23 +89,6 @@ def test_device_and_folder_one_level_down(tmp_path: Path) -> None:
     done = memviz("ranks", tmp_path, "--device", "7")
     assert done.returncode == 2
     assert "has no device 7" in done.stderr
-
-
-def test_a_rank_that_cannot_be_opened_is_named(job: Path, tmp_path: Path) -> None:
-    shutil.copytree(job, tmp_path / "job")
-    os.symlink("nowhere", tmp_path / "job" / "run.rank20.pickle")
-    found = answer("ranks", tmp_path / "job")
-    assert [Path(one["place"]).name for one in found["failed"]] == ["run.rank9.pickle", "run.rank20.pickle"]
-
-
-@pytest.mark.slow
-def test_ranks_that_ran_out_are_replayed_on_the_card_and_not_told_by_their_peaks(tmp_path: Path) -> None:
-    for number in range(2):
-        shutil.copy("sample_traces/out-of-memory.pickle.gz", tmp_path / f"rank{number}.pickle.gz")
-    asked = (tmp_path, "--card", "2400MiB", "--overhead", 0)
-    card = answer("ranks", *asked)["card"]
-    assert (card["fits"], card["runs_out"], card["replayed"]) == ([], [0, 1], [0, 1])
-    assert missing(answer("ranks", *asked)["headline"]["reason"], "rank 0", "runs out of memory") == []
 
 
 def test_what_is_unlike_the_others_is_said_beside_the_table(tmp_path: Path) -> None:

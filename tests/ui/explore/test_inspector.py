@@ -238,9 +238,13 @@ def test_what_did_not_fit_is_said_and_the_events_around_are_a_click_away():
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     folder = tmp_path / "project"
-    folder.mkdir()
+    (folder / "dir.py").mkdir(parents=True)
     (folder / "train.py").write_text("import torch\n    x = torch.zeros(3)\n", encoding="utf-8")
+    (folder / "odd.py").write_bytes(b"x = '\xff" + b"y" * 9000)
+    (folder / "key.pem").write_text("secret\n", encoding="utf-8")
     (tmp_path / "secret.py").write_text("password = 1\n", encoding="utf-8")
+    (folder / "innocent.py").symlink_to(tmp_path / "secret.py")
+    (tmp_path / "link").symlink_to(folder)
     return folder
 
 
@@ -248,11 +252,22 @@ def line(root: Path | str, filename: str, number: int = 1) -> str:
     return dict(source_lines(filename, number, (), {SOURCES_SETTING: str(root)})).get(number, "").strip()
 
 
-def test_a_line_is_of_a_file_in_the_folder_though_that_is_a_link(root):
-    assert line(root, "train.py", 2) == "x = torch.zeros(3)"
-    assert line(root, str(root / "train.py"), 1) == "import torch"
-    (root.parent / "link").symlink_to(root)
-    assert line(root.parent / "link", str(root / "train.py")) == "import torch"
+@pytest.mark.parametrize(
+    ("name", "number", "shown"),
+    [
+        ("train.py", 2, "x = torch.zeros(3)"),
+        ("{root}/train.py", 1, "import torch"),
+        ("odd.py", 1, "x = '\N{REPLACEMENT CHARACTER}" + "y" * 294),
+        *(("train.py", number, "") for number in (0, -1, 99)),
+        *((name, 1, "") for name in ("../secret.py", "{root}/../secret.py", "sub/../../secret.py", "innocent.py")),
+        *((name, 1, "") for name in ("/etc/passwd", "key.pem", "dir.py", "gone.py", "train.py\0", "")),
+    ],
+)
+def test_only_lines_of_source_files_in_the_folder_are_shown(root, name, number, shown):
+    assert line(root, name.format(root=root), number) == shown
+    assert line(root.parent / "link", name.format(root=root), number) == shown, "the folder may be a link"
+    assert line(root / "gone", name.format(root=root), number) == "", "and may be gone"
+    assert line("", name.format(root=root), number) == "" and source_lines(name, number, (), {}) == (), "off by default"
 
 
 def test_its_neighbours_come_with_it_without_what_they_are_indented_by(root):
@@ -262,33 +277,3 @@ def test_its_neighbours_come_with_it_without_what_they_are_indented_by(root):
     assert shown == ((3, "line_3()"), (4, "    line_4()"), (5, "line_5()"), (6, "line_6()"), (7, "line_7()"))
     assert [number for number, _ in source_lines("train.py", 1, (str(root),), {})] == [1, 2, 3]
     assert source_lines("train.py", 9, (str(root),), {}) == ()
-
-
-def test_off_by_default(root):
-    assert source_lines(str(root / "train.py"), 1, (), {}) == ()
-    assert line("", str(root / "train.py")) == ""
-
-
-@pytest.mark.parametrize("name", ["../secret.py", "{outside}", "sub/../../secret.py", "/etc/passwd", "train.py\0", ""])
-def test_nothing_outside_the_folder(root, name):
-    assert line(root, name.format(outside=root.parent / "secret.py")) == ""
-
-
-def test_what_is_no_source_or_not_there_gives_nothing(root):
-    (root / "innocent.py").symlink_to(root.parent / "secret.py")
-    assert line(root, "innocent.py") == ""
-    (root / "key.pem").write_text("secret\n", encoding="utf-8")
-    assert line(root, "key.pem") == ""
-    (root / "dir.py").mkdir()
-    assert line(root, "dir.py") == line(root, "gone.py") == line(root / "gone", "train.py") == ""
-
-
-@pytest.mark.parametrize("number", [0, -1, 99])
-def test_a_line_that_is_not_there(root, number):
-    assert line(root, "train.py", number) == ""
-
-
-def test_a_long_line_is_cut_and_odd_bytes_are_shown(root):
-    (root / "odd.py").write_bytes(b"x = '\xff" + b"y" * 9000)
-    assert line(root, "odd.py").startswith("x = '\N{REPLACEMENT CHARACTER}yyy")
-    assert len(line(root, "odd.py")) == 300

@@ -9,8 +9,6 @@ from typing import Any
 import gradio as gr
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from memviz.analysis.segments import Fragmentation, SegmentsAt, segments_at
 from memviz.figures.packed_timeline import unpack
@@ -199,21 +197,6 @@ def test_hostile_texts_stay_texts_without_hidden_marks():
     shown = bad.replace("\u202e", "\N{REPLACEMENT CHARACTER}")
     assert (row.action, row.site, row.annotation) == (shown, f"{shown}.py:1 {shown}", shown)
     assert chosen(trace, text=bad) == [0]
-
-
-sites = st.sampled_from(["a.py", "b.py"])
-steps = st.lists(st.tuples(st.integers(0, 3), st.booleans(), sites), min_size=1, max_size=30)
-
-
-@given(steps, sites)
-def test_choosing_agrees_with_looking_at_every_line(program, wanted):
-    events = [
-        alloc(at * 512, 512, frames=[frame("f", place)]) if begins else free(at * 512, 512, frames=[frame("f", place)])
-        for at, begins, place in program
-    ]
-    trace = trace_of(events)
-    every = event_rows(trace, trace.devices[0], np.arange(len(trace.devices[0].events)))
-    assert chosen(trace, text=wanted) == [each.event for each in every if wanted in each.site]
 
 
 def test_the_list_is_given_its_length_kinds_and_columns():
