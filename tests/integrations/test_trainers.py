@@ -44,23 +44,15 @@ class Data(torch.utils.data.Dataset[dict[str, Tensor]]):
         return {"x": torch.ones(WIDTH)}
 
 
+def names_in(path: Path) -> list[str]:
+    trace = memviz.open(path).trace
+    return [trace.strings[name] for name in annotated(trace.devices[0]).name.tolist()]
+
+
 def steps_in(path: Path) -> list[str]:
-    trace = memviz.open(path).trace
-    names = [trace.strings[name] for name in annotated(trace.devices[0]).name.tolist()]
+    names = names_in(path)
     assert {"forward", "backward", "optimizer step"} <= set(names)
-    return [name for name in names if name.startswith("step ")]
-
-
-def modules(path: Path) -> set[str]:
-    return {group.label for group in memviz.open(path).by("module").groups}
-
-
-def forwards(path: Path) -> int:
-    trace = memviz.open(path).trace
-    return [trace.strings[name] for name in annotated(trace.devices[0]).name.tolist()].count("forward")
-
-
-# -- transformers
+    return list(dict.fromkeys(name for name in names if name.startswith("step ")))
 
 
 def trainer(folder: Path, model: nn.Module, *callbacks: Any, **more: Any) -> Any:
@@ -78,52 +70,25 @@ def trainer(folder: Path, model: nn.Module, *callbacks: Any, **more: Any) -> Any
     return transformers.Trainer(model, arguments, train_dataset=Data(), callbacks=list(callbacks))
 
 
-def transformers_callback(path: Path, **how: Any) -> Any:
+def by_transformers(path: Path, model: Model, accumulated: int, **how: Any) -> None:
     pytest.importorskip("transformers")
     from memviz.integrations.transformers import MemoryCallback
 
-    return MemoryCallback(path, **how)
-
-
-@pytest.mark.parametrize("more", [{}, {"gradient_accumulation_steps": 3}], ids=["", "accumulated"])
-def test_a_trainer_of_transformers(more, tmp_path):
-    path = tmp_path / "memory.pickle"
-    callback = transformers_callback(path, first=2, last=3)
-    with memviz.predicting("RTX 4090") as predicted:
-        trainer(tmp_path, Model(), callback, **more).train()
-    assert steps_in(path) == ["step 2", "step 3"] and not is_recording()
-    assert forwards(path) == 2 * more.get("gradient_accumulation_steps", 1)
-    assert "inner" in modules(path)
-    assert memviz.open(path).peak().live_bytes <= timeline(predicted.trace.devices[0]).peak_bytes
-
-
-def test_a_trainer_of_transformers_that_runs_out_of_memory(tmp_path):
-    path = tmp_path / "memory.pickle"
-    callback, model = transformers_callback(path), Model()
-    model.fails_at = 3
-    with memviz.predicting("RTX 4090"):
-        with pytest.raises(torch.OutOfMemoryError):
-            trainer(tmp_path, model, callback).train()
+    callback = MemoryCallback(path, **how)
+    try:
+        trainer(path.parent, model, callback, gradient_accumulation_steps=accumulated).train()
+    finally:
         callback.steps.close()
-    assert missing(str(memviz.open(path)), "test_trainers.py", "100.00 GiB", "ran out of memory") == []
-    assert steps_in(path) == ["step 1", "step 2", "step 3"] and not is_recording()
 
 
-# -- Lightning
-
-
-def lightning() -> Any:
-    return pytest.importorskip("lightning.pytorch", reason="lightning is not installed")
-
-
-def lightning_fit(folder: Path, callback: Any, *, fails_at: int = 0, **more: Any) -> None:
-    library = lightning()
+def by_lightning(path: Path, model: Model, accumulated: int, **how: Any) -> None:
+    library = pytest.importorskip("lightning.pytorch", reason="lightning is not installed")
+    from memviz.integrations.lightning import MemoryCallback
 
     class Module(library.LightningModule):
         def __init__(self) -> None:
             super().__init__()
-            self.model = Model()
-            self.model.fails_at = fails_at
+            self.model = model
 
         def forward(self, x: Tensor) -> Any:
             return self.model(x)
@@ -138,81 +103,57 @@ def lightning_fit(folder: Path, callback: Any, *, fails_at: int = 0, **more: Any
         accelerator="gpu",
         devices=1,
         max_steps=4,
-        callbacks=[callback],
+        accumulate_grad_batches=accumulated,
+        callbacks=[MemoryCallback(path, **how)],
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        default_root_dir=folder,
-        **more,
+        default_root_dir=path.parent,
     )
     made.fit(Module(), torch.utils.data.DataLoader(Data(), batch_size=2))
 
 
-def lightning_callback(path: Path, **how: Any) -> Any:
-    lightning()
-    from memviz.integrations.lightning import MemoryCallback
-
-    return MemoryCallback(path, **how)
-
-
-def test_a_trainer_of_lightning(tmp_path):
-    path = tmp_path / "memory.pickle"
-    callback = lightning_callback(path, first=2, last=3)
-    with memviz.predicting("RTX 4090"):
-        lightning_fit(tmp_path, callback)
-    assert steps_in(path) == ["step 2", "step 3"] and not is_recording()
-    assert "model.inner" in modules(path)
-
-
-def test_a_trainer_of_lightning_that_runs_out_of_memory(tmp_path):
-    path = tmp_path / "memory.pickle"
-    callback = lightning_callback(path)
-    with memviz.predicting("RTX 4090"), pytest.raises(torch.OutOfMemoryError):
-        lightning_fit(tmp_path, callback, fails_at=2)
-    assert [found.name for found in tmp_path.glob("*.pickle")] == ["memory.pickle"]
-    assert missing(str(memviz.open(path)), "test_trainers.py", "100.00 GiB", "ran out of memory") == []
-    assert steps_in(path) == ["step 1", "step 2"] and not is_recording()
-
-
-# -- accelerate
-
-
-def accelerate_loop(path: Path, *, batches: int, accumulated: int = 1, fails_at: int = 0, **how: Any) -> None:
+def by_accelerate(path: Path, model: Model, accumulated: int, **how: Any) -> None:
     library = pytest.importorskip("accelerate", reason="accelerate is not installed")
     from memviz.integrations.accelerate import MemorySteps
 
     accelerator = library.Accelerator(gradient_accumulation_steps=accumulated)
-    model = Model()
-    model.fails_at = fails_at
     loader = torch.utils.data.DataLoader(Data(), batch_size=2)
     model, optimizer, loader = accelerator.prepare(model, torch.optim.AdamW(model.parameters()), loader)
     with MemorySteps(accelerator, model, optimizer, path, **how) as memory:
-        for _, batch in zip(range(batches), loader, strict=False):
+        for _, batch in zip(range(4 * accumulated), loader, strict=False):
             with memory.step(), accelerator.accumulate(model):
                 accelerator.backward(model(**batch)["loss"])
                 optimizer.step()
                 optimizer.zero_grad()
 
 
+each_trainer = pytest.mark.parametrize("train", [by_transformers, by_lightning, by_accelerate])
+
+
 @pytest.mark.parametrize("accumulated", [1, 3])
-def test_a_loop_of_accelerate(accumulated, tmp_path):
+@each_trainer
+def test_the_steps_of_a_trainer(train, accumulated, tmp_path):
     path = tmp_path / "memory.pickle"
-    with memviz.predicting("RTX 4090"):
-        accelerate_loop(path, batches=4 * accumulated, accumulated=accumulated, first=2, last=3)
-    assert list(dict.fromkeys(steps_in(path))) == ["step 2", "step 3"] and not is_recording()
-    assert forwards(path) == 2 * accumulated and "inner" in modules(path)
+    with memviz.predicting("RTX 4090") as predicted:
+        train(path, Model(), accumulated, first=2, last=3)
+    assert steps_in(path) == ["step 2", "step 3"] and not is_recording()
+    assert names_in(path).count("forward") == 2 * accumulated
+    opened = memviz.open(path)
+    assert {"inner", "model.inner"} & {group.label for group in opened.by("module").groups}
+    assert opened.peak().live_bytes <= timeline(predicted.trace.devices[0]).peak_bytes
 
 
-def test_a_loop_of_accelerate_that_runs_out_of_memory(tmp_path):
-    path = tmp_path / "memory.pickle"
+@each_trainer
+def test_a_trainer_that_runs_out_of_memory(train, tmp_path):
+    path, model = tmp_path / "memory.pickle", Model()
+    model.fails_at = 3
     with memviz.predicting("RTX 4090"), pytest.raises(torch.OutOfMemoryError):
-        accelerate_loop(path, batches=4, fails_at=3)
+        train(path, model, 1)
+    assert [found.name for found in tmp_path.glob("*.pickle")] == ["memory.pickle"]
     assert missing(str(memviz.open(path)), "test_trainers.py", "100.00 GiB", "ran out of memory") == []
-    assert not is_recording()
-
-
-# -- the README's code
+    assert steps_in(path) == ["step 1", "step 2", "step 3"] and not is_recording()
 
 
 def test_the_readmes_lines_run(tmp_path, monkeypatch):
