@@ -58,6 +58,25 @@ class Palette:
         return self.categories[category]
 
 
+_CATEGORIES = {
+    Category.PARAMETER: ("#3569bf", "#396bbe"),
+    Category.OPTIMIZER_STATE: ("#a482d9", "#b08fe5"),
+    Category.GRADIENT: ("#cb7900", "#ce7e0a"),
+    Category.ACTIVATION: ("#46b08a", "#53b892"),
+    Category.TEMPORARY: ("#d0b338", "#d7bb47"),
+    Category.WORKSPACE: ("#9c4b23", "#a2532d"),
+    Category.INPUT: ("#8abbd8", "#98c8e5"),
+    Category.OUTPUT: ("#8abbd8", "#98c8e5"),
+    Category.KV_CACHE: ("#6a3a80", "#842e8a"),
+    Category.COLLECTIVE: ("#9c4b23", "#a2532d"),
+    Category.GRAPH_POOL: ("#9c4b23", "#a2532d"),
+    Category.HOST_COPY: ("#8abbd8", "#98c8e5"),
+    Category.AUTOCAST_WEIGHT_COPIES: ("#7a1f2e", "#86242f"),
+    Category.WEIGHT_COPIES: ("#7a1f2e", "#86242f"),
+    Category.UNKNOWN: ("#7a7d86", "#7c7f88"),
+}
+"""Light and dark."""
+
 LIGHT = Palette(
     page="#ffffff",
     raised="#ffffff",
@@ -71,23 +90,7 @@ LIGHT = Palette(
     bad="#c62828",
     warn="#9a6700",
     before="#c9c9cf",
-    categories={
-        Category.PARAMETER: "#3569bf",
-        Category.OPTIMIZER_STATE: "#a482d9",
-        Category.GRADIENT: "#cb7900",
-        Category.ACTIVATION: "#46b08a",
-        Category.TEMPORARY: "#d0b338",
-        Category.WORKSPACE: "#9c4b23",
-        Category.INPUT: "#8abbd8",
-        Category.OUTPUT: "#8abbd8",
-        Category.KV_CACHE: "#6a3a80",
-        Category.COLLECTIVE: "#9c4b23",
-        Category.GRAPH_POOL: "#9c4b23",
-        Category.HOST_COPY: "#8abbd8",
-        Category.AUTOCAST_WEIGHT_COPIES: "#7a1f2e",
-        Category.WEIGHT_COPIES: "#7a1f2e",
-        Category.UNKNOWN: "#7a7d86",
-    },
+    categories={kind: light for kind, (light, _) in _CATEGORIES.items()},
 )
 
 DARK = Palette(
@@ -103,23 +106,7 @@ DARK = Palette(
     bad="#ff6b64",
     warn="#e0b341",
     before="#4a4a52",
-    categories={
-        Category.PARAMETER: "#396bbe",
-        Category.OPTIMIZER_STATE: "#b08fe5",
-        Category.GRADIENT: "#ce7e0a",
-        Category.ACTIVATION: "#53b892",
-        Category.TEMPORARY: "#d7bb47",
-        Category.WORKSPACE: "#a2532d",
-        Category.INPUT: "#98c8e5",
-        Category.OUTPUT: "#98c8e5",
-        Category.KV_CACHE: "#842e8a",
-        Category.COLLECTIVE: "#a2532d",
-        Category.GRAPH_POOL: "#a2532d",
-        Category.HOST_COPY: "#98c8e5",
-        Category.AUTOCAST_WEIGHT_COPIES: "#86242f",
-        Category.WEIGHT_COPIES: "#86242f",
-        Category.UNKNOWN: "#7c7f88",
-    },
+    categories={kind: dark for kind, (_, dark) in _CATEGORIES.items()},
 )
 
 

@@ -219,7 +219,8 @@ def device_bill(trace: Trace, device: DeviceTrace, reserved: int | None = None) 
     if basis == "measured" and not about.on:
         basis = "read"
     communicators, exchanges = _communicators(trace)
-    outside = next((row for row in _OUTSIDE.finditer(about.facts.get(OUTSIDE_FACT, "")) if _is_of(row, device)), None)
+    rows = _OUTSIDE.finditer(about.facts.get(OUTSIDE_FACT, ""))
+    outside = next((row for row in rows if int(row[1]) == device.device), None)
     if outside is None:
         beside = _outside_lines(card, about.facts, communicators, exchanges=exchanges)
     else:
@@ -238,10 +239,6 @@ def card_of(trace: Trace) -> str:
     """Return the card that a trace was recorded on or predicted for; empty where its file does not say it."""
     about = trace.about
     return about.facts.get(CARD_FACT, "") if about.origin == "replayed" else about.on
-
-
-def _is_of(outside: re.Match[str], device: DeviceTrace) -> bool:
-    return int(outside[1]) == device.device
 
 
 def host_bill(trace: Trace, device: DeviceTrace) -> HostBill | None:

@@ -121,8 +121,7 @@ def fit_headline(status: SearchStatus) -> Headline:
     trial = None if number is None else status.ways[number]
     if not status.ways and (stopped := _stop_sentence(status)):
         return Headline("No configuration was tried.", stopped)
-    answer = "Searching for a configuration that fits." if trial is None else _fit_sentence(status, trial)
-    cheaper = "" if trial is None else _cheapest_sentence(status, trial)
+    answer, cheaper = ("Searching for a configuration that fits.", "") if trial is None else _fitting(status, trial)
     if not status.is_over:
         return Headline(answer, f"{cheaper}{_progress_sentence(status)}")
     if trial is None:
@@ -138,32 +137,20 @@ def preserved_text(trial: Way) -> str:
     return " ".join(filter(None, [_KEPT[trial["keeps"]], changed, *trial.get("warnings", ())]))
 
 
-def _fit_sentence(status: SearchStatus, trial: Way) -> str:
-    """Say first that the model fits unchanged, even if another configuration is cheaper."""
-    plain = _unchanged_trial(status)
-    if plain is not None and plain["fits"]:
-        return f"It {_fits_verb(plain)} without changes: {bytes_text(plain['peak_reserved_bytes'])} reserved."
-    so_far, reserved = "" if status.is_over else " so far", bytes_text(trial["peak_reserved_bytes"])
-    return f"It {_fits_verb(trial)} with {trial['short_title']}{so_far}: {reserved} reserved."
-
-
-def _fits_verb(trial: Way) -> str:
-    return "is close" if fit_cell(trial) == "close" else "fits"
-
-
-def _cheapest_sentence(status: SearchStatus, trial: Way) -> str:
-    plain = _unchanged_trial(status)
-    if plain is None or not plain["fits"] or trial is plain:
-        return ""
-    so_far, reserved = "" if status.is_over else " so far", bytes_text(trial["peak_reserved_bytes"])
-    return f"The cheapest{so_far} is {trial['short_title']}, by estimated time: {reserved} reserved. "
-
-
-def _unchanged_trial(status: SearchStatus) -> Way | None:
-    """Return the unchanged configuration; the requested optimizer is its only label."""
+def _fitting(status: SearchStatus, trial: Way) -> tuple[str, str]:
+    """Say first that the model fits unchanged, even if another configuration is cheaper; then which one is."""
+    # The requested optimizer is the only label of the unchanged configuration.
     optimizer = status.order.request.optimizer
-    name = "baseline" if optimizer == "none" else optimizer
-    return next((trial for trial in status.ways if trial["label"] == name and not trial["optimizations"]), None)
+    label = "baseline" if optimizer == "none" else optimizer
+    unchanged = [each for each in status.ways if each["label"] == label and not each["optimizations"] and each["fits"]]
+    first = unchanged[0] if unchanged else trial
+    verb = "is close" if fit_cell(first) == "close" else "fits"
+    so_far, reserved = "" if status.is_over else " so far", bytes_text(trial["peak_reserved_bytes"])
+    if not unchanged:
+        return f"It {verb} with {trial['short_title']}{so_far}: {reserved} reserved.", ""
+    answer = f"It {verb} without changes: {bytes_text(first['peak_reserved_bytes'])} reserved."
+    cheapest = f"The cheapest{so_far} is {trial['short_title']}, by estimated time: {reserved} reserved. "
+    return answer, "" if trial is first else cheapest
 
 
 def _stop_sentence(status: SearchStatus) -> str:
@@ -200,9 +187,7 @@ def _nothing_fits(status: SearchStatus) -> Headline:
 
 def _largest_sentence(status: SearchStatus) -> str:
     largest = (status.answer or {}).get("largest")
-    if not largest:
-        return ""
-    return f"{largest_text(largest)} "
+    return f"{largest_text(largest)} " if largest else ""
 
 
 def largest_text(largest: Mapping[str, Any]) -> str:

@@ -87,7 +87,10 @@ def _reason_of_oom(outcome: WhatIf, searched: Search | None) -> str:
             return f"With {settings_name(replayed.settings)} it runs out of memory {event_text(replayed.oom)}."
         spare = _spare_memory(replayed.peak_reserved_bytes, outcome)
         through = f"{_settings_title(replayed.settings)} would fit, with {spare} to spare"
-        return f"{through}{_recorded_fits_note(outcome)}."
+        # That the recorded settings fit too when placed anew is no merit of these settings.
+        too = ", and so would the recorded settings with the memory from before the first event placed anew"
+        do_both = outcome.compared_with is not outcome.base and outcome.compared_with.oom is None
+        return f"{through}{too if do_both else ''}."
     if searched is None:
         cached = bytes_text(stopped.reserved_bytes - stopped.allocated_bytes)
         requested = bytes_text(stopped.requested_bytes)
@@ -99,13 +102,6 @@ def _reason_of_oom(outcome: WhatIf, searched: Search | None) -> str:
     if best.is_recorded:
         return f"With the memory from before the first event placed anew it would fit, with {spare} to spare."
     return f"{_settings_title(best.settings)} would fit, with {spare} to spare."
-
-
-def _recorded_fits_note(outcome: WhatIf) -> str:
-    """Return a note that the recorded settings fit too when placed anew: that is no merit of the settings."""
-    if outcome.compared_with is outcome.base or outcome.compared_with.oom is not None:
-        return ""
-    return ", and so would the recorded settings with the memory from before the first event placed anew"
 
 
 def _fitting_headline(outcome: WhatIf, searched: Search | None) -> Headline:
@@ -120,19 +116,12 @@ def _fitting_headline(outcome: WhatIf, searched: Search | None) -> Headline:
     if replayed is base:
         return Headline(answer, _join(recording_note(outcome), _advice(outcome, searched)))
     if replayed.oom is not None:
-        stop = f"it would run out of memory {event_text(replayed.oom)}{_both_stop(outcome)}"
+        stop, rival = f"it would run out of memory {event_text(replayed.oom)}", outcome.compared_with
+        if rival is not base and rival.oom is not None:
+            stop += f", and with the recorded settings from the same start {event_text(rival.oom)}"
         return Headline(answer, f"With {settings_name(replayed.settings)} {stop}.")
-    return Headline(
-        answer,
-        _join(f"{_settings_title(replayed.settings)} would {_reserves(outcome)}.", recording_note(outcome)),
-    )
-
-
-def _both_stop(outcome: WhatIf) -> str:
-    rival = outcome.compared_with
-    if rival is outcome.base or rival.oom is None:
-        return ""
-    return f", and with the recorded settings from the same start {event_text(rival.oom)}"
+    would = f"{_settings_title(replayed.settings)} would {_reserves(outcome)}."
+    return Headline(answer, _join(would, recording_note(outcome)))
 
 
 def _unlimited_headline(outcome: WhatIf, searched: Search | None) -> Headline:
@@ -142,17 +131,12 @@ def _unlimited_headline(outcome: WhatIf, searched: Search | None) -> Headline:
     if recorded.oom is not None:
         answer = f"This run ran out of memory at event {count_text(recorded.oom.event)}."
         if is_own:
-            return Headline(
-                answer,
-                _join(f"Without a limit it would reserve {peak}.", _advice(outcome, searched)),
-            )
+            return Headline(answer, _join(f"Without a limit it would reserve {peak}.", _advice(outcome, searched)))
         return Headline(answer, f"Without a limit {settings_name(replayed.settings)} would {_reserves(outcome)}.")
     if not is_own:
         floor = f"{bytes_text(recorded.peak_requested_bytes)} are live at once; no setting can reserve less."
-        return Headline(
-            f"{_settings_title(replayed.settings)} would {_reserves(outcome)}.",
-            recording_note(outcome) or floor,
-        )
+        would = f"{_settings_title(replayed.settings)} would {_reserves(outcome)}."
+        return Headline(would, recording_note(outcome) or floor)
     if outcome.divergence:
         return Headline(f"Without a limit this run would reserve {peak} at the peak.", recording_note(outcome))
     unused = recorded.peak_reserved_bytes - recorded.peak_requested_bytes
