@@ -430,12 +430,6 @@ def test_a_card_that_is_listed_but_cannot_start_is_said_plainly(tmp_path, body):
     assert names(tmp_path) == []
 
 
-def test_every_rank_has_its_own_file(tmp_path):
-    done = record(tmp_path, "GPU.malloc(1000)\n", RANK="3", LOCAL_RANK="1", WORLD_SIZE="4")
-    assert done.returncode == 0
-    assert names(tmp_path) == ["run.rank3.pickle"]
-
-
 @pytest.mark.parametrize(("rank", "writes"), [(0, True), (1, False), (3, True)])
 def test_only_chosen_ranks_write_their_end(tmp_path, rank, writes):
     done = record(tmp_path, "GPU.malloc(1000)\n", "--ranks", "0,last", RANK=str(rank), WORLD_SIZE="4")

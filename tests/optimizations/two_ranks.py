@@ -1,6 +1,6 @@
 """One of two processes that train together over gloo: `two_ranks.py RANK FOLDER` writes its results to FOLDER.
 
-Every check is a function here; `test_flat_gradients_on_two_ranks.py` starts both processes once and reads the results
+Every check is a function here; `test_gradients.py` starts both processes once and reads the results
 by the names of function and case.
 """
 
