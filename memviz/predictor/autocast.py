@@ -57,7 +57,7 @@ _Library: Any = torch.library.Library
 class Autocast:
     """Autocast of one device. `around` wraps our kernels that replace torch's."""
 
-    def __init__(self, release: tuple[int, int], on_cast: Callable[[Tensor], None] = lambda cast: None) -> None:
+    def __init__(self, release: tuple[int, int], on_cast: Callable[[Tensor], None]) -> None:
         self.release = release
         self._on_cast = on_cast
         """Called with each cast that enters the cache."""

@@ -69,7 +69,7 @@ _FUSED_STEP = (
 class Compiler:
     """Compiles what a program gives to torch.compile, frame by frame as torch does, and runs the compiled code."""
 
-    def __init__(self, recorder: AllocationRecorder, call: Callable[..., Any], kind: Compiles = True) -> None:
+    def __init__(self, recorder: AllocationRecorder, call: Callable[..., Any], kind: Compiles) -> None:
         """`call` is torch's own `nn.Module.__call__`."""
         self._recorder = recorder
         self._call = call

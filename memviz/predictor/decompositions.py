@@ -31,10 +31,9 @@ from memviz.predictor.assumptions import NoSuchKernel, strided_nested_tensor
 from memviz.predictor.cards import KnownCard
 from memviz.predictor.compat import CUDNN_ATTENTION_SINCE, EINSUM_REORDERS_SINCE, FUSED_RMS_NORM_SINCE, Patches
 from memviz.predictor.recurrent import OPERATORS, run_recurrent
-from memviz.predictor.shapes import is_dense, lies_on_device
+from memviz.predictor.shapes import HALVES, is_dense, lies_on_device
 
 aten = torch.ops.aten
-_HALVES = (torch.float16, torch.bfloat16)
 
 _ELLIPSIS = "."
 """Prefix of the name of an ellipsis dimension, followed by its number from the right."""
@@ -327,14 +326,14 @@ def _flash_supports(call: AttentionCall, card: KnownCard) -> bool:
         if no_backward:
             return False
     square = query.size(-2) == call.key.size(-2)
-    return query.dtype in _HALVES and (square or not call.is_causal)
+    return query.dtype in HALVES and (square or not call.is_causal)
 
 
 def _efficient_supports(call: AttentionCall, card: KnownCard) -> bool:
     query = call.query
     if query.size(1) != call.key.size(1):
         return False
-    half = query.dtype in _HALVES
+    half = query.dtype in HALVES
     tensor_cores = card.capability[0] >= 8 or (card.capability[0] == 7 and half)
     alignment = max(4 if card.capability[0] >= 8 else 1, 128 // (16 if half else 32) if tensor_cores else 1)
     if query.size(-1) != call.key.size(-1) or any(width % alignment for width in call.widths):
@@ -343,7 +342,7 @@ def _efficient_supports(call: AttentionCall, card: KnownCard) -> bool:
 
 
 def _cudnn_supports(call: AttentionCall, card: KnownCard) -> bool:
-    if card.architecture < 80 or call.query.dtype not in _HALVES or torch.are_deterministic_algorithms_enabled():
+    if card.architecture < 80 or call.query.dtype not in HALVES or torch.are_deterministic_algorithms_enabled():
         return False
     if call.key.size(-2) == 1 or (call.dropout and call.query.size(-2) == 1):
         return False
@@ -655,7 +654,7 @@ class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, input: Tensor, weight: Tensor | None, width: int) -> Tensor:
         rows = (*input.shape[:-width], *(1 for _ in range(width)))
-        wide = torch.float32 if input.dtype in (torch.float16, torch.bfloat16) else input.dtype
+        wide = torch.float32 if input.dtype in HALVES else input.dtype
         if not input.is_contiguous():
             input = input.contiguous()
         out = torch.empty_like(input)

@@ -109,10 +109,7 @@ class FoundHolders(dict[int, Holder]):
 
 
 def find_holders(
-    wanted: Iterable[int] | None,
-    storage_of: Callable[[torch.Tensor], int | None],
-    *,
-    seconds: float = MOST_SECONDS,
+    wanted: Iterable[int] | None, storage_of: Callable[[torch.Tensor], int | None], *, seconds: float
 ) -> FoundHolders:
     """Return the holder of each wanted storage, as far as they are found within `seconds`.
 
@@ -836,9 +833,7 @@ _WORKSPACES = Holder(HolderKind.OUTSIDE_PYTHON, "cuBLAS workspaces", _KEPT)
 class HolderLog:
     """Holders of the live storages at marked moments of a predicted program."""
 
-    def __init__(
-        self, ledger: Ledger, interner: Interner, workspaces: Callable[[], Iterable[LiveAllocation]] = tuple
-    ) -> None:
+    def __init__(self, ledger: Ledger, interner: Interner, workspaces: Callable[[], Iterable[LiveAllocation]]) -> None:
         self._ledger = ledger
         self._interner = interner
         self._workspaces = workspaces

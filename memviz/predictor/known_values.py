@@ -177,7 +177,7 @@ class KnownValues:
         assert twin is not None
         twin.copy_(values)
 
-    def put_uniform(self, tensor: Tensor, number: Any, reason: str = "") -> None:
+    def put_uniform(self, tensor: Tensor, number: Any, reason: str) -> None:
         if _is_small(tensor) and tensor.numel() <= _MOST_SPELLED_OUT:
             self.put(tensor, torch.full(tensor.shape, number, dtype=tensor.dtype), reason)
         else:

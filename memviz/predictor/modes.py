@@ -466,7 +466,7 @@ def follow_cuda(
     history: MemoryHistory,
     operators: Mode,
     children: ChildProcesses | None,
-    peers: Peers | None = None,
+    peers: Peers | None,
 ) -> StreamOrder:
     """Pretend CUDA within the patches' block; `operators` is entered by each new thread too."""
     recorder = device.recorder

@@ -51,7 +51,7 @@ NUMBER = QuestionKind("a number, such as 3.5", (bool, int, float, complex))
 WHOLE_NUMBER = QuestionKind("a whole number", (bool, int))
 
 
-def count_question(most: int | None = None, *, least: int = 0) -> QuestionKind:
+def count_question(most: int | None, *, least: int = 0) -> QuestionKind:
     """Return the question how many elements a result has."""
     bounds = f"of at least {least}" if most is None else f"from {least} to {count_text(most)}"
     return QuestionKind(f"the number of elements: a whole number {bounds}", (int,), least, most)
@@ -145,7 +145,7 @@ class GivenAnswer:
 
 
 class Questions:
-    def __init__(self, answers: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, answers: Mapping[str, Any] | None) -> None:
         self.given = [GivenAnswer(place, value) for place, value in (answers or {}).items()]
         self._by_place: dict[str, dict[Hashable, AskedQuestion]] = {}
         self.last: AskedQuestion | None = None

@@ -300,7 +300,8 @@ def image_layout(tensor: Tensor) -> torch.memory_format:
 ShapeRule = Callable[[Any, Any, Any], Any]
 """Operator, arguments of which some are on the device, keyword arguments -> the result, or NotImplemented."""
 
-_HALVES = (torch.float16, torch.bfloat16)
+HALVES = (torch.float16, torch.bfloat16)
+MASKS = (torch.bool, torch.uint8)
 
 
 def _new(size: Any, dtype: torch.dtype) -> Tensor:
@@ -412,7 +413,7 @@ def _layer_norm(func: Any, args: Any, kwargs: Any) -> Any:
     if not _is_plain(tensor) or list(tensor.shape[-width:]) != list(normalized):
         return NotImplemented
     rows = (*tensor.shape[:-width], *([1] * width))
-    wide = torch.float32 if tensor.dtype in _HALVES else tensor.dtype
+    wide = torch.float32 if tensor.dtype in HALVES else tensor.dtype
     return _new(tensor.shape, tensor.dtype), _new(rows, wide), _new(rows, wide)
 
 

@@ -42,7 +42,15 @@ from memviz.predictor.questions import CONDITION, NUMBER, WHOLE_NUMBER, count_qu
 from memviz.predictor.recorder import AllocationRecorder, swap_data
 from memviz.predictor.rules import Treatment
 from memviz.predictor.saved_files import NOT_WRITTEN
-from memviz.predictor.shapes import any_on_device, leaves_of, lies_on_device, map_tensors, tensors_among, tensors_of
+from memviz.predictor.shapes import (
+    MASKS,
+    any_on_device,
+    leaves_of,
+    lies_on_device,
+    map_tensors,
+    tensors_among,
+    tensors_of,
+)
 
 aten = torch.ops.aten
 Answer = Callable[[Any, Any], Any]
@@ -577,7 +585,6 @@ _SHAPES_OF_LENGTH: dict[Any, Callable[..., Any]] = {
 }
 
 
-_MASKS = (torch.bool, torch.uint8)
 _MOST_PLACES_BYTES = 1 << 22
 _TAKEN_AS_TRUE = "a mask that is not computed is assumed to be true everywhere"
 _WITHOUT_BORDERS = "a mask that is not computed is assumed to be the same everywhere, without borders"
@@ -593,13 +600,13 @@ class ValueReads:
         """Return the result, or NotImplemented to let torch run the operator."""
         if treatment.looks == "index":
             tensor, indices = args[0], args[1]
-            masks = [index for index in indices if index is not None and index.dtype in _MASKS]
+            masks = [index for index in indices if index is not None and index.dtype in MASKS]
             if not any(mask.is_meta or self._host.is_unknown(mask) for mask in masks):
                 return NotImplemented
             places: list[Tensor | None] = []
             with self._mode:
                 for index in indices:
-                    if index is None or index.dtype not in _MASKS:
+                    if index is None or index.dtype not in MASKS:
                         places.append(index)
                     else:
                         places += aten.nonzero.default(index).unbind(1)

@@ -20,11 +20,9 @@ from torch import Tensor
 from memviz.allocator.blocks import round_up
 from memviz.predictor.cards import KnownCard
 from memviz.predictor.compat import LT_MAY_BE_SHARED_SINCE, LT_SHARED_SINCE, WIDE_HALVES_SINCE, WIDE_SINGLES_SINCE
-from memviz.predictor.shapes import convolution_layout, image_layout
+from memviz.predictor.shapes import HALVES, MASKS, convolution_layout, image_layout
 
 _broadcast_shapes: Any = torch.broadcast_shapes
-_HALVES = (torch.float16, torch.bfloat16)
-_MASKS = (torch.bool, torch.uint8)
 _SINGLE, _INDEX, _VALUE_AND_INDEX = 4, 8, 16
 """Bytes of a float, of an index, and of a value with its index, aligned."""
 
@@ -108,7 +106,7 @@ def efficient_forward(call: OperatorCall) -> Sizes:
     """Wide values of halves are summed in memory, in fp32 (read)."""
     query, value = call.args[0], call.args[2]
     batch, heads, rows, _ = query.shape
-    if query.dtype in _HALVES and value.size(-1) > _WIDTH_IN_REGISTERS:
+    if query.dtype in HALVES and value.size(-1) > _WIDTH_IN_REGISTERS:
         yield batch * heads * rows * value.size(-1) * _SINGLE
 
 
@@ -116,7 +114,7 @@ def efficient_backward(call: OperatorCall) -> Sizes:
     """Row sums, and gradients in fp32 by tiles, as the kernel divides them that fits the card (read, some recorded)."""
     gradient, query, key, value = call.args[:4]
     batch, heads, rows, width = query.shape
-    half = query.dtype in _HALVES
+    half = query.dtype in HALVES
     sums = batch * heads * rows * _SINGLE
     yield from (sums,) if half else (gradient.nbytes, sums)
     if not half:
@@ -288,7 +286,7 @@ def convolves_on_tensor_cores(call: OperatorCall) -> bool:
         return False
     dtype, is_backward = tensors[-1].dtype, len(tensors) == 3
     groups = call.args[9 if is_backward else 8]
-    takes = dtype in _HALVES or dtype == torch.float32 and torch.backends.cudnn.allow_tf32
+    takes = dtype in HALVES or dtype == torch.float32 and torch.backends.cudnn.allow_tf32
     return takes and groups == 1 and convolution_layout(*tensors[-2:]) is torch.contiguous_format
 
 
@@ -546,7 +544,7 @@ def index_put_buffers(call: OperatorCall) -> Sizes:
     if not (call.argument(3, "accumulate") or torch.are_deterministic_algorithms_enabled()):
         return index_copies(call)
     places = [at for at, index in enumerate(indices) if index is not None]
-    if not places or not tensor.dim() or any(indices[at].dtype in _MASKS for at in places):
+    if not places or not tensor.dim() or any(indices[at].dtype in MASKS for at in places):
         # How many places a mask shows is in its values.
         return ()
     return _sorted_and_added(tensor, places, [indices[at] for at in places], added, call.card)
@@ -817,7 +815,7 @@ def _reduction(rule: _AccumulatorRule, call: OperatorCall, *, widens: bool = Tru
     dims = _reduced_dims(call.argument(1, "dim"))
     if dims is None or not isinstance(tensor, Tensor) or not tensor.numel() or not answer.numel():
         return
-    if widens and tensor.dtype != answer.dtype and not (tensor.dtype in _HALVES and answer.dtype == torch.float32):
+    if widens and tensor.dtype != answer.dtype and not (tensor.dtype in HALVES and answer.dtype == torch.float32):
         # Only halves are widened within the kernel.
         tensor = torch.empty_like(tensor, dtype=answer.dtype)
         yield tensor.nbytes
@@ -834,11 +832,11 @@ def _reduced_dims(dim: Any) -> Sequence[int] | None:
 
 
 def _bytes_while_summed(tensor: Tensor) -> int:
-    return _SINGLE if tensor.dtype in _HALVES else tensor.element_size()
+    return _SINGLE if tensor.dtype in HALVES else tensor.element_size()
 
 
 def _accumulate_sum(tensor: Tensor, answer: Tensor, release: tuple[int, int], *, at_once: int = 4) -> Accumulator:
-    both_half = tensor.dtype in _HALVES and tensor.dtype == answer.dtype
+    both_half = tensor.dtype in HALVES and tensor.dtype == answer.dtype
     return Accumulator(_bytes_while_summed(tensor), answer.element_size(), not both_half, at_once)
 
 
@@ -850,7 +848,7 @@ def _accumulate_wide_sum(tensor: Tensor, answer: Tensor, release: tuple[int, int
 
 
 def _accumulate_extreme(tensor: Tensor, answer: Tensor, release: tuple[int, int]) -> Accumulator:
-    both_half = tensor.dtype in _HALVES and tensor.dtype == answer.dtype
+    both_half = tensor.dtype in HALVES and tensor.dtype == answer.dtype
     return Accumulator(tensor.element_size(), answer.element_size(), not both_half)
 
 
