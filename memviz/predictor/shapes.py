@@ -9,7 +9,7 @@ decide; a test compares them. cuDNN works channels last where the input or the w
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any
@@ -312,36 +312,18 @@ def _is_plain(value: Any) -> bool:
     return type(value) in PLAIN_TENSORS and value.is_meta and value.is_contiguous() and value.is_floating_point()
 
 
-def _elementwise(func: Any, args: Any, kwargs: Any) -> Any:
-    """Every tensor of one shape and type, and so the result; numbers change nothing."""
-    first = args[0]
-    if not _is_plain(first):
-        return NotImplemented
-    for arg in args[1:]:
-        if isinstance(arg, Tensor):
-            if not _is_plain(arg) or arg.shape != first.shape or arg.dtype != first.dtype:
-                return NotImplemented
-        elif isinstance(arg, complex):
-            return NotImplemented
-    return _new(first.shape, first.dtype)
-
-
-def _broadcast(func: Any, args: Any, kwargs: Any) -> Any:
-    """Two tensors, one of which has the result's shape, or a tensor and a number."""
+def _with_scalar(func: Any, args: Any, kwargs: Any) -> Any:
+    """A tensor and a number, which may be a tensor without dimensions."""
     one, other = args[0], args[1]
     if len(args) > 2 or not isinstance(one, Tensor):
         return NotImplemented
     if not isinstance(other, Tensor):
         return _with_number(func, args, kwargs)
-    if not one.dim() or not other.dim():
-        # Of what has no dimension only the number matters.
-        tensor, number = (other, one) if not one.dim() else (one, other)
-        return NotImplemented if number.is_complex() else _with_number(func, (tensor,), {})
-    if not (_is_plain(one) and _is_plain(other)) or one.dtype != other.dtype or not one.dim() or not other.dim():
+    if one.dim() and other.dim():
         return NotImplemented
-    if one.shape == other.shape or _broadcasts_to(other.shape, one.shape):
-        return _new(one.shape, one.dtype)
-    return _new(other.shape, other.dtype) if _broadcasts_to(one.shape, other.shape) else NotImplemented
+    # Of what has no dimension only the number matters.
+    tensor, number = (one, other) if one.dim() else (other, one)
+    return NotImplemented if number.is_complex() else _with_number(func, (tensor,), {})
 
 
 def _with_number(func: Any, args: Any, kwargs: Any) -> Any:
@@ -368,33 +350,6 @@ def _like_one_tensor(tensor: Tensor) -> Any:
     for at in sorted(range(len(shape)), key=lambda at: (strides[at], shape[at], -at)):
         result[at], step = step, step * shape[at]
     return torch.empty_strided(shape, result, dtype=tensor.dtype, device=_META)
-
-
-def _broadcasts_to(small: Sequence[int], large: Sequence[int]) -> bool:
-    sides = zip(reversed(small), reversed(large), strict=False)
-    return len(small) <= len(large) and all(side in (1, wanted) for side, wanted in sides)
-
-
-def _reduced(func: Any, args: Any, kwargs: Any) -> Any:
-    """`sum` and `mean` over named dimensions."""
-    tensor, dims = args[0], args[1] if len(args) > 1 else None
-    if not _is_plain(tensor) or not dims or set(kwargs) - {"dtype"}:
-        return NotImplemented
-    keep = bool(args[2]) if len(args) > 2 else False
-    gone = {dim % tensor.dim() for dim in dims} if tensor.dim() else set()
-    if not gone:
-        return NotImplemented
-    shape = [(1 if at in gone else size) for at, size in enumerate(tensor.shape) if keep or at not in gone]
-    return _new(shape, kwargs.get("dtype") or tensor.dtype)
-
-
-def _addmm(func: Any, args: Any, kwargs: Any) -> Any:
-    bias, left, right = args[:3]
-    if not (bias.is_meta and left.is_meta and right.is_meta) or left.dim() != 2 or right.dim() != 2:
-        return NotImplemented
-    size = (left.size(0), right.size(1))
-    fits = left.size(1) == right.size(0) and left.dtype == right.dtype == bias.dtype
-    return _new(size, left.dtype) if fits and _broadcasts_to(bias.shape, size) else NotImplemented
 
 
 def _product_of_dtype(func: Any, args: Any, kwargs: Any) -> Any:
@@ -455,12 +410,6 @@ def _reduced_loss(func: Any, args: Any, kwargs: Any) -> Any:
     return out.new_empty(size).resize_(())
 
 
-def _new_list(func: Any, args: Any, kwargs: Any) -> Any:
-    if not all(map(_is_plain, args[0])):
-        return NotImplemented
-    return [_new(tensor.shape, tensor.dtype) for tensor in args[0]]
-
-
 def _in_place(func: Any, args: Any, kwargs: Any) -> Any:
     """Lists of tensors that are changed where they are; shapes stay."""
     lists = [arg for arg in args if isinstance(arg, list)]
@@ -481,12 +430,6 @@ def _masked_fill(func: Any, args: Any, kwargs: Any) -> Any:
     return func(*args[:2], _new((), value.dtype))
 
 
-_ONE_TO_ONE = (
-    *(aten.gelu.default, aten.gelu_backward.default, aten.relu.default, aten.threshold_backward.default),
-    *(aten.neg.default, aten.rsqrt.default, aten.sqrt.default, aten.exp.default, aten.tanh.default),
-    *(aten.sigmoid.default, aten.sin.default, aten.cos.default),
-    aten.pow.Tensor_Scalar,
-)
 _FOREACH_IN_PLACE = (
     *(aten._foreach_add_.List, aten._foreach_add_.Scalar, aten._foreach_mul_.Scalar, aten._foreach_lerp_.Scalar),
     *(aten._foreach_addcmul_.Scalar, aten._foreach_addcdiv_.ScalarList, aten._foreach_div_.ScalarList),
@@ -541,12 +484,8 @@ _OF_SOME_RELEASES = {
     "_weight_int4pack_mm": _product_of_int4,
 }
 SHAPE_RULES: dict[Any, ShapeRule] = {
-    **dict.fromkeys(_ONE_TO_ONE, _elementwise),
     **dict.fromkeys((aten.mul.Scalar, aten.div.Scalar, aten.add.Scalar), _with_number),
-    **{getattr(aten, name).Tensor: _broadcast for name in ("add", "sub", "mul", "div")},
-    aten.sum.dim_IntList: _reduced,
-    aten.mean.dim: _reduced,
-    aten.addmm.default: _addmm,
+    **{getattr(aten, name).Tensor: _with_scalar for name in ("add", "sub", "mul", "div")},
     aten.geqrf.default: _geqrf,
     # The rounded tensor, and a mask of the elements in range that backward reads.
     **dict.fromkeys(
@@ -565,7 +504,6 @@ SHAPE_RULES: dict[Any, ShapeRule] = {
     aten.native_layer_norm.default: _layer_norm,
     aten.native_layer_norm_backward.default: _layer_norm_backward,
     **{getattr(aten, name).default: _reduced_loss for name in ("mse_loss", "smooth_l1_loss", "binary_cross_entropy")},
-    aten._foreach_sqrt.default: _new_list,
     **dict.fromkeys(
         (aten._ctc_loss_backward.default, aten._ctc_loss_backward.Tensor),
         lambda func, args, kwargs: _new(args[1].shape, args[1].dtype) if args[1].is_meta else NotImplemented,
