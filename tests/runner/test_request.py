@@ -91,6 +91,8 @@ def test_texts_become_values():
         assert with_knobs(Tuned, {"resolution": text}) == Tuned(height=256, width=384)
     with pytest.raises(UsageError, match="no knob function"):
         with_knobs(Tuned, {"function": "print"})
+    with pytest.raises(UsageError, match="kind cannot be c"):
+        Tuned(kind="c")
 
 
 @pytest.mark.parametrize(

@@ -201,6 +201,8 @@ def test_an_option_without_effect_is_predicted_once_and_named_all_the_same(tmp_p
             assert "attention_backend:backend=flash" in trial.prediction.command
             assert "flash" in trial.prediction.code
     assert any(trial.prediction.command for trial in searched.ways)
+    one, other = (Prediction(requests="the same", flops=flops) for flops in (1, 2))
+    assert one.is_twin(one) and not one.is_twin(other)
 
 
 def test_what_is_replayed_with_another_is_tried_with_it(tmp_path: Path) -> None:
