@@ -61,9 +61,9 @@ def first_events(rows: Lifetimes, count: int) -> Ints8:
 
 _WORK = (Activity.FORWARD, Activity.BACKWARD, Activity.STEP)
 _ACTIVITY_OF = np.array([Activity.NOTHING, *_WORK], dtype=np.uint8)
-"""By Phase."""
+"""The activity of each Phase."""
 PHASE_OF = np.zeros(len(Activity), dtype=np.uint8)
-"""By Activity."""
+"""The phase of each Activity."""
 PHASE_OF[list(_WORK)] = [Phase.FORWARD, Phase.BACKWARD, Phase.STEP]
 
 

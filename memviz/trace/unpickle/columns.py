@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -37,9 +37,6 @@ from memviz.trace.unpickle.rows import (
     template_of,
     translated,
 )
-
-if TYPE_CHECKING:
-    from memviz.trace.unpickle.machine import Machine
 
 Word = npt.NDArray[np.uint64]
 _WIDTHS = (16, 32, 64, 128, 192, 256, 512, 1024, 2048)
@@ -456,6 +453,21 @@ _TRIES = 4
 """How often a row may be part of a run that ends before it. A file can be made so that every run does."""
 
 
+class Reader(Protocol):
+    """The part of the unpickler that `Runs` uses."""
+
+    at: int
+    cost: int
+    items: int
+    stack: list[Any]
+    marks: list[list[Any]]
+    memo: dict[int, Any]
+    newest_dict: dict[str, Any] | None
+    newest_dict_at: int
+
+    def memo_length(self) -> int: ...
+
+
 Watch = Callable[[Events, int], None]
 """A row of events in the order of the file, and a number that all rows of one device share."""
 
@@ -484,7 +496,7 @@ class Runs:
     A_ROW = object()
     """Placeholder of a row inside a run, which exists as columns only."""
 
-    def __init__(self, interner: Interner, reader: Machine, watch: Watch | None = None) -> None:
+    def __init__(self, interner: Interner, reader: Reader, watch: Watch | None = None) -> None:
         self.interner = interner
         self.reader = reader
         self.watch = watch
