@@ -121,6 +121,11 @@ def has_stacks(trace: Trace, *actions: Action) -> set[bool]:
     return set((events.stack[np.isin(events.action, actions)] != NO_STACK).tolist())
 
 
+def live_blocks_have_stacks(trace: Trace) -> list[bool]:
+    blocks = trace.devices[0].blocks
+    return (blocks.stack[blocks.state == State.ACTIVE_ALLOCATED] != NO_STACK).tolist()
+
+
 def test_a_window_begins_where_the_history_is_switched_on(tmp_path: Path, device: PredictedDevice) -> None:
     before = torch.zeros(1000, device="cuda")
     gone = torch.zeros(5 * MiB, device="cuda")
@@ -139,10 +144,9 @@ def test_a_window_begins_where_the_history_is_switched_on(tmp_path: Path, device
             str(tmp_path / "memory.pickle"), 4, 12 * MiB + 12_000, 12 * MiB + 4096 + 8192, 2 * MiB + 20 * MiB
         ),
     )
-    live = found.blocks.state == State.ACTIVE_ALLOCATED
-    assert found.blocks.requested[live].tolist() == [4000, 8000]
+    assert found.blocks.requested[found.blocks.state == State.ACTIVE_ALLOCATED].tolist() == [4000, 8000]
     # The block from before has no frames.
-    assert (found.blocks.stack[live] != NO_STACK).tolist() == [False, True]
+    assert live_blocks_have_stacks(trace) == [False, True]
     assert trace.about.origin == "predicted" and trace.about.on == A100.name
     assert replay(trace).exact
     del before, held
@@ -191,9 +195,8 @@ def test_switched_off_it_is_empty_and_frees_no_frames(tmp_path: Path, device: Pr
     record(enabled=None)
     later = torch.zeros(1000, device="cuda")
     trace = dumped(tmp_path)
-    live = trace.devices[0].blocks.state == State.ACTIVE_ALLOCATED
     assert len(trace.devices[0].events) == 0 and device.windows[0].events == 0
-    assert (trace.devices[0].blocks.stack[live] != NO_STACK).tolist() == [True, False]
+    assert live_blocks_have_stacks(trace) == [True, False]
     assert device.windows[0].peak_requested_bytes == 8000
     del held, later
 
@@ -222,8 +225,7 @@ def test_stacks_are_kept_of_what_was_asked(
     trace = dumped(tmp_path)
     del held
     assert (has_stacks(trace, ALLOC), has_stacks(trace, FREE)) == (of_allocs, of_frees)
-    live = trace.devices[0].blocks.state == State.ACTIVE_ALLOCATED
-    assert (trace.devices[0].blocks.stack[live] != NO_STACK).tolist() == [kwargs.get("context", "") is not None]
+    assert live_blocks_have_stacks(trace) == [kwargs.get("context", "") is not None]
 
 
 def test_of_live_memory_alone_one_event_is_kept(tmp_path: Path, device: PredictedDevice) -> None:

@@ -214,14 +214,12 @@ def run(path: Path, text: str, rank: GroupRank | None = None) -> int:
     return done.estimate.peak_requested
 
 
-def test_many_programs_shard_in_one_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_programs_end_in_one_process_as_if_each_had_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """torch takes back operators of FSDP2 when Python ends."""
     peaks = [run(tmp_path / "train.py", SHARDED, GroupRank(number, 2)) for number in (0, 1, 0)]
     assert len(set(peaks)) == 1 and not dist.is_initialized()
     assert capsys.readouterr().out == "rank 0 True\nrank 1 True\nrank 0 True\n"
-
-
-def test_exit_functions_run_as_python_runs_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # Exit functions run as Python runs them.
     run(tmp_path / "ends.py", ENDS)
     said = capsys.readouterr()
     assert said.out == "first\nlast\n"

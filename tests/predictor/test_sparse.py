@@ -71,7 +71,7 @@ def test_steps_go_as_on_the_host(name: str) -> None:
     assert predicted == stepped("cpu")
 
 
-def test_indices_that_nobody_knows_are_taken_to_be_all_different(device: PredictedDevice) -> None:
+def test_indices_that_nobody_knows_are_all_different_and_no_more_than_rows(device: PredictedDevice) -> None:
     layer, indices = embedding("cuda"), drawn()
     layer(indices).square().sum().backward()
     gradient: Any = layer.weight.grad
@@ -80,17 +80,13 @@ def test_indices_that_nobody_knows_are_taken_to_be_all_different(device: Predict
     # Indices in order, where each came from, where each begins, and the sums.
     assert sizes(device.finish())[before:] == [INDICES, INDICES, INDICES, VALUES]
     assert any(ALL_DIFFERENT in words for words in device.recorder.assumptions.sentences)
-
-
-def test_gradients_have_no_more_different_rows_than_there_are(device: PredictedDevice) -> None:
     layer = nn.Embedding(3, WIDTH, sparse=True, device="cuda")
     layer(torch.randint(0, 3, (COUNT,), device="cuda")).square().sum().backward()
-    gradient: Any = layer.weight.grad
+    gradient = layer.weight.grad
     assert (gradient._nnz(), gradient.coalesce()._nnz(), gradient.to_dense().shape) == (COUNT, 3, (3, WIDTH))
-    device.finish()
     bags = nn.EmbeddingBag(ROWS, WIDTH, sparse=True, device="cuda")
     bags(torch.randint(0, ROWS, (4, 5), device="cuda")).sum().backward()
-    gradient: Any = bags.weight.grad
+    gradient = bags.weight.grad
     assert (gradient._nnz(), gradient._values().shape) == (20, (20, WIDTH))
     device.finish()
 

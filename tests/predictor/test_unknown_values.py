@@ -248,7 +248,7 @@ def test_a_loop_is_stopped_early_only_where_nothing_else_can_end_it(monkeypatch:
         alone.submit(run_loops).result()
 
 
-def test_a_user_states_the_answer_of_a_line() -> None:
+def test_a_user_states_the_answer_of_a_line_which_is_a_plain_number() -> None:
     def ask() -> Any:
         return int(there(4, dtype=WHOLE).sum()), bool((there(3) > 0.5).any()), there(9)[there(9) > 0.5].shape
 
@@ -260,6 +260,17 @@ def test_a_user_states_the_answer_of_a_line() -> None:
         ask()
     assert raised.value.where == f"tests/predictor/test_unknown_values.py:{first}"
     assert f"--assume {raised.value.where}=VALUE" in str(raised.value)
+
+    # Loggers look at `type(value)`.
+    def ask() -> Any:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record(), end.record(), torch.cuda.synchronize()
+        took, loss = begin.elapsed_time(end), there().item()
+        return took, loss
+
+    file = Path(__file__).name
+    with PredictedDevice(A100, assume={f"{file}:took": 2, f"{file}:loss": 0}) as device:
+        assert [repr(number) for number in ask()] == ["2.0", "0.0"] and not device.recorder.assumptions.unused
 
 
 # Compiled apart: pytest writes other code for an assert of its own.
@@ -293,20 +304,6 @@ def test_choices_are_counted_up_to_the_greatest_of_all(device: PredictedDevice) 
     assert torch.bincount(choices).shape == (10,)
 
 
-def test_stated_numbers_are_plain_ones() -> None:
-    """Loggers look at `type(value)`."""
-
-    def ask() -> Any:
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record(), end.record(), torch.cuda.synchronize()
-        took, loss = begin.elapsed_time(end), there().item()
-        return took, loss
-
-    file = Path(__file__).name
-    with PredictedDevice(A100, assume={f"{file}:took": 2, f"{file}:loss": 0}) as device:
-        assert [repr(number) for number in ask()] == ["2.0", "0.0"] and not device.recorder.assumptions.unused
-
-
 def test_an_element_of_a_list_is_the_first_unless_another_is_stated() -> None:
     def take() -> Any:
         return [5, 6][there(dtype=WHOLE).item()], "ab"[there(dtype=WHOLE)], [*map("cd".__getitem__, (0,))]
@@ -323,14 +320,6 @@ def test_an_element_of_a_list_is_the_first_unless_another_is_stated() -> None:
         rows[2, at] = 1
         with pytest.raises(DataNeeded):
             np.zeros((3, 4))[0, : at.item()]
-
-
-def test_a_whole_number_is_another_than_the_one_it_is_compared_with(device: PredictedDevice) -> None:
-    """A text goes on until its greatest length, whichever number ends it."""
-    token = there(dtype=WHOLE).item()
-    assert not any(token == end for end in (0, 1, 2)) and all(token != end for end in (0, 1, 2))
-    assert token == token
-    assert any("assumed to differ" in said for said in stated(device))
 
 
 def test_questions_of_one_line_are_answered_by_number_and_by_name() -> None:
@@ -556,7 +545,19 @@ def test_masks_are_filled_and_chosen_by_as_on_a_card(device: PredictedDevice) ->
     assert scores.grad is not None and scores.grad.shape == mask.shape
 
 
+def tokens() -> list[Any]:
+    """Generated tokens are read as a list and made a tensor again: one of floats would have another size."""
+    return (nn.Linear(8, 16).cuda()(torch.randn(1, 8, device="cuda")) * 100).long()[0].cpu().tolist()
+
+
 MADE: dict[str, tuple[Callable[[], Tensor], torch.dtype, str]] = {
+    "tokens": (lambda: torch.tensor(tokens()), WHOLE, "cpu"),
+    "tokens as a tensor": (lambda: torch.as_tensor(tokens()), WHOLE, "cpu"),
+    "tokens on the card": (lambda: torch.tensor(tokens(), device="cuda"), WHOLE, "cuda"),
+    "rows of tokens": (lambda: torch.tensor([tokens(), (1, *tokens()[1:])]), WHOLE, "cpu"),
+    "filled with a token": (lambda: torch.full((2,), tokens()[0]), WHOLE, "cpu"),
+    "tokens and a fraction": (lambda: torch.tensor([*tokens(), 0.5]), torch.float32, "cpu"),
+    "tokens in 32 bits": (lambda: torch.tensor(tokens(), dtype=torch.int32), torch.int32, "cpu"),
     "floats": (lambda: torch.tensor([there().sum(), 2.0]), torch.float32, "cpu"),
     "wholes": (lambda: torch.tensor((there(4).argmax(), 3)), torch.long, "cpu"),
     "on the card": (lambda: torch.tensor([[there()]], device="cuda"), torch.float32, "cuda"),
@@ -593,28 +594,6 @@ def test_small_whole_numbers_are_drawn_from_a_seed_that_is_said() -> None:
     line = test_small_whole_numbers_are_drawn_from_a_seed_that_is_said.__code__.co_firstlineno + 11
     with PredictedDevice(A100, assume={f"test_unknown_values.py:{line}": 3}):
         assert torch.randint(900, (), device="cuda").item() == 3
-
-
-@pytest.mark.parametrize(
-    ("make", "dtype"),
-    [
-        (torch.tensor, torch.int64),
-        (torch.as_tensor, torch.int64),
-        (lambda ids: torch.tensor(ids, device="cuda"), torch.int64),
-        (lambda ids: torch.tensor([ids, (1, *ids[1:])]), torch.int64),
-        (lambda ids: torch.full((2,), ids[0]), torch.int64),
-        (lambda ids: torch.tensor([*ids, 0.5]), torch.float32),
-        (lambda ids: torch.tensor(ids, dtype=torch.int32), torch.int32),
-    ],
-)
-def test_tokens_that_nobody_computes_make_tensors_of_whole_numbers(
-    make: Any, dtype: torch.dtype, device: PredictedDevice
-) -> None:
-    """Generated tokens are read as a list and made a tensor again: one of floats would have another size."""
-    tokens = (torch.nn.Linear(8, 16).cuda()(torch.randn(1, 8, device="cuda")) * 100).long()[0]
-    made = make(tokens.cpu().tolist())
-    assert made.dtype == dtype
-    assert "values unknown" in repr(made)
 
 
 H = torch.arange(16.0).reshape(4, 4)
@@ -665,7 +644,7 @@ def test_least_squares_have_the_shapes_of_the_drivers_of_a_card(rows: int, colum
         assert a.grad is not None and a.grad.shape == a.shape
 
 
-def test_a_count_is_an_integer_for_numpy_and_for_sizes(device: PredictedDevice) -> None:
+def test_whole_numbers_are_integers_and_differ_from_what_they_are_compared_with(device: PredictedDevice) -> None:
     count = (torch.rand(8, device="cuda") @ torch.rand(8, 8, device="cuda") > 0).sum().item()
     assert isinstance(count, int) and f"{count:>8}" == " unknown"
     rows = np.array([[count, 0], [count // 2, 1]])
@@ -673,6 +652,11 @@ def test_a_count_is_an_integer_for_numpy_and_for_sizes(device: PredictedDevice) 
     assert len([0] * count) == 8 and len(range(count - 2)) == 6 and divmod(count, 3) == (2, 2)
     assert isinstance(count / 2, float) and isinstance(count * 0.5, float)
     assert copy.deepcopy([count])[0] is count and pickle.loads(pickle.dumps(count)).default == 8
+    # A text goes on until its greatest length, whichever number ends it.
+    token = there(dtype=WHOLE).item()
+    assert not any(token == end for end in (0, 1, 2)) and all(token != end for end in (0, 1, 2))
+    assert token == token
+    assert any("assumed to differ" in said for said in stated(device))
 
 
 def test_masks_that_are_not_computed_are_true_everywhere(device: PredictedDevice) -> None:
