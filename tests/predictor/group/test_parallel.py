@@ -148,6 +148,7 @@ class WaveBlock(nn.Module):
         return self.layer(x).sin().cos().sin().sigmoid()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_block_compiled_as_one_graph_is_gathered_outside_of_it() -> None:
     def highest(*, compiles: bool) -> int:
