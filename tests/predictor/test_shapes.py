@@ -63,12 +63,8 @@ def test_sums_and_products_of_two(both: tuple[torch.Tensor, torch.Tensor]) -> No
 
 
 @given(tensors())
-def test_one_to_one(tensor: torch.Tensor) -> None:
-    for func in (aten.gelu.default, aten.neg.default, aten.relu.default, aten.sqrt.default):
-        if tensor.is_floating_point():
-            same(func, tensor)
+def test_a_tensor_and_a_number(tensor: torch.Tensor) -> None:
     same(aten.mul.Scalar, tensor, 2.0)
-    same(aten.pow.Tensor_Scalar, tensor, 2)
 
 
 @given(st.permutations(range(4)), st.lists(st.integers(1, 3), min_size=4, max_size=4), st.data())
@@ -87,24 +83,11 @@ def test_a_number_leaves_dimensions_of_one_element_where_they_stand(
         assert result.stride() == func(real, number).stride()
 
 
-@given(tensors(), st.data())
-def test_reductions(tensor: torch.Tensor, data: st.DataObject) -> None:
-    if tensor.dim():
-        dims = data.draw(st.lists(st.integers(-tensor.dim(), tensor.dim() - 1), min_size=1, max_size=1))
-        keep = data.draw(st.booleans())
-        same(aten.sum.dim_IntList, tensor, dims, keep)
-        if tensor.is_floating_point():
-            same(aten.mean.dim, tensor, dims, keep)
-            same(aten.sum.dim_IntList, tensor, dims, keep, dtype=torch.float32)
-
-
 @pytest.mark.parametrize("dtype", DTYPES[:4])
-def test_products_and_norms(dtype: torch.dtype) -> None:
+def test_norms(dtype: torch.dtype) -> None:
     def make(*shape: int) -> torch.Tensor:
         return torch.empty(shape, device="meta", dtype=dtype)
 
-    for bias in (make(5), make(1), make(3, 5), make(3, 1)):
-        same(aten.addmm.default, bias, make(3, 4), make(4, 5))
     x = make(2, 3, 8)
     out, mean, rstd = aten.native_layer_norm.default(x, [8], make(8), make(8), 1e-5)
     same(aten.native_layer_norm.default, x, [8], make(8), make(8), 1e-5)
@@ -115,13 +98,6 @@ def test_products_and_norms(dtype: torch.dtype) -> None:
         assert [None if our is None else our.shape for our in ours] == [
             None if their is None else their.shape for their in theirs
         ]
-
-
-def test_what_does_not_fit_is_left_to_torch() -> None:
-    wide, tall = torch.empty(3, 4, device="meta"), torch.empty(5, 3, device="meta")
-    assert SHAPE_RULES[aten.addmm.default](None, (wide, wide, tall), {}) is NotImplemented
-    assert SHAPE_RULES[aten.mul.Tensor](None, (wide, tall), {}) is NotImplemented
-    assert SHAPE_RULES[aten.add.Tensor](None, (torch.empty(2), torch.empty(2)), {}) is NotImplemented
 
 
 def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
