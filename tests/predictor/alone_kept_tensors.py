@@ -26,7 +26,7 @@ from memviz.analysis.holders import held_by
 from memviz.analysis.leaks import growth
 from memviz.analysis.lifetimes import lifetimes
 from memviz.trace.model import HolderKind, Trace
-from memviz.ui.compare.waterfall import Surroundings, waterfall, waterfall_html
+from memviz.ui.compare.waterfall import waterfall, waterfall_html
 from memviz.ui.explore.inspector import allocation_html
 from memviz.ui.explore.live_set import growth_html
 from tests.runner.fake_gpu import FakeGpu
@@ -541,9 +541,9 @@ def test_a_comparison_says_which_holder_grew(monkeypatch: pytest.MonkeyPatch) ->
     sides = [(trace, trace.devices[0]) for trace in (before, after)]
     grown = [row.thing.label for row in changes(sides, "holder").rows if row.delta(1) > 0]
     assert grown == ["seen"]
-    html = waterfall_html(waterfall(changes(sides, "holder"), 1), Surroundings("", ("a", "b"), has_holders=True))
+    html = waterfall_html(waterfall(changes(sides, "holder"), 1), "", ("a", "b"), has_holders=True)
     assert 'data-value="holder"' in html and "seen" in html
-    assert 'data-value="holder"' not in waterfall_html(waterfall(changes(sides), 1), Surroundings("", ("a", "b")))
+    assert 'data-value="holder"' not in waterfall_html(waterfall(changes(sides), 1), "", ("a", "b"))
 
 
 @pytest.mark.slow

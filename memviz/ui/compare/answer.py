@@ -22,10 +22,10 @@ from memviz.figures.colouring import colouring
 from memviz.results.comparison import comparison_headline
 from memviz.results.headline import Headline
 from memviz.text import Html, cut, tag
-from memviz.ui.compare.controls import Controls, controls_html
+from memviz.ui.compare.controls import controls_html
 from memviz.ui.compare.scoreboard import Board, add_button, scoreboard_html
 from memviz.ui.compare.state import LETTERS, CompareState, Side, compare_query, sides_of
-from memviz.ui.compare.waterfall import Surroundings, waterfall, waterfall_html
+from memviz.ui.compare.waterfall import waterfall, waterfall_html
 from memviz.ui.html.elements import button
 from memviz.ui.html.labels import headline_html
 from memviz.ui.payloads.timelines import linked_name, linked_values, shared_hues
@@ -125,30 +125,28 @@ class TabComparison:
 
     def controls(self) -> str:
         pairs = [side.pair for side in self.sides]
-        controls = Controls(
+        return controls_html(
             self.state,
             scores(pairs),
             self._order(),
             list_alignments(pairs),
-            has_times=all(has_times(side.device) for side in self.sides),
-            names=tuple(side.name for side in self.sides),
+            names=[side.name for side in self.sides],
             other=self.other,
-            hues=tuple(shared_hues(self.sides, self.state.colour)),
+            has_times=all(has_times(side.device) for side in self.sides),
             has_modules=any(map(has_modules, pairs)),
+            hues=shared_hues(self.sides, self.state.colour),
         )
-        return controls_html(controls)
 
     def differences(self) -> str:
         fall = waterfall(self.changes, self.other, sort=self.state.sort, every_row=self.state.every_row)
-        chosen_for_them = not self.state.by and self.best == "category"
-        around = Surroundings(
+        return waterfall_html(
+            fall,
             linked_name(self.sides),
-            tuple(side.key for side in self.sides),
-            why_by=_CATEGORY_FIRST if chosen_for_them else "",
+            [side.key for side in self.sides],
+            why_by=_CATEGORY_FIRST if not self.state.by and self.best == "category" else "",
             has_modules=any(has_modules(side.pair) for side in self.sides),
             has_holders=any(has_holders(side.pair) for side in self.sides),
         )
-        return waterfall_html(fall, around)
 
     def _order(self) -> tuple[str, ...]:
         """Categories from the bottom up, as the timelines stack them."""

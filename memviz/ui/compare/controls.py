@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from memviz.analysis.comparing.align import Alignment
 from memviz.analysis.comparing.changes import Score
@@ -19,84 +18,64 @@ _MOST_NAME = 44
 _MOST_LABEL = 34
 
 
-@dataclass(frozen=True)
-class Controls:
-    state: CompareState
-    scores: tuple[Score, ...]
-    order: tuple[str, ...]
-    ways: tuple[Alignment, ...]
-    has_times: bool
-    names: tuple[str, ...]
-    other: int
-    hues: tuple[SharedHue, ...] = ()
-    """Sites or modules and their colours in all of the timelines, where colours mean these."""
-    has_modules: bool = True
-
-
-def controls_html(controls: Controls) -> Html:
-    state = controls.state
+def controls_html(
+    state: CompareState,
+    scores: Sequence[Score],
+    order: Sequence[str],
+    ways: Sequence[Alignment],
+    *,
+    names: Sequence[str],
+    other: int,
+    has_times: bool,
+    has_modules: bool = True,
+    hues: Sequence[SharedHue] = (),
+) -> Html:
+    """`hues` are sites or modules and their colours in all of the timelines, where colours mean these."""
     layout = "overlay" if state.overlay else "side"
     if state.overlay:
-        legend = _overlay_legend(controls)
+        legend = _overlay_legend(names, other)
     elif state.colour != "category":
-        legend = _shared_legend(controls.hues)
+        look = "mv-kind mv-square"
+        legend = [mark(look, cut_middle(hue.label, _MOST_LABEL), style_of(hue.shades), hue.label) for hue in hues]
+        legend += [mark(look, "other", colour_style("unknown")), *RESERVED_KEYS]
     else:
-        legend = _legend(controls.scores, controls.order)
+        legend = []
+        shown = {kind for score in scores for kind in score.visible}
+        for kind in (kind for kind in order if kind in shown):
+            lights = {"data_compare_by": "category", "data_compare_row": kind}
+            legend.append(button(joined(swatch(kind), kind), None, "mv-key", **lights, aria_pressed="false"))
+        legend += RESERVED_KEYS
     clock = "time" if state.axis == "time" else "event"
-    options = [_option(alignment, clock, alignment == state.way) for alignment in controls.ways]
+    options = [_option(alignment, clock, alignment == state.way) for alignment in ways]
     aligned = tag("summary", tag("span", "Align"), " ", alignment_text(state.way, clock), " ▾")
     meanings = {meaning: meaning.capitalize() for meaning in COLOURS}
-    no_modules = {} if controls.has_modules else NO_MODULES
-    axis = state.axis if controls.has_times else "event"
-    no_times = {} if controls.has_times else {"time": "Not all of these traces have times"}
+    no_modules = {} if has_modules else NO_MODULES
+    axis = state.axis if has_times else "event"
+    no_times = {} if has_times else {"time": "Not all of these traces have times"}
     axes = switch("axis", "Axis", {"event": "Event", "time": "Time"}, axis, kind="mvt-switch", disabled=no_times)
     tools = [tag("div", tag("span", "Axis"), axes, class_="mvt-tool")]
     if not state.overlay:
         colours = switch("colour", "Colours", meanings, state.colour, kind="mvt-switch", disabled=no_modules)
         tools.insert(0, tag("div", tag("span", "Colour"), colours, class_="mvt-tool"))
-    return tag(
-        "div",
-        legend,
-        tag(
-            "div",
-            switch("overlay", "Layout", {"side": "Side by side", "overlay": "Overlay"}, layout, kind="mvt-switch"),
-            tag("details", aligned, tag("div", *options), class_="mv-menu mv-align"),
-            tag("details", tag("summary", "Tools"), tag("div", *tools), class_="mv-menu mvt-tools"),
-            class_="mv-controls",
-        ),
-        class_="mv-comparebar",
-        data_count=len(controls.scores),
-        data_many="yes" if len(controls.scores) > 3 else None,
-        data_mode=layout,
-    )
+    layouts = {"side": "Side by side", "overlay": "Overlay"}
+    menus = [
+        switch("overlay", "Layout", layouts, layout, kind="mvt-switch"),
+        tag("details", aligned, tag("div", *options), class_="mv-menu mv-align"),
+        tag("details", tag("summary", "Tools"), tag("div", *tools), class_="mv-menu mvt-tools"),
+    ]
+    parts = tag("div", *legend, class_="mv-legend"), tag("div", *menus, class_="mv-controls")
+    counts = {"data_count": len(scores), "data_many": "yes" if len(scores) > 3 else None}
+    return tag("div", *parts, class_="mv-comparebar", **counts, data_mode=layout)
 
 
-def _shared_legend(hues: Sequence[SharedHue]) -> Html:
-    look = "mv-kind mv-square"
-    keys = [mark(look, cut_middle(hue.label, _MOST_LABEL), style_of(hue.shades), hue.label) for hue in hues]
-    return tag("div", *keys, mark(look, "other", colour_style("unknown")), *RESERVED_KEYS, class_="mv-legend")
-
-
-def _legend(scores: Sequence[Score], order: Sequence[str]) -> Html:
-    shown = {kind for score in scores for kind in score.visible}
-    keys = []
-    for kind in (kind for kind in order if kind in shown):
-        lights = {"data_compare_by": "category", "data_compare_row": kind}
-        keys.append(button(joined(swatch(kind), kind), None, "mv-key", **lights, aria_pressed="false"))
-    return tag("div", *keys, *RESERVED_KEYS, class_="mv-legend")
-
-
-def _overlay_legend(controls: Controls) -> Html:
-    letter = LETTERS[controls.other]
-    first, *others = (f"{LETTERS[i]} {cut(name, _MOST_NAME)}" for i, name in enumerate(controls.names))
-    return tag(
-        "div",
+def _overlay_legend(names: Sequence[str], other: int) -> list[Html]:
+    first, *others = (f"{LETTERS[i]} {cut(name, _MOST_NAME)}" for i, name in enumerate(names))
+    return [
         mark("mv-square mv-silhouette", first),
-        *(mark("mv-rule" if i == controls.other else "mv-rule mv-faint", name) for i, name in enumerate(others, 1)),
-        mark("mv-square mv-grown", f"{letter} above A"),
-        mark("mv-square mv-shrunk", f"{letter} below A"),
-        class_="mv-legend",
-    )
+        *(mark("mv-rule" if i == other else "mv-rule mv-faint", name) for i, name in enumerate(others, 1)),
+        mark("mv-square mv-grown", f"{LETTERS[other]} above A"),
+        mark("mv-square mv-shrunk", f"{LETTERS[other]} below A"),
+    ]
 
 
 def _option(alignment: Alignment, axis: str, chosen: bool) -> Html:

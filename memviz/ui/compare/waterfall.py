@@ -7,7 +7,7 @@ figures add up to the byte.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from memviz.analysis.comparing.changes import Change, Changes
@@ -94,20 +94,19 @@ def waterfall(comparison: Changes, other: int, *, sort: str = "change", every_ro
     return Waterfall(comparison.by, tuple(steps), other, peaks, sort, every_row, more)
 
 
-@dataclass(frozen=True)
-class Surroundings:
-    """Context in which a waterfall is drawn."""
+def waterfall_html(
+    fall: Waterfall,
+    linked: str,
+    keys: Sequence[str],
+    *,
+    why_by: str = "",
+    has_modules: bool = True,
+    has_holders: bool = False,
+) -> Html:
+    """`linked` is the timelines' name and `keys` are theirs, baseline first: what a row lights.
 
-    linked: str
-    """The timelines' name, and their keys, baseline first: what a row lights."""
-    keys: tuple[str, ...]
-    why_by: str = ""
-    """Why this grouping was chosen for the visitor, if it was."""
-    has_modules: bool = True
-    has_holders: bool = False
-
-
-def waterfall_html(fall: Waterfall, around: Surroundings) -> Html:
+    `why_by` says why this grouping was chosen for the visitor, if it was.
+    """
     letter = LETTERS[fall.other]
     scale = _ChangeScale(fall)
     rows = [_row(step, fall.by, scale) for step in fall.steps]
@@ -123,34 +122,18 @@ def waterfall_html(fall: Waterfall, around: Surroundings) -> Html:
         class_="mv-table mv-changes",
     )
     shown = f"Only the first {FEW_ROWS}" if fall.every_row else f"{count_text(fall.more)} more rows"
-    more = button(shown, "rows", None) if fall.more else ""
-    return tag(
-        "section",
-        _title(fall, letter, around),
-        table,
-        tag("p", more, class_="mv-take") if more else "",
-        class_="mv-differences",
-        aria_label=f"From peak A to peak {letter}",
-        data_linked=around.linked,
-        data_sides=json.dumps(around.keys),
-        data_by=fall.by,
-    )
-
-
-def _title(fall: Waterfall, letter: str, around: Surroundings) -> Html:
-    count = len(fall.steps)
-    verb = "row adds" if count == 1 else "rows add"
-    text = f"{count_text(count)} {verb} up to {_exact_change(fall.delta)}, to the byte"
-    why = {} if around.has_modules else NO_MODULES
-    choices = {by: label for by, label in _CHOICES.items() if by != "holder" or around.has_holders}
-    return tag(
-        "div",
-        tag("h2", f"From peak A to peak {letter}"),
-        tag("span", text, class_="mv-soft"),
-        tag("span", around.why_by, class_="mv-why") if around.why_by else "",
-        switch("by", "Rows by", choices, fall.by, kind="mvt-switch", disabled=why),
-        class_="mv-falltitle",
-    )
+    more = tag("p", button(shown, "rows", None), class_="mv-take") if fall.more else ""
+    title = f"From peak A to peak {letter}"
+    verb = "row adds" if len(rows) == 1 else "rows add"
+    text = f"{count_text(len(rows))} {verb} up to {_exact_change(fall.delta)}, to the byte"
+    disabled = {} if has_modules else NO_MODULES
+    choices = {by: label for by, label in _CHOICES.items() if by != "holder" or has_holders}
+    said = [tag("h2", title), tag("span", text, class_="mv-soft")]
+    said += [tag("span", why_by, class_="mv-why")] if why_by else []
+    grouped = switch("by", "Rows by", choices, fall.by, kind="mvt-switch", disabled=disabled)
+    above = tag("div", *said, grouped, class_="mv-falltitle")
+    lights = {"data_linked": linked, "data_sides": json.dumps(keys), "data_by": fall.by}
+    return tag("section", above, table, more, class_="mv-differences", aria_label=title, **lights)
 
 
 def _head(text: str, sort: str, *, chosen: bool) -> Html:

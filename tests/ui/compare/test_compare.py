@@ -17,11 +17,11 @@ from memviz.results.comparison import comparison_headline
 from memviz.results.headline import Headline
 from memviz.trace.model import About, Trace
 from memviz.ui.compare.answer import compare_empty_html, compare_verdict_html, offer_html, overlay_value
-from memviz.ui.compare.controls import Controls, controls_html
+from memviz.ui.compare.controls import controls_html
 from memviz.ui.compare.scoreboard import Board, scoreboard_html
 from memviz.ui.compare.state import CompareState, changed, compare_query, compare_session, compare_state_of, sides_of
 from memviz.ui.compare.tab import changes_csv, draw
-from memviz.ui.compare.waterfall import Surroundings, Waterfall, waterfall, waterfall_html
+from memviz.ui.compare.waterfall import Waterfall, waterfall, waterfall_html
 from memviz.ui.components.tables import highlighted_rows
 from memviz.ui.payloads.timelines import linked_name, linked_values
 from memviz.ui.saved.report import report_page
@@ -235,10 +235,9 @@ def test_what_is_open_besides_can_be_added():
 
 def controls(view: CompareState = _AS_OPENED, *, timed: bool = True) -> str:
     pairs = pairs_of(run(1), run(2))
-    names = tuple(f"run-{i}" for i in range(2))
     order = colouring(*pairs[0]).labels
     given = (START, PEAK, Alignment("step", number=1), Alignment("annotation", name="<b>a</b>"))
-    return controls_html(Controls(view, tuple(scores(pairs)), order, given, has_times=timed, names=names, other=1))
+    return controls_html(view, scores(pairs), order, given, names=("run-0", "run-1"), other=1, has_times=timed)
 
 
 def test_the_legend_names_what_was_there_at_another_moment_than_the_peak():
@@ -251,7 +250,7 @@ def test_the_legend_names_what_was_there_at_another_moment_than_the_peak():
         {"gradient": 4 * MiB, "activation": 40 * MiB},
     )
     order = colouring(*pairs[0]).labels
-    text = controls_html(Controls(_AS_OPENED, tuple(held), order, (START,), has_times=False, names=("a", "b"), other=1))
+    text = controls_html(_AS_OPENED, held, order, (START,), names=("a", "b"), other=1, has_times=False)
     named = [element["data-compare-row"] for element in elements(text, "button", data_compare_by="category")]
     assert sorted(named) == ["activation", "gradient"]
 
@@ -292,15 +291,12 @@ def test_linked_timelines_share_their_scale_ruler_and_name_and_the_overlay_waits
     assert (value["count"], value["other"], value["shown"]) == (2, 1, True)
 
 
-AROUND = Surroundings("name", ("a/0", "b/0"))
-
-
 def fall(*traces: Trace, **options) -> Waterfall:
     return waterfall(found(*traces), options.pop("other", 1), **options)
 
 
 def drawn(*traces: Trace, **options) -> str:
-    return waterfall_html(fall(*traces, **options), AROUND)
+    return waterfall_html(fall(*traces, **options), "name", ("a/0", "b/0"))
 
 
 def test_the_table_and_its_headline_read_as_the_bars():
@@ -361,7 +357,7 @@ def test_a_row_lights_its_allocations_in_each_trace():
 
 
 def test_modules_that_no_file_knows_cannot_be_chosen_and_say_why():
-    text = waterfall_html(fall(run(1), run(2)), replace(AROUND, has_modules=False))
+    text = waterfall_html(fall(run(1), run(2)), "name", ("a/0", "b/0"), has_modules=False)
     button = elements(text, "button", data_value="module")[0]
     assert (button.get("data-act"), button["title"]) == (None, "None of these files records modules")
 
