@@ -17,7 +17,7 @@ from memviz.runner.listing import listing
 from memviz.runner.own_source import functions_of
 from memviz.runner.request import Request, run_of
 from memviz.ui.run import answer as run_answers
-from memviz.ui.run.answer import AT_HOME, RunAnswers, RunState, run_limits
+from memviz.ui.run.answer import AT_HOME, RunAnswers, RunState
 from memviz.ui.run.form import RunRequests
 from memviz.ui.run.programs import UnfinishedRun, predict_run
 from memviz.ui.run.results import results_html
@@ -48,19 +48,14 @@ def test_finished_runs_are_kept_and_open_again(answers: RunAnswers) -> None:
     both = answers.opened(Session(), done.id)
     assert [each.name for each in both.opened] == ["Baseline", "Half"]
     assert both.compared == tuple(each.key for each in both.opened)
+    facts = [answers.store.get(each.key).about.facts for each in both.opened]  # type: ignore[union-attr]
+    assert all(fact["work"].endswith("FLOP") for fact in facts)
+    assert (facts[0]["output difference"], facts[1]["output difference"]) == ("–", "not compared")
     again = answers.reopened(Session(), "ann", kept[0].id)
     trace = answers.store.get(again.chosen)
     assert trace is not None and run_of(trace) == done.variants[1].run
     with pytest.raises(UsageError):
         answers.reopened(Session(), "bob", kept[0].id)
-
-
-def test_the_trace_of_a_run_has_its_figures(answers: RunAnswers) -> None:
-    done = over(answers, answers.begin(asked("Baseline", "Half"), "facts"))
-    session = answers.opened(Session(), done.id)
-    facts = [answers.store.get(each.key).about.facts for each in session.opened]  # type: ignore[union-attr]
-    assert all(fact["work"].endswith("FLOP") for fact in facts)
-    assert (facts[0]["output difference"], facts[1]["output difference"]) == ("–", "not compared")
 
 
 def test_a_page_that_is_kept_does_not_wait_for_a_check(answers: RunAnswers, tmp_path: Path) -> None:
@@ -76,8 +71,7 @@ def test_a_page_that_is_kept_does_not_wait_for_a_check(answers: RunAnswers, tmp_
 def test_an_output_check_made_since_is_compared_and_kept(answers: RunAnswers) -> None:
     done = over(answers, answers.begin(asked("Baseline", "Half"), "checked", keeps=False))
     checks = RunRequests((replace(done.variants[1].request, numerics=True),), ("Half",))
-    for _ in answers.in_background(done, checks, "checked"):
-        pass
+    list(answers.in_background(done, checks, "checked"))
     answers.keep_variant(done, 1, "checked")
     compared = answers.opened(Session(), done.id)
     kept = answers.reopened(Session(), "checked", answers.kept("checked").all()[0].id)
@@ -226,12 +220,16 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeAnswer
     made.close()
 
 
+async def has_begun(fake: FakeAnswers) -> None:
+    while not (orders := list(fake.scheduler._jobs.values())) or orders[0].worker is None:
+        await asyncio.sleep(0.02)
+
+
 def test_a_program_that_goes_away_frees_the_device(fake: FakeAnswers) -> None:
     async def both() -> Any:
         here = [True]
         gone = asyncio.create_task(predict_run(fake, "endless", {}, [], card="", owner="ann", is_there=lambda: here[0]))
-        while not (orders := list(fake.scheduler._jobs.values())) or orders[0].worker is None:
-            await asyncio.sleep(0.02)
+        await has_begun(fake)
         waits = asyncio.create_task(predict_run(fake, "done", {}, [], card="", owner="bob"))
         await asyncio.sleep(0.2)
         here[0] = False
@@ -245,8 +243,7 @@ def test_a_program_that_goes_away_frees_the_device(fake: FakeAnswers) -> None:
 def test_a_program_that_is_cut_off_frees_the_device(fake: FakeAnswers) -> None:
     async def cut() -> None:
         asked = asyncio.create_task(predict_run(fake, "endless", {}, [], card="", owner="ann"))
-        while not (orders := list(fake.scheduler._jobs.values())) or orders[0].worker is None:
-            await asyncio.sleep(0.02)
+        await has_begun(fake)
         asked.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asked
@@ -262,15 +259,6 @@ def test_runs_of_one_program_wait_for_each_other_and_none_is_lost(fake: FakeAnsw
         return await asyncio.gather(*(predict_run(fake, "done", {}, [], card="", owner="ann") for _ in range(20)))
 
     assert [each["workload"] for each in asyncio.run(many())] == ["done"] * 20
-
-
-@pytest.mark.slow
-def test_limits_are_those_of_the_place_and_of_the_settings() -> None:
-    assert run_limits({}).seconds == 900
-    space = {"SPACE_ID": "ann/memviz"}
-    assert (run_limits(space).seconds, run_limits(space).variants) == (240, 12)
-    told = run_limits({**space, "MEMVIZ_MAX_RUN_SECONDS": "30", "MEMVIZ_MAX_RUN_BYTES": "2GiB"})
-    assert (told.seconds, told.memory_bytes) == (30, 2 << 30)
 
 
 SOURCE = '''

@@ -35,6 +35,11 @@ def answered(answers: RunAnswers, requests: RunRequests, visitor: str) -> OrderS
     return list(answers.follow(answers.begin(requests, visitor, keeps=False).id))[-1]
 
 
+def unchecked(answers: RunAnswers, requests: RunRequests, visitor: str) -> OrderStatus:
+    live = RunRequests(tuple(replace(one, numerics=False) for one in requests.requests), requests.labels)
+    return answered(answers, live, visitor)
+
+
 @contextmanager
 def standing_still(pid: int) -> Iterator[None]:
     """Stop the process, so that its run cannot end, on a slow machine either."""
@@ -101,8 +106,7 @@ def test_the_picture_is_of_the_variant_that_the_headline_names(answers: RunAnswe
 def test_a_price_is_the_difference_of_two_answers_and_its_negative_is_never_shown(answers: RunAnswers) -> None:
     without, with_it = (asked(dim="96").requests[0], asked(SPLIT, dim="96").requests[1])
     base = answered(answers, asked(dim="96"), "cat")
-    for _ in answers.in_background(base, RunRequests((without,), ("a",)), "cat"):
-        pass
+    list(answers.in_background(base, RunRequests((without,), ("a",)), "cat"))
     split = answered(
         answers, RunRequests((replace(with_it, optimizations=(("split_feed_forward", {}),)),), ("b",)), "cat"
     )
@@ -125,8 +129,7 @@ def test_stored_prices_are_shown_at_once_and_then_predicted_so_that_a_switch_is_
     base = answered(answers, asked(dim="136"), "fay")
     request = base.variants[0].request
     assert answers.price_list(RunRequests((request,), ("a",)), by_saving=False).prices[stored.name] == stored
-    for _ in answers.in_background(base, RunRequests((request,), ("a",)), "fay"):
-        pass
+    list(answers.in_background(base, RunRequests((request,), ("a",)), "fay"))
     switched = replace(request, optimizations=((stored.name, {}),))
     known = answers.predictions.known(switched)
     run = answered(answers, RunRequests((switched,), ("b",)), "fay").variants[0].run
@@ -136,11 +139,9 @@ def test_stored_prices_are_shown_at_once_and_then_predicted_so_that_a_switch_is_
 
 def test_outputs_are_checked_in_the_background(answers: RunAnswers) -> None:
     requests = asked(SPLIT, dim="128", numerics=True)
-    live = RunRequests(tuple(replace(one, numerics=False) for one in requests.requests), requests.labels)
-    status = answered(answers, live, "dan")
+    status = unchecked(answers, requests, "dan")
     assert [variant.run.numerics for variant in status.variants if variant.run] == [None, None]
-    for _ in answers.in_background(status, requests, "dan"):
-        pass
+    list(answers.in_background(status, requests, "dan"))
     checked = answers.checked(status).variants[1].run
     assert checked is not None and checked.numerics is not None and checked.numerics["verdict"]["ok"] is True
     assert "--no-numerics" not in checked.command
@@ -151,10 +152,8 @@ def test_a_check_and_a_price_that_take_too_long_are_over_and_say_so(tmp_path: Pa
     hurried = RunAnswers(TraceStore(), tmp_path, replace(AT_HOME, price_seconds=0.01))
     try:
         requests = asked(SPLIT, dim="112", numerics=True)
-        live = RunRequests(tuple(replace(one, numerics=False) for one in requests.requests), requests.labels)
-        status = answered(hurried, live, "eve")
-        for _ in hurried.in_background(status, requests, "eve"):
-            pass
+        status = unchecked(hurried, requests, "eve")
+        list(hurried.in_background(status, requests, "eve"))
         checked = hurried.checked(status).variants[1].run
         assert checked is not None and checked.numerics["error"] == "the check took too long"  # type: ignore[index]
         prices = hurried.price_list(requests, by_saving=False).prices
@@ -210,10 +209,8 @@ def test_a_trace_that_is_kept_again_leaves_no_second_file(answers: RunAnswers, t
 
 def test_prices_of_a_closed_page_end(answers: RunAnswers) -> None:
     requests = asked(SPLIT, dim="144", numerics=True)
-    live = RunRequests(tuple(replace(one, numerics=False) for one in requests.requests), requests.labels)
-    status = answered(answers, live, "gus")
-    for _ in answers.in_background(status, requests, "gus", lambda: False):
-        pass
+    status = unchecked(answers, requests, "gus")
+    list(answers.in_background(status, requests, "gus", lambda: False))
     background = [scheduler.newest_of("gus") for scheduler in answers.predictions.schedulers]
     assert all(order is not None and order.is_left for order in background)
     assert answers.checked(status).variants[1].run.numerics is None  # type: ignore[union-attr]

@@ -145,9 +145,7 @@ def test_a_file_goes_in_and_what_is_read_comes_out(client: TestClient):
 def test_who_hangs_up_on_hearing_that_it_is_open_finds_it_open(last_heard: str, is_kept: bool):
     store = TraceStore()
     readings = Readings(Context(store))
-    ticket = readings.begin("run.pickle", len(SHORT), packed=False)
-    reading = readings.get(ticket)
-    assert reading is not None
+    ticket, reading = ticket_of(readings, SHORT)
     reading.begin()
     reading.arriving.add(SHORT)
     reading.arriving.end()
@@ -200,7 +198,7 @@ RAW = pickle.dumps(snapshot(EVENTS))
 
 
 def messages_of(reading: Reading) -> list[tuple[dict[str, Any], bytes]]:
-    """Every message, taken apart."""
+    """Every message, taken apart, but those that say how far it is."""
 
     async def listen() -> bytes:
         return b"".join([message async for message in reading.outbox.messages()])
@@ -210,16 +208,30 @@ def messages_of(reading: Reading) -> list[tuple[dict[str, Any], bytes]]:
         length = int.from_bytes(raw[:4], "little")
         header = json.loads(raw[4 : 4 + length])
         body = raw[4 + length : 4 + length + header["bytes"]]
-        messages.append((header, body))
+        messages += [(header, body)] if header["kind"] != "reading" else []
         raw = raw[4 + length + header["bytes"] :]
     return messages
 
 
-def begun(readings: Readings, raw: bytes, *, name: str = "run.pickle", is_beside: bool = False) -> Reading:
-    reading = readings.get(readings.begin(name, len(raw), packed=False, is_beside=is_beside))
+def ticket_of(readings: Readings, raw: bytes, name: str = "run.pickle", **options: bool) -> tuple[str, Reading]:
+    ticket = readings.begin(name, len(raw), packed=False, **options)
+    reading = readings.get(ticket)
     assert reading is not None
+    return ticket, reading
+
+
+def begun(readings: Readings, raw: bytes, name: str = "run.pickle", **options: bool) -> Reading:
+    reading = ticket_of(readings, raw, name, **options)[1]
     reading.begin()
     return reading
+
+
+def said_of(readings: Readings, raw: bytes, name: str, **options: bool) -> list[dict[str, Any]]:
+    """The headers of what is said of a whole file."""
+    reading = begun(readings, raw, name, **options)
+    reading.arriving.add(raw)
+    reading.arriving.end()
+    return [header for header, _ in messages_of(reading)]
 
 
 def wait_for_the_end(reading: Reading) -> None:
@@ -232,7 +244,7 @@ def test_first_the_total_then_every_allocation_then_the_colours():
     for at in range(0, len(RAW), 4000):
         reading.arriving.add(RAW[at : at + 4000])
     reading.arriving.end()
-    messages = [each for each in messages_of(reading) if each[0]["kind"] != "reading"]
+    messages = messages_of(reading)
     assert [header["kind"] for header, _ in messages] == ["curve", "piece", "piece", "opened"]
     (curve, _), (first, columns), (second, _), (opened, _) = messages
     trace = store.get(opened["stored"])
@@ -250,10 +262,7 @@ def test_first_the_total_then_every_allocation_then_the_colours():
 def test_one_of_many_files_is_read_by_a_process_that_sends_no_timeline(raw: bytes, reason: str | None):
     context = Context(TraceStore())
     readings = Readings(context)
-    reading = begun(readings, raw, name="rank_1.pickle", is_beside=True)
-    reading.arriving.add(raw)
-    reading.arriving.end()
-    [message] = [header for header, _ in messages_of(reading) if header["kind"] != "reading"]
+    [message] = said_of(readings, raw, "rank_1.pickle", is_beside=True)
     readings._helpers.end_idle(0)
     if reason:
         assert (message["kind"], message["name"]) == ("refused", "rank_1.pickle")
@@ -280,17 +289,12 @@ def test_a_process_that_ends_while_it_reads_refuses_its_archive_alone():
     readings = Readings(Context(TraceStore()))
     said, raw = [], archive_of(rank_0=RAW, rank_1=RAW)
     for _ in range(2):
-        reading = readings.get(readings.begin("job.zip", len(raw), packed=False))
-        assert reading is not None
         if not said:
             helper = readings._helpers.take()
             assert helper is not None
             helper.kill()
             readings._helpers.put_back(helper)
-        reading.begin()
-        reading.arriving.add(raw)
-        reading.arriving.end()
-        said.append([header for header, _ in messages_of(reading) if header["kind"] != "reading"][-1])
+        said.append(said_of(readings, raw, "job.zip")[-1])
     readings._helpers.end_idle(0)
     assert "that read it was killed" in said[0]["reason"]
     assert said[1]["kind"] == "opened"
@@ -308,10 +312,7 @@ def test_a_process_that_ends_while_it_reads_refuses_its_archive_alone():
 def test_an_archive_of_ranks_opens_them_all_or_is_refused(raw: bytes, expected: list[str] | str):
     context = Context(TraceStore())
     readings = Readings(context)
-    reading = begun(readings, raw, name="job.zip")
-    reading.arriving.add(raw)
-    reading.arriving.end()
-    header = [header for header, _ in messages_of(reading) if header["kind"] != "reading"][-1]
+    header = said_of(readings, raw, "job.zip")[-1]
     readings._helpers.end_idle(0)
     if isinstance(expected, str):
         assert header["kind"] == "refused" and header["reason"].startswith(expected)
@@ -328,18 +329,18 @@ def test_a_broken_file_is_refused_in_words_and_nothing_is_kept():
     reading = begun(Readings(Context(store)), RAW)
     reading.arriving.add(RAW[:-100])
     reading.arriving.end()
-    assert [
-        (header["name"], header["reason"]) for header, _ in messages_of(reading) if header["kind"] != "reading"
-    ] == [("run.pickle", "The file is truncated: writing or copying it was interrupted. Dump or copy it again.")]
+    [(header, _)] = messages_of(reading)
+    assert (header["name"], header["reason"]) == (
+        "run.pickle",
+        "The file is truncated: writing or copying it was interrupted. Dump or copy it again.",
+    )
     assert not store._kept
 
 
 def test_a_reading_that_nobody_waits_for_ends_and_leaves_nothing():
     store = TraceStore()
     readings = Readings(Context(store))
-    ticket = readings.begin("run.pickle", len(RAW), packed=False)
-    reading = readings.get(ticket)
-    assert reading is not None
+    ticket, reading = ticket_of(readings, RAW)
     reading.begin()
     reading.arriving.add(RAW)
     readings.drop(ticket)
@@ -351,9 +352,7 @@ def test_a_reading_that_nobody_waits_for_ends_and_leaves_nothing():
 def test_what_is_cancelled_at_the_last_moment_leaves_nothing(monkeypatch: pytest.MonkeyPatch):
     store = TraceStore()
     readings = Readings(Context(store))
-    ticket = readings.begin("run.pickle", len(RAW), packed=False)
-    reading = readings.get(ticket)
-    assert reading is not None
+    ticket, reading = ticket_of(readings, RAW)
 
     def opened_too_late(*given: Any) -> Any:
         found = open_trace(*given)
@@ -364,7 +363,7 @@ def test_what_is_cancelled_at_the_last_moment_leaves_nothing(monkeypatch: pytest
     reading.begin()
     reading.arriving.add(RAW)
     reading.arriving.end()
-    assert [header["kind"] for header, _ in messages_of(reading) if header["kind"] != "reading"] == []
+    assert messages_of(reading) == []
     wait_for_the_end(reading)
     assert not store._kept
 
@@ -463,9 +462,7 @@ def test_a_reading_stops_in_the_middle_when_its_visitor_goes(monkeypatch: pytest
     said: list[int] = []
     readings = Readings(Context(TraceStore()))
     raw = pickle.dumps(snapshot(EVENTS * 200), 2)
-    ticket = readings.begin("run.pickle", len(raw), packed=False)
-    reading = readings.get(ticket)
-    assert reading is not None
+    ticket, reading = ticket_of(readings, raw)
 
     def read(*given: Any, progress: Any, **options: Any) -> Any:
         def say(done: int, total: int) -> None:
@@ -489,16 +486,10 @@ def test_a_table_of_ranks_is_open_without_a_timeline_and_a_damaged_one_refused(t
     table, tables = tmp_path / "ranks.parquet", RankTables()
     gather_ranks(Gathering((str(write_ranks(tmp_path / "job", 2)),), output=table, processes=1))
     raw = table.read_bytes()
-    reading = begun(Readings(Context(TraceStore(), tables=tables)), raw, name="ranks.parquet")
-    reading.arriving.add(raw)
-    reading.arriving.end()
-    kinds = {header["kind"]: header for header, _ in messages_of(reading)}
+    readings = Readings(Context(TraceStore(), tables=tables))
+    kinds = {header["kind"]: header for header in said_of(readings, raw, "ranks.parquet")}
     assert kinds["opened"]["key"] == "" and "curve" not in kinds
     named = tables.get(kinds["opened"]["stored"])
     assert named is not None and (named.name, len(named.job.ranks)) == ("ranks.parquet", 2)
-    raw = b"PAR1" + bytes(999)
-    reading = begun(Readings(Context(TraceStore())), raw, name="ranks.parquet")
-    reading.arriving.add(raw)
-    reading.arriving.end()
-    ((refused, _),) = [message for message in messages_of(reading) if message[0]["kind"] == "refused"]
-    assert "damaged" in refused["reason"]
+    [refused] = said_of(readings, b"PAR1" + bytes(999), "ranks.parquet")
+    assert refused["kind"] == "refused" and "damaged" in refused["reason"]
