@@ -7,7 +7,7 @@ because a browser on a busy machine may miss a press; the summary lists it as RE
 
 import re
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import pytest
 from tests.server import ROOT, started
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+expect = playwright.expect
 
 _ARGUMENTS = [
     "--no-sandbox",
@@ -68,10 +69,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 @pytest.fixture(autouse=True)
 def patience() -> None:
     """Set the timeout of `expect`, which is global, for each test."""
-    with suppress(ImportError):
-        from playwright.sync_api import expect
-
-        expect.set_options(timeout=PATIENCE_SECONDS * 1000)
+    expect.set_options(timeout=PATIENCE_SECONDS * 1000)
 
 
 @pytest.fixture(scope="package")
@@ -186,9 +184,9 @@ def at_home(page: Any, address: str) -> None:
         if count := traces.count():
             name = "Close all" if count > 1 else re.compile("^Close ")
             page.locator("#traces").get_by_role("button", name=name).click()
-            playwright.expect(traces).to_have_count(0)
+            expect(traces).to_have_count(0)
         # Or else the next story might take what is left for its own.
-        playwright.expect(page.locator("#what-if-verdict h1, #live-set table")).to_have_count(0)
+        expect(page.locator("#what-if-verdict h1, #live-set table")).to_have_count(0)
         # Components stay, and count what they have drawn; a story waits for what is drawn for it. The map of ranks is
         # not drawn anew for the same ranks.
         counted = "document.querySelectorAll('[data-drawn]:not(.mvn)')"
@@ -279,8 +277,25 @@ def tab(page: Any, runs: Any) -> Any:
 def opened(page: Any, address: str) -> Any:
     page.goto(address)
     page.get_by_role("tab", name="Run").click()
-    playwright.expect(page.locator("#run-form .mv-price-head")).to_be_visible()
+    expect(page.locator("#run-form .mv-price-head")).to_be_visible()
     return page
+
+
+@pytest.fixture
+def open_saved(page: Any, tmp_path: Path) -> Callable[[str], Any]:
+    """Opens a page from a file. `watch` fails on any error; the page asks for nothing but the file."""
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+
+    def open_page(text: str) -> Any:
+        path = tmp_path / "saved.html"
+        path.write_text(text, encoding="utf-8", errors="replace")
+        page.goto(path.as_uri())
+        page.wait_for_function("document.body.dataset.saved === 'ready'")
+        assert asked == [path.as_uri()]
+        return page
+
+    return open_page
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import pytest
 
 from tests.browser.conftest import at_home
 
-playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
 
 WIDTHS, HEIGHT = (1440, 390), 1000

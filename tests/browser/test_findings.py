@@ -5,9 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser.conftest import at_home
-
-playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+from tests.browser.conftest import at_home, expect
 
 
 @pytest.fixture
@@ -36,30 +34,30 @@ def test_all_but_two_are_folded(explored):
     for width in (1440, 390):
         explored.set_viewport_size({"width": width, "height": 900})
         seen = explored.locator("#findings .mv-finding:visible")
-        playwright.expect(seen).to_have_count(2)
+        expect(seen).to_have_count(2)
         fold = explored.locator("#findings .mv-fold summary")
         fold.focus()
         explored.keyboard.press("Enter")
-        playwright.expect(seen).to_have_count(everything)
+        expect(seen).to_have_count(everything)
         explored.keyboard.press("Enter")
-        playwright.expect(seen).to_have_count(2)
+        expect(seen).to_have_count(2)
 
 
 def test_a_finding_is_lit_by_keyboard_and_let_go(explored):
     second = explored.locator("#findings .mv-finding").nth(1)
     second.focus()
     explored.keyboard.press("Enter")
-    playwright.expect(second).to_have_attribute("aria-pressed", "true")
+    expect(second).to_have_attribute("aria-pressed", "true")
     chip = explored.get_by_role("button", name=re.compile("^Show all, not only 128 MiB"))
     chip.wait_for()
     explored.keyboard.press("Escape")
-    playwright.expect(second).to_have_attribute("aria-pressed", "false")
+    expect(second).to_have_attribute("aria-pressed", "false")
 
 
 def test_a_finding_leads_to_the_tab_that_helps(explored):
     unfold(explored, "112 MiB")
     explored.locator("#findings").get_by_role("button", name="What if", exact=True).click()
-    playwright.expect(explored.get_by_role("tab", name="What if")).to_have_attribute("aria-selected", "true")
+    expect(explored.get_by_role("tab", name="What if")).to_have_attribute("aria-selected", "true")
     explored.locator("#what-if-verdict h1").wait_for()
 
 
@@ -68,12 +66,12 @@ def test_a_finding_leads_to_a_run_with_what_helps_on_and_says_which_model_stands
     explored.locator("#findings").get_by_role("button", name="Run", exact=True).first.click()
     note = explored.locator("#run-form [data-part=stand-in]")
     workload = explored.locator("#run-form [name=workload]")
-    playwright.expect(note).to_contain_text("stands in")
+    expect(note).to_contain_text("stands in")
     assert workload.locator("option:checked").inner_text() in note.inner_text()
-    playwright.expect(explored.get_by_role("tab", name="Run")).to_have_attribute("aria-selected", "true")
-    playwright.expect(explored.locator("#run-form [name='o:checkpointing']")).to_be_checked()
-    playwright.expect(explored.locator("#run-form [data-part='price:checkpointing'] b")).to_be_visible()
+    expect(explored.get_by_role("tab", name="Run")).to_have_attribute("aria-selected", "true")
+    expect(explored.locator("#run-form [name='o:checkpointing']")).to_be_checked()
+    expect(explored.locator("#run-form [data-part='price:checkpointing'] b")).to_be_visible()
     assert explored.locator("#run-form [name='w:mode']").input_value() == "training"
     # Of another model it is no longer so.
     workload.select_option("llama")
-    playwright.expect(note).to_be_empty()
+    expect(note).to_be_empty()

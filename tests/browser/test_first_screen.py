@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.browser.conftest import at_home
+from tests.browser.conftest import at_home, expect
 
 SHARES_A_PAGE = True
 
-playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
 COUNT = """() => {
@@ -101,15 +100,15 @@ def test_every_tab_has_little_and_what_if_says_the_rest_beside_what_is_pointed_a
     page.locator("#what-if-plot [data-drawn]").wait_for()
     expect_little(page)
     help_text = page.locator("#what-if-help-max_split")
-    playwright.expect(help_text).to_be_hidden()
+    expect(help_text).to_be_hidden()
     field = page.get_by_label("max_split_size_mb")
     field.focus()
-    playwright.expect(help_text).to_be_visible()
+    expect(help_text).to_be_visible()
     assert field.get_attribute("aria-describedby") == "what-if-help-max_split"
     overhead = page.locator("#what-if-form [name=overhead]")
-    playwright.expect(overhead).to_be_hidden()
+    expect(overhead).to_be_hidden()
     page.locator("#what-if-form [name=card]").select_option("24")
-    playwright.expect(overhead).to_be_visible()
+    expect(overhead).to_be_visible()
 
 
 def expect_beside(page: Any) -> None:
@@ -160,15 +159,15 @@ def test_a_finding_opens_whole_and_a_pinned_allocation_beside_the_picture(opened
     page.locator("#findings [data-act=estimate]").first.wait_for(state="attached")
     page.locator("#timeline .mvt[data-drawn] .mvt-pilltext").wait_for()
     estimate = page.locator("#findings [data-act=estimate]").first
-    playwright.expect(estimate).to_be_hidden()
+    expect(estimate).to_be_hidden()
     chip = page.locator("#findings .mv-finding").first
     chip.click()
-    playwright.expect(estimate).to_be_visible()
+    expect(estimate).to_be_visible()
     # A press on what it says keeps it open.
     page.locator("#findings .mv-kept .mv-whole p").first.click()
-    playwright.expect(estimate).to_be_visible()
+    expect(estimate).to_be_visible()
     chip.click()
-    playwright.expect(estimate).to_be_hidden()
+    expect(estimate).to_be_hidden()
     page.locator("#timeline .mvt-plot").focus()
     for key in ("ArrowUp", "Enter"):
         page.keyboard.press(key)
@@ -177,7 +176,7 @@ def test_a_finding_opens_whole_and_a_pinned_allocation_beside_the_picture(opened
     expect_beside(page)
     alike = page.locator("#inspector .mv-alike button")
     alike.click()
-    playwright.expect(page.locator(".mvt-chip")).to_contain_text("like this one")
+    expect(page.locator(".mvt-chip")).to_contain_text("like this one")
     page.keyboard.press("Escape")
-    playwright.expect(page.locator("#inspector .mv-pinned")).to_have_count(0)
-    playwright.expect(page.locator(".mvt-chip")).to_have_count(0)
+    expect(page.locator("#inspector .mv-pinned")).to_have_count(0)
+    expect(page.locator(".mvt-chip")).to_have_count(0)

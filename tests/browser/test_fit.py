@@ -5,15 +5,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from tests.browser.conftest import reload
+from tests.browser.conftest import expect, reload
 from tests.browser.test_run import choose_model, field, press, row, verdict
 from tests.ui.run.test_form import TINY as TINY_LLAMA
-
-playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
-expect = playwright.expect
-
 
 TINY = TINY_LLAMA | {"max_position_embeddings": 4096}
 

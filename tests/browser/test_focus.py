@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 
-from tests.browser.conftest import at_home
+from tests.browser.conftest import at_home, playwright
 from tests.ranks.files import write_ranks
 from tests.traces import MiB
 
 SHARES_A_PAGE = True
 
-playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 
 STANDS_ON = """() => {
   const node = document.activeElement;

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.browser.conftest import PATIENCE_SECONDS, opened, page_of, program
+from tests.browser.conftest import PATIENCE_SECONDS, expect, opened, page_of, program
 from tests.server import Server
 
 pytest.importorskip("gradio_client")
-expect = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed").expect
 PAGE = """
 from dataclasses import replace
 from memviz.runner.jobs.worker_process import Worker

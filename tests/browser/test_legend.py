@@ -7,10 +7,8 @@ from typing import Any
 import pytest
 
 from memviz.trace.load import load_trace
-from tests.browser.conftest import rest
+from tests.browser.conftest import expect, rest
 from tests.browser.mounting import TIMELINE, mount_timeline
-
-playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 
 SAMPLE = Path(__file__).parents[2] / "sample_traces" / "training.pickle.gz"
 RESTS_MS = 400
@@ -56,27 +54,27 @@ def test_every_colour_in_sight_is_named_once(page: Any, meaning: str, width: int
     if hidden:
         assert more.inner_text().startswith(f"{hidden} more")
         more.click()
-        playwright.expect(page.locator(".mvt-more-list .mvt-key").first).to_be_visible()
+        expect(page.locator(".mvt-more-list .mvt-key").first).to_be_visible()
         box = page.locator(".mvt-more-list").bounding_box()
         assert box["x"] >= 0 and box["x"] + box["width"] <= width
         page.keyboard.press("Escape")
-        playwright.expect(page.locator(".mvt-more-list")).to_be_hidden()
+        expect(page.locator(".mvt-more-list")).to_be_hidden()
 
 
 def test_what_is_kept_has_a_chip_outlives_the_meaning_of_colours_and_goes_with_its_chip(page: Any) -> None:
     page.locator(".mvt-legend .mvt-key", has_text="optimizer state").click()
     page.mouse.move(700, 700)
     chip = page.locator(".mvt-chip")
-    playwright.expect(chip).to_have_text("only optimizer state ×")
+    expect(chip).to_have_text("only optimizer state ×")
     lit = page.evaluate(f"({TIMELINE}).lit.reduce((sum, bit) => sum + bit, 0)")
     assert 0 < lit < page.evaluate(f"({TIMELINE}).lit.length")
     page.get_by_label("Colour", exact=True).select_option("site")
     page.wait_for_function(f"({TIMELINE}).data.meaning === 'site'")
     assert page.evaluate(f"({TIMELINE}).lit.reduce((sum, bit) => sum + bit, 0)") == lit
-    playwright.expect(chip).to_have_text("only optimizer state ×")
+    expect(chip).to_have_text("only optimizer state ×")
     chip.click()
     page.mouse.move(700, 700)
-    playwright.expect(chip).to_have_count(0)
+    expect(chip).to_have_count(0)
     assert page.evaluate(f"({TIMELINE}).lit") is None
 
 
@@ -90,9 +88,9 @@ def test_what_is_clicked_stays_in_sight_and_the_room_of_its_chip_lights_nothing_
     key = page.locator(f".mvt-legend .mvt-key[title^='{name}:']")
     box = key.bounding_box()
     page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-    playwright.expect(page.locator(".mvt-chip")).to_have_text(f"only {name} ×")
+    expect(page.locator(".mvt-chip")).to_have_text(f"only {name} ×")
     rest(page, RESTS_MS)
-    playwright.expect(key).to_be_visible()
+    expect(key).to_be_visible()
     lit = f"""() => {{
       const {{ lit, data }} = {TIMELINE};
       return [...new Set([...lit].flatMap((bit, row) => (bit ? [data.labels[data.group[row]]] : [])))];
@@ -103,8 +101,8 @@ def test_what_is_clicked_stays_in_sight_and_the_room_of_its_chip_lights_nothing_
 def test_a_key_that_keeps_a_colour_keeps_the_focus(page: Any) -> None:
     page.locator(".mvt-legend .mvt-key", has_text="optimizer state").focus()
     page.keyboard.press("Enter")
-    playwright.expect(page.locator(".mvt-chip")).to_have_text("only optimizer state ×")
+    expect(page.locator(".mvt-chip")).to_have_text("only optimizer state ×")
     rest(page, RESTS_MS)
     assert "optimizer state" in page.evaluate("document.activeElement.textContent")
     page.keyboard.press("Enter")
-    playwright.expect(page.locator(".mvt-chip")).to_have_count(0)
+    expect(page.locator(".mvt-chip")).to_have_count(0)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser.conftest import at_home, playwright
+from tests.browser.conftest import at_home, expect
 from tests.traces import MiB, alloc, block, event, frame, free, segment, snapshot
 
 SHARES_A_PAGE = True
@@ -98,13 +98,13 @@ def test_slash_finds_and_lights(run):
     assert rows(run, "#found") == ["model.py:36 forward 1 3.00 MiB 1"]
     run.wait_for_function("window.lit.at(-1)?.group === 'MODEL >1MiB'")
     found = run.locator(".mv-icicle .mv-hit")
-    playwright.expect(found).to_have_count(1)
-    playwright.expect(found).to_contain_text("model:36 forward")
+    expect(found).to_have_count(1)
+    expect(found).to_contain_text("model:36 forward")
     run.keyboard.type(">")
     run.get_by_role("alert").filter(has_text="not a size or a lifetime").wait_for()
     run.keyboard.press("Escape")
     run.wait_for_function("!document.querySelector('#found').textContent.trim()")
-    playwright.expect(found).to_have_count(0)
+    expect(found).to_have_count(0)
 
 
 def test_the_whole_table_is_downloaded_and_only_the_tab_that_is_seen_is_there(run):
@@ -171,19 +171,19 @@ def test_a_menu_closes_with_escape_with_a_click_elsewhere_and_with_a_choice(run)
     share = run.get_by_text("Share", exact=True)
     opened = run.locator("details.mv-menu[open]")
     share.click()
-    playwright.expect(opened).to_have_text(re.compile("^Share"))
+    expect(opened).to_have_text(re.compile("^Share"))
     run.keyboard.press("Escape")
-    playwright.expect(opened).to_have_count(0)
-    playwright.expect(share).to_be_focused()
+    expect(opened).to_have_count(0)
+    expect(share).to_be_focused()
     share.press("Enter")
-    playwright.expect(opened).to_have_count(1)
-    playwright.expect(opened).to_have_text(re.compile("^Share"))
+    expect(opened).to_have_count(1)
+    expect(opened).to_have_text(re.compile("^Share"))
     run.get_by_role("heading", name="Event").first.click()
-    playwright.expect(opened).to_have_count(0)
+    expect(opened).to_have_count(0)
     share.click()
     with run.expect_download():
         run.get_by_role("button", name="Picture (SVG)").click()
-    playwright.expect(opened).to_have_count(0)
+    expect(opened).to_have_count(0)
 
 
 def test_on_a_narrow_screen_the_pinned_allocation_is_a_sheet_with_a_handle(run):

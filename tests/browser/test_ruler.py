@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
+from tests.browser.conftest import expect
 from tests.browser.mounting import TIMELINE, mount_timeline, take_tool
 from tests.traces import MiB, alloc, event, free, trace_of
-
-playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 
 WORDS = ".mvt-measurewords"
 
@@ -45,12 +44,12 @@ def test_a_drag_measures_between_the_edges_of_allocations_to_the_byte(plot: Any)
     take_tool(plot, "Ruler")
     (x1, y1), (x2, y2) = place(plot, 4, 2 * step), place(plot, 9, 7 * step)
     drag(plot, (x1, y1 + 3), (x2, y2 - 2))
-    playwright.expect(plot.locator(WORDS)).to_have_text("50.0 MiB · 5 events · 5.00 ms")
+    expect(plot.locator(WORDS)).to_have_text("50.0 MiB · 5 events · 5.00 ms")
     live = plot.locator(".mvt [aria-live=polite]").first
-    playwright.expect(live).to_have_text(f"Ruler: 50.0 MiB · 5 events · 5.00 ms, exactly {5 * step:,} B")
+    expect(live).to_have_text(f"Ruler: 50.0 MiB · 5 events · 5.00 ms, exactly {5 * step:,} B")
     assert plot.evaluate(f"({TIMELINE}).viewport.sight()") == before, "a ruler does not move the view"
     plot.keyboard.press("Escape")
-    playwright.expect(plot.locator(WORDS)).to_have_count(0)
+    expect(plot.locator(WORDS)).to_have_count(0)
     assert plot.locator(".mvt-tools [aria-pressed=true]", has_text="Move").count() == 1
 
 
@@ -64,7 +63,7 @@ def test_it_stays_on_what_it_measures_when_the_view_moves(plot: Any) -> None:
     plot.keyboard.press("+")
     plot.wait_for_function(f"!({TIMELINE}).viewport.isFullHeight()")
     assert plot.evaluate(f"({TIMELINE}).ruler.ends") == ends
-    playwright.expect(plot.locator(WORDS)).to_have_text(words)
+    expect(plot.locator(WORDS)).to_have_text(words)
     # What the view shows is drawn a frame later.
     plot.wait_for_function(
         f"""() => {{
@@ -79,20 +78,20 @@ def test_keys_take_it_move_its_end_and_let_it_go(plot: Any) -> None:
     step = 10 * MiB + 3
     plot.locator(".mvt-plot").focus()
     plot.keyboard.press("m")
-    playwright.expect(plot.locator(WORDS)).to_have_text("0 B · 0 events · 0 µs")
+    expect(plot.locator(WORDS)).to_have_text("0 B · 0 events · 0 µs")
     for _ in range(3):
         plot.keyboard.press("ArrowDown")
     for _ in range(2):
         plot.keyboard.press("Shift+ArrowLeft")
-    playwright.expect(plot.locator(WORDS)).to_have_text("30.0 MiB · 2 events · 2.00 ms")
+    expect(plot.locator(WORDS)).to_have_text("30.0 MiB · 2 events · 2.00 ms")
     measured = plot.evaluate(f"({TIMELINE}).ruler.ends.map((end) => [end.instant, end.bytes])")
     assert measured == [[11, 10 * step], [9, 7 * step]]
     plot.keyboard.press("Enter")
     plot.keyboard.press("ArrowUp")
-    playwright.expect(plot.locator(WORDS)).to_have_text("10.0 MiB · 0 events · 0 µs")
+    expect(plot.locator(WORDS)).to_have_text("10.0 MiB · 0 events · 0 µs")
     moment = plot.evaluate(f"({TIMELINE}).moment")
     plot.keyboard.press("Escape")
-    playwright.expect(plot.locator(WORDS)).to_have_count(0)
+    expect(plot.locator(WORDS)).to_have_count(0)
     plot.keyboard.press("Shift+ArrowLeft")
     assert plot.evaluate(f"({TIMELINE}).moment") == moment - 1, "the arrows are the timeline's again"
 
@@ -105,16 +104,16 @@ def test_on_the_axis_of_time_it_measures_a_pause_between_two_events(plot: Any) -
     x1, x2 = (box["x"] + x for x in plot.evaluate(f"[4200, 4800].map((us) => ({TIMELINE}).viewport.xOf(us))"))
     drag(plot, (x1, box["y"] + 40), (x2, box["y"] + 40))
     words = plot.locator(WORDS)
-    playwright.expect(words).to_have_text(re.compile(r"^0 B · 0 events · (59\d|60\d) µs$"))
+    expect(words).to_have_text(re.compile(r"^0 B · 0 events · (59\d|60\d) µs$"))
     line = plot.locator(".mvt-svg line.mvt-measure")
     drawn = [box["x"] + float(line.get_attribute(end)) for end in ("x1", "x2")]
     assert drawn == pytest.approx([x1, x2], abs=1), "it stands where it was drawn"
     drag(plot, (x1, box["y"] + 40), (x2 + (x2 - x1) / 3 + 3, box["y"] + 40))
-    playwright.expect(words).to_have_text(re.compile(r"· 1 event · (79\d|80\d) µs$"))
+    expect(words).to_have_text(re.compile(r"· 1 event · (79\d|80\d) µs$"))
     assert plot.evaluate(f"({TIMELINE}).ruler.ends[1].us") is None, "an event that is near draws it there"
     plot.locator(".mvt-plot").focus()
     plot.keyboard.press("Shift+ArrowRight")
-    playwright.expect(words).to_have_text(re.compile(r"· 2 events · 1\.(79|80) ms$"))
+    expect(words).to_have_text(re.compile(r"· 2 events · 1\.(79|80) ms$"))
 
 
 def test_the_overview_is_drawn_along_the_axis_of_the_plot(same_page: Any) -> None:
@@ -143,8 +142,6 @@ def test_the_right_button_on_the_overview_moves_nothing(plot: Any) -> None:
     plot.mouse.click(box["x"] + 3, box["y"] + 10, button="right")
     assert plot.evaluate(f"({TIMELINE}).viewport.sight()") == before
 
-
-playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 
 PEAK = 4
 
@@ -182,10 +179,10 @@ def test_legend_pill_and_what_is_told_are_of_the_peak_of_the_range(peaks: Any) -
     assert (first, last) == (13, 19)
     highest = peaks.evaluate(f"({TIMELINE}).data.spans.largestIn({first + 1}, {last + 2})") - 1
     assert first <= said["at"] == highest <= last and highest > PEAK
-    playwright.expect(peaks.locator(".mvt-pilltext").first).to_have_text(f"range’s peak · event {highest}")
+    expect(peaks.locator(".mvt-pilltext").first).to_have_text(f"range’s peak · event {highest}")
     assert legend_bytes(peaks) == 30 * MiB
     peaks.keyboard.press("Escape")
-    playwright.expect(peaks.locator(".mvt-pilltext").first).to_have_text(f"peak · event {PEAK}")
+    expect(peaks.locator(".mvt-pilltext").first).to_have_text(f"peak · event {PEAK}")
 
 
 def test_keys_mark_one_end_and_then_the_other(peaks: Any) -> None:

@@ -10,10 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.browser.conftest import new_visitor, opened, page_of, reload
-
-playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
-expect = playwright.expect
+from tests.browser.conftest import expect, new_visitor, opened, page_of, reload
 
 SMALL = {"sequence": "256", "layers": "2"}
 """Settings of the feed-forward stack that run in a fraction of a second."""

@@ -4,13 +4,10 @@ from typing import Any
 
 import pytest
 
-from tests.browser.conftest import opened
+from tests.browser.conftest import expect, opened
 from tests.browser.test_axe import RESTS, SERIOUS, TWO_FRAMES, violations
 from tests.browser.test_run import choose_model, done, field, fill, row, switch
 from tests.runner.processes import wait_until
-
-playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
-expect = playwright.expect
 
 MOST_WORDS, MOST_CONTROLS = 140, 40
 # A figure with its unit is no word; Gradio keeps copies of the tabs for narrow windows, which are never shown.

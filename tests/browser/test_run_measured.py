@@ -6,11 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.browser.conftest import page_of
+from tests.browser.conftest import expect, page_of
 from tests.browser.test_run import done, fill, press, row, small, switch, verdict
-
-playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
-expect = playwright.expect
 
 PAGE = """
 from memviz.runner import execute

@@ -9,13 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.browser.conftest import opened, page_of
+from tests.browser.conftest import expect, opened, page_of
 from tests.browser.test_fit import TINY, own_model
 from tests.browser.test_run import done, field, fill, row, switch, verdict
 from tests.second_process import OF_RUNS, ROOT, memviz
-
-playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
-expect = playwright.expect
 
 PAGE = """
 import os

@@ -1,19 +1,16 @@
 """Saved reports, comparisons and what-ifs: one file, no server, and no network requests."""
 
 import re
+from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Any
-
-import pytest
 
 from memviz.trace.load import load_trace
 from memviz.ui.saved.report import report_page
-from tests.browser.conftest import playwright
+from tests.browser.conftest import expect
 from tests.house.repository import ROOT
 from tests.traces import alloc, frame, trace_of
 
-expect = playwright.expect
 HOSTILE = "</script><img src=x onerror=alert(1)>\u2028\ud800<b>"
 
 
@@ -21,23 +18,6 @@ HOSTILE = "</script><img src=x onerror=alert(1)>\u2028\ud800<b>"
 def sample(name: str) -> Any:
     trace = load_trace(ROOT / "sample_traces" / f"{name}.pickle.gz")
     return trace, trace.devices[0]
-
-
-@pytest.fixture
-def opened(page: Any, tmp_path: Path) -> Any:
-    """Opens a page from a file. `watch` in conftest fails on any error, and on any request but the file's own."""
-    asked: list[str] = []
-    page.on("request", lambda request: asked.append(request.url))
-
-    def open_page(text: str) -> Any:
-        path = tmp_path / "saved.html"
-        path.write_text(text, encoding="utf-8", errors="replace")
-        page.goto(path.as_uri())
-        page.wait_for_function("document.body.dataset.saved === 'ready'")
-        assert asked == [path.as_uri()]
-        return page
-
-    return open_page
 
 
 def the_view(page: Any) -> list[float]:
@@ -65,8 +45,8 @@ def picture(page: Any, timeline: str) -> str:
     return str(page.evaluate("(id) => document.querySelector(`${id} canvas.mvt-canvas`).toDataURL()", timeline))
 
 
-def test_a_report_is_zoomed_pointed_at_and_pinned_as_the_page_is(opened: Any) -> None:
-    page = opened(report_page([sample("training")]))
+def test_a_report_is_zoomed_pointed_at_and_pinned_as_the_page_is(open_saved: Callable[[str], Any]) -> None:
+    page = open_saved(report_page([sample("training")]))
     plot = page.locator("#timeline .mvt-plot")
     expect(page.locator("#timeline .mvt")).to_have_attribute("data-drawn", re.compile(".+"))
     # An animated view hides its tooltip until the animation ends.
@@ -93,8 +73,8 @@ def test_a_report_is_zoomed_pointed_at_and_pinned_as_the_page_is(opened: Any) ->
     expect(page.locator("#inspector")).to_contain_text("2,")
 
 
-def test_the_tables_of_a_report_are_sorted_grouped_and_light_the_timeline(opened: Any) -> None:
-    page = opened(report_page([sample("training")]))
+def test_the_tables_of_a_report_are_sorted_grouped_and_light_the_timeline(open_saved: Callable[[str], Any]) -> None:
+    page = open_saved(report_page([sample("training")]))
     page.locator('#lower-head [data-value="site"]').click()
     rows = page.locator("#live-set tbody tr")
     largest = rows.first.inner_text()
@@ -113,8 +93,8 @@ def test_the_tables_of_a_report_are_sorted_grouped_and_light_the_timeline(opened
     assert not page.locator("[data-act]:not([data-set]), [data-csv], [data-take]").count(), "a button that does nothing"
 
 
-def test_a_saved_comparison_has_every_way_of_looking_at_it(opened: Any) -> None:
-    page = opened(report_page([sample("training"), sample("training-checkpointed")]))
+def test_a_saved_comparison_has_every_way_of_looking_at_it(open_saved: Callable[[str], Any]) -> None:
+    page = open_saved(report_page([sample("training"), sample("training-checkpointed")]))
     expect(page.locator(".mv-linked .mvt")).to_have_count(2)
     first = page.locator("#differences tbody tr").first
     page.locator('#differences [data-act="by"][data-value="category"]').click()
@@ -132,10 +112,10 @@ def test_a_saved_comparison_has_every_way_of_looking_at_it(opened: Any) -> None:
     assert not page.locator("[data-act]:not([data-set]), [data-csv], [data-take]").count(), "a button that does nothing"
 
 
-def test_a_saved_page_is_dark_where_the_system_is_and_fits_a_phone(opened: Any, page: Any) -> None:
+def test_a_saved_page_is_dark_where_the_system_is_and_fits_a_phone(open_saved: Callable[[str], Any], page: Any) -> None:
     page.emulate_media(color_scheme="dark")
     page.set_viewport_size({"width": 390, "height": 800})
-    opened(report_page([sample("training"), sample("training-checkpointed")]))
+    open_saved(report_page([sample("training"), sample("training-checkpointed")]))
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(15, 15, 17)"
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     page.get_by_role("button", name="Light").click()
@@ -145,10 +125,10 @@ def test_a_saved_page_is_dark_where_the_system_is_and_fits_a_phone(opened: Any, 
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
-def test_text_of_a_trace_does_nothing_in_a_saved_page(opened: Any) -> None:
+def test_text_of_a_trace_does_nothing_in_a_saved_page(open_saved: Callable[[str], Any]) -> None:
     frames = [frame(HOSTILE, f"/{HOSTILE}/model.py", 7)]
     trace = trace_of([alloc(i, 4096, frames=frames) for i in range(3)])
-    page = opened(report_page([(trace, trace.devices[0])] * 2))
+    page = open_saved(report_page([(trace, trace.devices[0])] * 2))
     assert page.evaluate("document.images.length") == 0
     page.get_by_role("tab").nth(1).click()
     expect(page.locator("#live-set")).to_contain_text("onerror=alert(1)")

@@ -1,6 +1,7 @@
 """The quick suite's only stories: one per tab, on one page with one visitor, and a saved page."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +9,10 @@ import pytest
 
 from memviz.trace.load import load_trace
 from memviz.ui.saved.report import report_page
-from tests.browser.conftest import at_home, playwright
+from tests.browser.conftest import at_home, expect
 from tests.house.repository import ROOT
 from tests.ranks.files import write_ranks
 from tests.traces import MiB
-
-expect = playwright.expect
 
 
 @pytest.fixture
@@ -63,10 +62,7 @@ def test_run_predicts_a_preset_as_it_is_switched_and_draws_both(home: Any) -> No
     home.locator("#run-B .mvt[data-drawn]").wait_for()
 
 
-def test_a_report_opens_from_its_file(page: Any, tmp_path: Path) -> None:
+def test_a_report_opens_from_its_file(open_saved: Callable[[str], Any]) -> None:
     trace = load_trace(ROOT / "sample_traces" / "training.pickle.gz")
-    path = tmp_path / "report.html"
-    path.write_text(report_page([(trace, trace.devices[0])]), encoding="utf-8")
-    page.goto(path.as_uri())
-    page.wait_for_function("document.body.dataset.saved === 'ready'")
+    page = open_saved(report_page([(trace, trace.devices[0])]))
     expect(page.locator("#timeline .mvt")).to_have_attribute("data-drawn", re.compile(".+"))

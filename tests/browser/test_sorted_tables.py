@@ -5,13 +5,12 @@ from typing import Any
 
 from memviz.trace.load import load_trace
 from memviz.ui.saved.report import report_page
-from tests.browser.conftest import at_home, playwright
+from tests.browser.conftest import at_home, expect
 from tests.ranks.files import written
 from tests.traces import MiB, pairs_of
 
 SHARES_A_PAGE = True
 
-expect = playwright.expect
 FALSE_HEADS = """() => {
   const arrows = { ascending: ["↑"], descending: ["↓"], other: ["↓", "↑"] };
   const heads = [...document.querySelectorAll("table thead")].filter((head) => head.getClientRects().length);
@@ -111,15 +110,11 @@ def test_in_what_if(page: Any, server: str) -> None:
     expect_true_heads(page, "#what-if-table")
 
 
-def saved(page: Any, folder: Path, *files: Path) -> None:
-    path = folder / "saved.html"
-    path.write_text(report_page(pairs_of(*map(load_trace, files))), encoding="utf-8")
+def test_in_a_saved_report(page: Any, tmp_path: Path) -> None:
+    path = tmp_path / "saved.html"
+    path.write_text(report_page(pairs_of(load_trace(written(tmp_path, "run.pickle", more=16 * MiB)))), encoding="utf-8")
     page.goto(path.as_uri())
     page.wait_for_function("document.body.dataset.saved === 'ready'")
-
-
-def test_in_a_saved_report(page: Any, tmp_path: Path) -> None:
-    saved(page, tmp_path, written(tmp_path, "run.pickle", more=16 * MiB))
     for grouping in ("category", "site"):
         page.locator(f'#lower-head [data-value="{grouping}"]').click()
         sort_by_every_head(page, "#live-set", turns=True)

@@ -6,9 +6,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from tests.browser.conftest import at_home, reload, rest
-
-playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+from tests.browser.conftest import at_home, expect, reload, rest
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
 RESTS_MS = 750
@@ -95,7 +93,7 @@ def test_a_burst_of_zooms_is_one_step_and_each_step_is_undone_and_done_again(ope
 
 
 def shown_tab(page: Any, name: str) -> None:
-    playwright.expect(page.get_by_role("tab", name=name)).to_have_attribute("aria-selected", "true")
+    expect(page.get_by_role("tab", name=name)).to_have_attribute("aria-selected", "true")
 
 
 def test_from_the_first_trace_back_leads_to_the_samples_and_forward_to_it_again(page: Any, server: str) -> None:
@@ -109,7 +107,7 @@ def test_from_the_first_trace_back_leads_to_the_samples_and_forward_to_it_again(
     page.locator("#samples [data-sample=training]").wait_for()
     assert page.url.startswith(server) and "trace=" not in page.url
     # It stays open.
-    playwright.expect(page.locator("#traces .mv-trace")).to_have_count(1)
+    expect(page.locator("#traces .mv-trace")).to_have_count(1)
     back(page, first, forward=True)
     page.locator("#verdict h1").wait_for()
     assert entries(page) == before + 1
@@ -130,14 +128,14 @@ def test_an_estimate_is_one_step_though_it_opens_a_trace_and_turns_to_another_ta
     shown_tab(page, "Explore")
     page.evaluate("history.forward()")
     shown_tab(page, "Compare")
-    playwright.expect(page.locator("#compare-top h1")).to_contain_text("checkpoint 8 layers")
+    expect(page.locator("#compare-top h1")).to_contain_text("checkpoint 8 layers")
 
 
 @pytest.mark.parametrize(("tab", "shown"), [("run", "Run"), ("ranks", "Explore")])
 def test_a_link_to_a_trace_turns_to_its_tab_unless_that_is_hidden(page: Any, server: str, tab: str, shown: str) -> None:
     page.goto(f"{server}?trace=sample:training.pickle.gz&tab={tab}")
     page.locator("#traces .mv-chosen").wait_for()
-    playwright.expect(page.get_by_role("tab", name=shown, selected=True)).to_be_visible()
+    expect(page.get_by_role("tab", name=shown, selected=True)).to_be_visible()
 
 
 def test_the_address_names_the_trace_that_is_shown_and_nothing_of_another_one(opened: Any) -> None:

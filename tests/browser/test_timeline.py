@@ -10,11 +10,9 @@ import pytest
 
 from memviz.trace.load import load_trace
 from memviz.trace.model import Annotations, HostBytes, Stage
-from tests.browser.conftest import at_home
+from tests.browser.conftest import at_home, expect
 from tests.browser.mounting import TIMELINE, mount_timeline
 from tests.traces import MiB, alloc, event, segment, snapshot
-
-playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
 
@@ -74,7 +72,6 @@ def test_a_click_on_the_axis_or_the_overview_chooses_that_moment(drawn: Any, str
 
 @pytest.mark.parametrize("width", [1440, 390])
 def test_host_memory_is_a_lane_below_the_plot(same_page: Any, width: int) -> None:
-    expect = playwright.expect
     trace = load_trace(SAMPLES / "training.pickle.gz")
     device, zeros = trace.devices[0], [0, 0, 0]
     count = len(device.events)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser.conftest import at_home, new_visitor, reload
+from tests.browser.conftest import at_home, expect, new_visitor, reload
 from tests.facts import missing
 from tests.server import started
 from tests.traces import alloc, frame, free, snapshot
@@ -106,19 +106,6 @@ def test_a_copy_is_kept_for_others_where_the_owner_allows_it(
             urllib.request.urlopen(address, timeout=120)
 
 
-def test_a_visitor_finds_their_own_traces_again_when_they_come_back(
-    page: Any, watched: Callable[[Any], Any], server: str, secret_file: Path
-) -> None:
-    """In another tab of the same browser; a reload would cut the page's pending requests."""
-    open_file(page, server, secret_file)
-    again = watched(page.context)
-    again.goto(server)
-    again.get_by_role("button", name=re.compile("secret-run")).first.wait_for()
-    again.locator(".mvt[data-drawn]").first.wait_for()
-    again.close()
-    page.bring_to_front()
-
-
 def test_a_trace_is_renamed_in_place_and_keeps_its_name(page: Any, server: str, secret_file: Path) -> None:
     open_file(page, server, secret_file)
     page.locator("#traces .mv-trace b").dblclick()
@@ -162,10 +149,6 @@ def test_a_broken_file_is_explained_and_nothing_open_is_lost(
     # It goes with the next thing that works.
     page.locator("#traces").get_by_role("button", name=re.compile("^secret-run")).click()
     alert.wait_for(state="hidden")
-
-
-playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
-expect = playwright.expect
 
 
 def written(folder: Path, name: str, count: int = 200) -> Path:

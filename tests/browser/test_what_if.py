@@ -8,12 +8,9 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from memviz.trace.load import load_trace
-from tests.browser.conftest import at_home, new_visitor
+from tests.browser.conftest import at_home, expect, new_visitor
 
 SHARES_A_PAGE = True
-
-playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
-expect = playwright.expect
 
 
 @pytest.fixture
