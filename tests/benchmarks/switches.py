@@ -1,6 +1,6 @@
 """Measures what a switch of the Run form costs a warm worker, for every preset, in seconds of processor time.
 
-    python -m tests.benchmarks.switches [PRESET ...] [--switch NAME] [--prices] [--profile] [--write]
+    python -m tests.benchmarks.switches [PRESET ...] [--switch NAME] [--prices] [--write]
 
 Each preset has a process of its own. It predicts the preset, then the preset again, then with one optimization
 switched: the first answer has the imports, the others are what a visitor waits for. With `--prices` it predicts every
@@ -8,14 +8,11 @@ optimization alone, without traces, as the page's price list does for sizes that
 """
 
 import argparse
-import cProfile
 import json
-import pstats
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -40,18 +37,16 @@ def main() -> None:
     parser.add_argument("presets", nargs="*")
     parser.add_argument("--switch", default="")
     parser.add_argument("--prices", action="store_true", help="measure the whole price list, too")
-    parser.add_argument("--profile", action="store_true", help="print where the switch spends its time")
     parser.add_argument("--write", action="store_true", help=f"into {README.name}")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.here:
-        print(json.dumps(_seconds(args.presets[0], args.switch, profile=args.profile, prices=args.prices)))
+        print(json.dumps(_seconds(args.presets[0], args.switch, prices=args.prices)))
         return
     rows = []
     for preset in args.presets or [row["name"] for row in listing()["workloads"] if row["name"] != "config.json"]:
         command = [sys.executable, "-m", __spec__.name, preset, "--here", "--switch", args.switch]
-        more = [*["--profile"] * args.profile, *["--prices"] * args.prices]
-        done = subprocess.run([*command, *more], stdout=subprocess.PIPE, check=True)
+        done = subprocess.run([*command, *["--prices"] * args.prices], stdout=subprocess.PIPE, check=True)
         rows.append(json.loads(done.stdout))
         print(_row(rows[-1]), flush=True)
     if args.write:
@@ -66,7 +61,7 @@ def _row(cells: list[Any]) -> str:
     return f"| {' | '.join(f'{cell:.2f}' if isinstance(cell, float) else str(cell) for cell in cells)} |"
 
 
-def _seconds(preset: str, switch: str, *, profile: bool, prices: bool) -> list[Any]:
+def _seconds(preset: str, switch: str, *, prices: bool) -> list[Any]:
     rows = listing()
     knobs = next(row["knobs"] for row in rows["workloads"] if row["name"] == preset)
     trains = {knob["name"]: knob_text(knob["default"]) for knob in knobs}.get("mode") == "training"
@@ -76,8 +71,7 @@ def _seconds(preset: str, switch: str, *, profile: bool, prices: bool) -> list[A
     cells = [preset, _answer(base)[0], _answer(base)[0]]
     for name in [switch] if switch else [one for one in _SWITCHES if one in asked]:
         with suppress(_Refused):
-            switched = _profiled(lambda name=name: _answer(asked[name])) if profile else _answer(asked[name])
-            cells += [name, *switched]
+            cells += [name, *_answer(asked[name])]
             break
     if prices:
         begun = time.process_time()
@@ -103,14 +97,6 @@ def _answer(request: Request) -> tuple[float, float]:
     with tempfile.TemporaryDirectory() as folder:
         answer(0, request, Path(folder), send)
     return sent["figures"], sent["done"]
-
-
-def _profiled(work: Callable[[], tuple[float, float]]) -> tuple[float, float]:
-    profile = cProfile.Profile()
-    seconds = profile.runcall(work)
-    for order in ("tottime", "cumulative"):
-        pstats.Stats(profile, stream=sys.stderr).sort_stats(order).print_stats(45)
-    return seconds
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""Memory of a step on meta tensors: the bytes that PyTorch would request, operator by operator."""
+"""Memory of a step on meta tensors, the bytes that PyTorch would request operator by operator, and predicted runs."""
 
 import weakref
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -8,8 +9,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from memviz.allocator.caching import CachingAllocator
+from memviz.runner.execute import predict
+from memviz.runner.plan import plan_of
+from memviz.runner.request import Request
 
 GiB = 1 << 30
+
+
+def predicted(workload: str, settings: Mapping[str, str], *chosen: Any, **more: Any) -> Any:
+    """A run on the predicted device, whose outputs are not checked."""
+    return predict(plan_of(Request(workload, settings, chosen, numerics=False, **more)), lambda _: None)
 
 
 class Memory(TorchDispatchMode):

@@ -13,7 +13,6 @@ from torch import nn
 
 from memviz.errors import UsageError
 from memviz.runner import prices
-from memviz.runner.execute import predict_plan
 from memviz.runner.plan import optimization_of, plan_of
 from memviz.runner.request import Request
 from optimizations import GROUPS, OPTIMIZATIONS, Optimization, apply_all, check_together
@@ -36,6 +35,7 @@ from optimizations.weight_offload import WeightOffload
 from optimizations.weight_quantization import WeightQuantization
 from tests.house.printed_code import EFFECTS
 from tests.house.repository import ROOT
+from tests.optimizations.memory import predicted
 from tests.optimizations.tiny import Case, Stack, autoencoder, bert, flux, llama, ltx, stack
 from tests.optimizations.whole import Whole
 from tests.runner.output_check.test_comparison import SPOILED
@@ -166,9 +166,8 @@ def test_it_takes_the_same_memory(workload: Any, name: str, mode: str, knobs: di
         pytest.importorskip("accelerate", reason="accelerate is not installed")
     peaks = []
     for implementation in ("memviz", "library"):
-        chosen = ((name, {**knobs, "implementation": implementation}),)
-        request = Request(workload[0], {**workload[1], "mode": mode}, chosen, numerics=False)
-        run = predict_plan(plan_of(request), lambda _: None, figures_only=True).run
+        chosen = (name, {**knobs, "implementation": implementation})
+        run = predicted(workload[0], {**workload[1], "mode": mode}, chosen).run
         peaks.append((run.peak_requested_bytes, run.weights_bytes, run.weights_at_peak_bytes))
     assert peaks[0] == peaks[1]
 

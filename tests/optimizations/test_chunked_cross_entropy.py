@@ -14,11 +14,9 @@ from torch.nn import functional as F
 from memviz.predictor.cards import card_named
 from memviz.predictor.device import PredictedDevice
 from memviz.predictor.hooks import TRITON_NOT_RUN
-from memviz.runner.execute import predict
-from memviz.runner.plan import plan_of
-from memviz.runner.request import Request, Run
+from memviz.runner.request import Run
 from optimizations.chunked_cross_entropy import ChunkedCrossEntropy, chunked_cross_entropy
-from tests.optimizations.memory import Memory
+from tests.optimizations.memory import Memory, predicted
 from tests.optimizations.tiny import different, llama, one_step
 from tests.second_process import ROOT
 
@@ -107,8 +105,8 @@ def test_what_fp32_sums_take_is_predicted():
         peaks.append(memory.peak_allocated)
         hidden.grad = weight.grad = None
         knobs = {} if accum_dtype is None else {"accum_dtype": "float32"}
-        settings, chosen = {"layers": "1", "sequence": "512"}, (("chunked_cross_entropy", {"tokens": "64", **knobs}),)
-        run = predict(plan_of(Request("llama", settings, chosen, numerics=False)), lambda _: None).run
+        chosen = ("chunked_cross_entropy", {"tokens": "64", **knobs})
+        run = predicted("llama", {"layers": "1", "sequence": "512"}, chosen).run
         runs.append(run.peak_allocated_bytes)
     assert 3.9 * words * width <= peaks[1] - peaks[0] <= 4.1 * words * width
     assert 2 * 2048 * 128_256 <= runs[1] - runs[0] <= 4 * 2048 * 128_256
@@ -312,6 +310,4 @@ def test_a_run_says_what_did_not_run_and_takes_less(library: Any) -> None:
 
 
 def run(*chosen: Any) -> Run:
-    settings = {"layers": "1", "batch": "1", "sequence": "1024"}
-    request = Request("llama", settings, chosen, card="RTX 4090", numerics=False)
-    return predict(plan_of(request), lambda _: None).run
+    return predicted("llama", {"layers": "1", "batch": "1", "sequence": "1024"}, *chosen, card="RTX 4090").run

@@ -7,9 +7,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from memviz.runner.execute import predict
-from memviz.runner.plan import plan_of
-from memviz.runner.request import Request
 from optimizations import Optimization, apply_all, weight_offload
 from optimizations.activation_offload import ActivationOffload, host_bytes
 from optimizations.attention_backend import AttentionBackend
@@ -23,6 +20,7 @@ from optimizations.vae_tiling import VaeTiling
 from optimizations.weight_offload import WeightOffload
 from optimizations.weight_quantization import WeightQuantization
 from tests.optimizations import tiny
+from tests.optimizations.memory import predicted
 from tests.optimizations.tiny import Case, different, one_step
 
 ACTIVATIONS = ActivationOffload(least_mib=0.0, from_host=True)
@@ -164,8 +162,5 @@ PEAKS = [
 def test_a_predicted_run_has_a_lower_peak(
     workload: str, settings: Any, optimizer: Any, name: str, knobs: Any, least: float, most: float
 ) -> None:
-    peaks = []
-    for chosen in ((), ((name, knobs),)):
-        request = Request(workload, settings, chosen, optimizer=optimizer, numerics=False)
-        peaks.append(predict(plan_of(request), lambda _: None, figures_only=True).run.peak_allocated_bytes)
-    assert least < peaks[1] / peaks[0] < most
+    plain, changed = (predicted(workload, settings, *some, optimizer=optimizer) for some in ((), ((name, knobs),)))
+    assert least < changed.run.peak_allocated_bytes / plain.run.peak_allocated_bytes < most

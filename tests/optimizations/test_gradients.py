@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from torch import Tensor, distributed, nn
 
 from memviz.errors import UsageError
-from memviz.runner.execute import predict
 from memviz.runner.output_check.comparison import compare_outputs
 from memviz.runner.plan import plan_of
 from memviz.runner.predicted_script import parse_optimizations
@@ -22,7 +21,7 @@ from optimizations.checkpointing import Checkpointing
 from optimizations.flat_gradients import FlatGradients, flat_gradient
 from optimizations.gradient_accumulation import GradientAccumulation
 from tests import forked
-from tests.optimizations.memory import Memory
+from tests.optimizations.memory import Memory, predicted
 from tests.optimizations.pieces import parts_of
 from tests.optimizations.tiny import Case, Stack, bert, flux, gpt2, llama, vit
 from tests.optimizations.two_ranks import RANKS, WRAPPED
@@ -489,7 +488,7 @@ def test_what_counts_backward_passes_counts_the_pieces() -> None:
 def _run(batch: int, pieces: int) -> Run:
     settings = {"layers": "2", "narrow": "4", "batch": str(batch), "sequence": "256", "dropout": "0.0"}
     changes = (("gradient_accumulation", {"pieces": str(pieces)}),) if pieces > 1 else ()
-    return predict(plan_of(Request("gpt2", settings, changes, numerics=False)), lambda _: None).run
+    return predicted("gpt2", settings, *changes).run
 
 
 @pytest.mark.slow

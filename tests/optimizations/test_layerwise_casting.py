@@ -10,15 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from memviz.runner.execute import predict
-from memviz.runner.plan import make_workload, plan_of
-from memviz.runner.request import Request
+from memviz.runner.plan import make_workload
 from memviz.trace.model import Action
 from optimizations import apply_all
 from optimizations.checkpointing import Checkpointing
 from optimizations.layerwise_casting import LayerwiseCasting
 from optimizations.split_feed_forward import SplitFeedForward
-from tests.optimizations.memory import Memory
+from tests.optimizations.memory import Memory, predicted
 from tests.optimizations.tiny import gpt2, llama, ltx
 
 FP8 = torch.float8_e4m3fn
@@ -426,8 +424,7 @@ def test_the_stream_takes_every_weight_but_those_of_the_first_piece_and_the_peak
     settings = {"double_layers": "1", "single_layers": "2"}
 
     def run(ahead: str):
-        chosen = (("layerwise_casting", {"skip": "norm", "ahead": ahead}),)
-        done = predict(plan_of(Request("flux", settings, chosen, numerics=False)), lambda _: None)
+        done = predicted("flux", settings, ("layerwise_casting", {"skip": "norm", "ahead": ahead}))
         events = done.trace.devices[0].events
         beside = (events.stream != 0) & (events.action == Action.ALLOC)
         return done.run, events.size[beside]

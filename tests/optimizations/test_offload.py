@@ -10,16 +10,14 @@ from torch import Tensor, nn
 
 from memviz.predictor.cards import card_named
 from memviz.predictor.device import PredictedDevice
-from memviz.runner.execute import predict
-from memviz.runner.plan import make_workload, plan_of
-from memviz.runner.request import Request
+from memviz.runner.plan import make_workload
 from memviz.trace.model import Action
 from optimizations import activation_offload, weight_offload
 from optimizations.activation_offload import ActivationOffload
 from optimizations.split_feed_forward import SplitFeedForward
 from optimizations.weight_offload import WeightOffload
 from tests.marks import slow
-from tests.optimizations.memory import Memory
+from tests.optimizations.memory import Memory, predicted
 from tests.optimizations.tiny import Case, different, llama, one_step, stack
 from tests.optimizations.whole import Whole
 
@@ -107,8 +105,7 @@ def test_ahead_the_stream_brings_every_block_but_the_first_and_two_are_there_at_
     settings = {"double_layers": "1", "single_layers": "3"}
 
     def run(ahead: str):
-        chosen = (("weight_offload", {"ahead": ahead}),)
-        done = predict(plan_of(Request("flux", settings, chosen, numerics=False)), lambda _: None)
+        done = predicted("flux", settings, ("weight_offload", {"ahead": ahead}))
         events = done.trace.devices[0].events
         return done.run, events.size[(events.stream != 0) & (events.action == Action.ALLOC)]
 
@@ -144,12 +141,9 @@ def test_what_came_ahead_is_not_taken_where_the_weight_has_been_loaded_since():
 
 @pytest.mark.slow
 def test_weights_in_fp8_come_over_the_bus_as_they_are_and_half_as_many_bytes_wait():
-    def run(*chosen):
-        settings = {"double_layers": "1", "single_layers": "3"}
-        return predict(plan_of(Request("flux", settings, chosen, numerics=False)), lambda _: None).run
-
-    offload = ("weight_offload", {"granularity": "block"})
-    plain, cast = run(offload), run(offload, ("layerwise_casting", {"skip": "norm"}))
+    settings, offload = {"double_layers": "1", "single_layers": "3"}, ("weight_offload", {"granularity": "block"})
+    plain = predicted("flux", settings, offload).run
+    cast = predicted("flux", settings, offload, ("layerwise_casting", {"skip": "norm"})).run
     assert 0.5 < cast.host_bytes / plain.host_bytes < 0.62
     assert cast.peak_allocated_bytes < 0.85 * plain.peak_allocated_bytes
 
@@ -160,8 +154,7 @@ def test_the_run_says_what_the_host_holds_and_the_bound_bounds_it():
     knobs = {"layers": "2", "mode": "inference"}
 
     def pinned(**more: str) -> int:
-        run = predict(plan_of(Request("gpt2", knobs, (("weight_offload", more),))), lambda phase: None).run
-        return run.pinned_host_bytes or 0
+        return predicted("gpt2", knobs, ("weight_offload", more)).run.pinned_host_bytes or 0
 
     with torch.device("meta"):
         model = make_workload("gpt2", knobs).build()
@@ -169,8 +162,7 @@ def test_the_run_says_what_the_host_holds_and_the_bound_bounds_it():
     assert pinned() == sum(1 << (size - 1).bit_length() for size in blocks) > sum(blocks)
     bound = pinned() / 2 / (1 << 30)
     assert 0 < pinned(most_gib=str(bound)) <= pinned() / 2
-    without = predict(plan_of(Request("gpt2", knobs)), lambda phase: None).run
-    assert without.pinned_host_bytes == 0
+    assert predicted("gpt2", knobs).run.pinned_host_bytes == 0
 
 
 class Wide(nn.Module):

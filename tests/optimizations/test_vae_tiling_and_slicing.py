@@ -7,11 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from memviz.runner.execute import predict
-from memviz.runner.plan import plan_of
-from memviz.runner.request import Request, Run
+from memviz.runner.request import Run
 from optimizations.vae_slicing import VaeSlicing
 from optimizations.vae_tiling import VaeTiling
+from tests.optimizations.memory import predicted
 from tests.optimizations.tiny import autoencoder
 
 both = pytest.mark.parametrize("kind", [VaeSlicing, VaeTiling], ids=lambda kind: kind.name)
@@ -77,8 +76,7 @@ def test_an_autoencoder_inside_a_model_is_found_and_copies_take_it_along(kind: A
 
 def run(batch: int, size: int, *names: str) -> Run:
     settings = {"batch": str(batch), "resolution": f"{size}x{size}", "channels": "32", "tile": "128"}
-    changes = tuple((name, {}) for name in names)
-    return predict(plan_of(Request("vae", settings, changes, numerics=False)), lambda _: None).run
+    return predicted("vae", settings, *((name, {}) for name in names)).run
 
 
 @pytest.mark.slow

@@ -9,11 +9,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from memviz.runner.execute import predict
-from memviz.runner.plan import plan_of
-from memviz.runner.request import Request
 from optimizations.lora import Lora
 from optimizations.weight_quantization import Quantized, WeightQuantization
+from tests.optimizations.memory import predicted
 from tests.optimizations.tiny import llama
 
 both = pytest.mark.parametrize("bits", [8, 4])
@@ -104,7 +102,7 @@ def test_a_predicted_model_takes_as_many_bytes_as_its_codes_and_scales():
     for bits in (None, "8", "4", "float8"):
         knobs = {"codes": bits} if bits == "float8" else {"bits": bits}
         chosen = () if bits is None else (("weight_quantization", knobs),)
-        peaks[bits] = predict(plan_of(Request("flux", settings, chosen, numerics=False)), lambda _: None).run
+        peaks[bits] = predicted("flux", settings, *chosen).run
     weights = peaks[None].weights_bytes
     saved = {bits: peaks[None].peak_allocated_bytes - run.peak_allocated_bytes for bits, run in peaks.items() if bits}
     # Of two bytes a weight one and a 64th are left, or a half and a 64th; the largest matrix is unpacked for a while.

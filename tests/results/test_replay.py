@@ -1,4 +1,4 @@
-"""What a replay says: its facts in small recordings, and every sentence against rows, lines and advice."""
+"""Sentences about replays: their facts in small recordings, and each against rows, lines and advice."""
 
 import random
 import re
@@ -114,9 +114,8 @@ def of_fate(said: str, found: WhatIf, shown: list[RankedRow]) -> None:
     if fits:
         assert found.base.oom is None
         assert f"fits, {fits[1]} to spare" in [each.ends for each in shown]
-    for event in re.findall(r"(?:this run|it|would) stops? at event ([\d,]+)", said):
-        ended = [each.oom for each in (found.base, found.replayed, found.compared_with) if each.oom is not None]
-        assert event in [count_text(each.event) for each in ended]
+    ended = [each.oom for each in (found.recorded, found.base, found.replayed, found.compared_with) if each.oom]
+    assert set(re.findall(r"out of memory at event (\d+(?:,\d+)*)", said)) <= {count_text(each.event) for each in ended}
     if "would fit" in said:
         spare = re.search(r"would fit, with ([^ ]+ [^ ]+) to spare", said)
         assert spare is None or f"fits, {spare[1]} to spare" in [each.ends for each in shown]
@@ -124,7 +123,7 @@ def of_fate(said: str, found: WhatIf, shown: list[RankedRow]) -> None:
 
 def of_change(said: str, found: WhatIf, searched: Search) -> None:
     """Check that less and more agree with the rows, for one limit and one start."""
-    changed = re.search(r"reserve ([^ ]+ [^ ]+) at the peak, (?:([^ ]+ [^ ]+) (less|more)|as much)", said)
+    changed = re.search(r"reserve ([^ ]+ [^ ]+) at the peak, (?:([^ ]+ [^ ]+) (less|more)|the same)", said)
     if not changed:
         return
     ours = next(each for each in searched.tried if each.settings == found.replayed.settings)
@@ -133,10 +132,8 @@ def of_change(said: str, found: WhatIf, searched: Search) -> None:
     )
     assert bytes_text(mine) == changed[1]
     assert mine == found.replayed.peak_reserved_bytes
-    if changed[2] is None:
-        assert mine == theirs
-    else:
-        assert (bytes_text(abs(mine - theirs)), mine > theirs) == (changed[2], changed[3] == "more")
+    more = (None, None) if mine == theirs else (bytes_text(abs(mine - theirs)), "more" if mine > theirs else "less")
+    assert changed.groups()[1:] == more
 
 
 def of_as_recorded(said: str, found: WhatIf, searched: Search, shown: list[RankedRow]) -> None:
