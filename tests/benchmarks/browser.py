@@ -25,16 +25,10 @@ import json
 import os
 import platform
 import shutil
-import socket
 import statistics
-import subprocess
-import sys
 import tempfile
 import threading
 import time
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -43,6 +37,7 @@ from playwright.sync_api import Page, sync_playwright
 
 from memviz.trace.load import load_trace
 from tests.benchmarks.readme import write_table
+from tests.server import started
 
 STEPS = 30
 ARGUMENTS = [
@@ -178,16 +173,16 @@ def _arguments() -> argparse.Namespace:
 
 
 def _ours(browser: Any, file: Path) -> list[str]:
-    with serving([sys.executable, "app.py"]) as address:
+    with started({}) as server:
         page = browser.new_page(viewport={"width": 1440, "height": 1000})
         sent = _count_bytes(page)
         page.add_init_script(f"({MARKS})({json.dumps({'marks': _OURS, 'since': 'choice'})})")
         tools = page.context.new_cdp_session(page)
         tools.send("Performance.enable", {"timeDomain": "threadTicks"})
-        started = time.perf_counter()
-        page.goto(address)
+        asked = time.perf_counter()
+        page.goto(server.address)
         page.wait_for_selector(".mv-sample", timeout=60_000)
-        opens = time.perf_counter() - started
+        opens = time.perf_counter() - asked
         metrics = {each["name"]: each["value"] for each in tools.send("Performance.getMetrics")["metrics"]}
         # A person looks at the page for a moment before choosing a file.
         page.wait_for_timeout(2000)
@@ -206,10 +201,10 @@ def _ours(browser: Any, file: Path) -> list[str]:
         clicks = _clicked(page, "#timeline .mvt-plot", told, outlined)
         tabs = page.evaluate(_TABS, 3)
         page.close()
-    with serving([sys.executable, "-m", "memviz", "open", str(file)]) as address:
+    with started({}, program=["-m", "memviz", "open", str(file.resolve())]) as server:
         page = browser.new_page(viewport={"width": 1440, "height": 1000})
         page.add_init_script(f"({MARKS})({json.dumps({'marks': _OURS, 'since': 'page'})})")
-        page.goto(address)
+        page.goto(server.address)
         given = marked(page)
         page.close()
     total = uploaded.get("total") or uploaded["coloured"]
@@ -244,19 +239,6 @@ def marked(page: Page, last: str = "coloured") -> dict[str, float]:
             return marks
         page.wait_for_timeout(500)
     raise SystemExit("Nothing was drawn in ten minutes.")
-
-
-@contextmanager
-def serving(command: list[str]) -> Iterator[str]:
-    port = _free_port()
-    settings = {"GRADIO_SERVER_PORT": str(port), "GRADIO_ANALYTICS_ENABLED": "False"}
-    server = subprocess.Popen(command, env={**os.environ, **settings}, stdout=subprocess.DEVNULL)
-    try:
-        _wait(f"http://127.0.0.1:{port}/")
-        yield f"http://127.0.0.1:{port}/"
-    finally:
-        server.terminate()
-        server.wait()
 
 
 def _count_bytes(page: Page) -> list[int]:
@@ -322,22 +304,6 @@ def _zoom(page: Page, selector: str) -> list[list[float]]:
 def _steps(turns: list[list[float]]) -> list[str]:
     whole, drawn = [turn[0] for turn in turns], [turn[1] for turn in turns]
     return [f"{statistics.median(whole):.0f} ms", f"{max(whole):.0f} ms", f"{statistics.median(drawn):.1f} ms"]
-
-
-def _wait(address: str) -> None:
-    for _ in range(240):
-        try:
-            urllib.request.urlopen(address, timeout=2).read(1)
-            return
-        except OSError:
-            time.sleep(0.25)
-    raise SystemExit(f"{address} does not answer")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _table(rows: list[list[str]]) -> str:

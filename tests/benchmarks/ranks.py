@@ -14,7 +14,6 @@ import os
 import pickle
 import resource
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -27,8 +26,9 @@ from memviz.ranks.places import Place, places_of
 from memviz.ranks.row import Reduced
 from memviz.ranks.summary import summarize_ranks
 from memviz.trace.load import load_trace
-from tests.benchmarks.browser import ARGUMENTS, MARKS, marked, serving
+from tests.benchmarks.browser import ARGUMENTS, MARKS, marked
 from tests.benchmarks.readme import README, measured_on, write_table
+from tests.server import started
 from tests.traces import MiB, alloc, frame
 
 PLANTED_BYTES = 512 * MiB
@@ -92,11 +92,11 @@ def _of_the_page(file: Path, folder: Path, count: int) -> list[tuple[str, str]]:
     rank_map = "#ranks-map .mvn[data-drawn]"
     last = f'{rank_map} .mvn-plot[aria-valuemax="{count}"]'
     marks = {"timeline": ".mvt[data-total=whole], .mvt[data-drawn]", "map": rank_map, "all": last}
-    with serving([sys.executable, "app.py"]) as address, sync_playwright() as engine:
+    with started({}) as server, sync_playwright() as engine:
         browser = engine.chromium.launch(executable_path=shutil.which("chromium"), args=ARGUMENTS)
         page = browser.new_page(viewport={"width": 1440, "height": 1000})
         page.add_init_script(f"({MARKS})({json.dumps({'marks': marks, 'since': 'choice'})})")
-        page.goto(address)
+        page.goto(server.address)
         page.wait_for_selector(".mv-sample", timeout=60_000)
         page.wait_for_timeout(2000)
         page.set_input_files("#first-files input[type=file]", [place.address for place in places])
