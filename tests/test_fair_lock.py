@@ -2,6 +2,8 @@
 
 import threading
 
+import pytest
+
 from memviz.fair_lock import FairLock
 from tests.runner.processes import PATIENCE_SECONDS, wait_until
 
@@ -53,11 +55,8 @@ def test_those_who_wait_hear_how_many_are_before_them_and_can_give_up() -> None:
 
 def test_a_turn_ends_with_an_exception_too() -> None:
     line = FairLock()
-    try:
-        with line.turn():
-            raise RuntimeError
-    except RuntimeError:
-        pass
+    with pytest.raises(RuntimeError), line.turn():
+        raise RuntimeError
     with line.turn() as mine:
         assert mine
 
@@ -115,30 +114,27 @@ class Busy:
         return self.order
 
 
-def test_one_who_asks_for_fifty_turns_waits_behind_each_others_first() -> None:
-    busy = Busy()
-    busy.waits("ann", 50)
-    busy.waits("bob")
-    busy.waits("eve", 2)
+MASKS = [f"mask {number}" for number in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("served", "queued", "first"),
+    [
+        ([], {"ann": 50, "bob": 1, "eve": 2}, ["ann", "bob", "eve", "ann", "eve", *["ann"] * 48]),
+        (["ann"] * 10, {"ann": 3, "new": 1}, ["ann", "new", "ann", "ann"]),
+        ([], {"ann": 1, **dict.fromkeys(MASKS, 1), "bob": 1}, ["ann", *MASKS, "bob"]),
+        (["ann"], {"mask 0": 1, "ann": 1, **dict.fromkeys(MASKS[1:], 1)}, ["mask 0", "ann"]),
+    ],
+    ids=["fifty turns wait behind each other's first", "no debts", "new names gain nothing", "nor keep others out"],
+)
+def test_turns_alternate_between_owners_in_the_order_they_came(
+    served: list[str], queued: dict[str, int], first: list[str]
+) -> None:
+    busy = Busy(*served)
+    for owner, turns in queued.items():
+        busy.waits(owner, turns)
     order = busy.ends()
-    assert order[:5] == ["ann", "bob", "eve", "ann", "eve"]
-    assert order[5:] == ["ann"] * 48
-
-
-def test_who_comes_while_others_have_their_tenth_turn_is_not_behind_them() -> None:
-    busy = Busy(*["ann"] * 10)
-    busy.waits("ann", 3)
-    busy.waits("new")
-    assert busy.ends() == ["ann", "new", "ann", "ann"]
-
-
-def test_a_new_name_each_time_gains_nothing() -> None:
-    busy = Busy()
-    busy.waits("ann")
-    for number in range(5):
-        busy.waits(f"mask {number}")
-    busy.waits("bob")
-    assert busy.ends() == ["ann", *(f"mask {number}" for number in range(5)), "bob"]
+    assert order[: len(first)] == first and len(order) == sum(queued.values())
 
 
 def test_turns_asked_for_one_after_the_other_alternate_with_those_of_others() -> None:
@@ -146,15 +142,6 @@ def test_turns_asked_for_one_after_the_other_alternate_with_those_of_others() ->
     busy.waits("ann", 3, again=True)
     busy.waits("bob", 3)
     assert busy.ends() == ["ann", "bob", "ann", "bob", "ann", "bob"]
-
-
-def test_masks_that_keep_coming_do_not_keep_out_who_had_a_turn_before() -> None:
-    busy = Busy("ann")
-    busy.waits("mask 0")
-    busy.waits("ann")
-    for number in range(1, 5):
-        busy.waits(f"mask {number}")
-    assert busy.ends()[:2] == ["mask 0", "ann"]
 
 
 def test_those_who_wait_hear_the_number_of_turns_before_theirs() -> None:
