@@ -74,16 +74,12 @@ def tag(name: str, *children: object, **attributes: object) -> Html:
         if rewritten is None:
             return Html("")
         name, attributes = rewritten
-    spelled = "".join(
-        f" {_attribute_name(key)}" if value is True else f' {_attribute_name(key)}="{esc(value)}"'
-        for key, value in attributes.items()
-        if value is not None and value is not False
-    )
+    spelled = ""
+    for key, value in attributes.items():
+        if value is not None and value is not False:
+            spelled += f" {key.rstrip('_').replace('_', '-')}"
+            spelled += "" if value is True else f'="{esc(value)}"'
     return Html(f"<{name}{spelled}>{content}</{name}>")
-
-
-def _attribute_name(name: str) -> str:
-    return name.rstrip("_").replace("_", "-")
 
 
 def joined(*children: object) -> Html:

@@ -106,7 +106,7 @@ class LayerwiseCasting:
             _diffusers()
         cast, skipped = self._sort(model)
         if not cast:
-            by = ", ".join(skipped)
+            by = ", ".join(dict.fromkeys(skipped))
             why = f"all are skipped, by {by}; shorten skip" if skipped else "it has no layer with a weight matrix"
             raise ValueError(f"There is nothing to cast in this model: {why}.")
         for dtype in {dtype for weight in cast for dtype in (weight.dtype, self._computes_in(weight))}:
@@ -192,20 +192,22 @@ class LayerwiseCasting:
                 converted[name] = module
         return converted
 
-    def _sort(self, model: nn.Module) -> tuple[dict[Parameter, str], dict[str, dict[Parameter, str]]]:
-        """Weights to cast, and those left alone by reason; each with the name of its module."""
-        skipped = self._why_skipped(model)
-        why = {name: skipped[name] for name, module in model.named_modules() if _is_leaf(module)}
+    def _sort(self, model: nn.Module) -> tuple[dict[Parameter, str], list[str]]:
+        """Weights to cast with the names of their modules, and the reasons to leave others alone."""
+        why_skipped = self._why_skipped(model)
+        why = {name: why_skipped[name] for name, module in model.named_modules() if _is_leaf(module)}
         cast: dict[Parameter, str] = {}
-        skipped_weights: dict[str, dict[Parameter, str]] = {}
+        skipped: list[str] = []
         for weight, owners in _owners(model).items():
             leaf = next((name for name, _, _ in owners if name in why), None)
             if leaf is not None and weight.is_floating_point():
                 # A shared weight must be up for all who use it, and only leaves that are cast see to that.
                 reasons = [why.get(name, f"shared with {name or 'the model'}") for name, _, _ in owners]
-                reason = next(filter(None, reasons), "")
-                (skipped_weights.setdefault(reason, {}) if reason else cast)[weight] = leaf
-        return cast, skipped_weights
+                if reason := next(filter(None, reasons), ""):
+                    skipped.append(reason)
+                else:
+                    cast[weight] = leaf
+        return cast, skipped
 
     def _patterns(self, model: nn.Module) -> list[str]:
         patterns = _listed(self.skip)

@@ -32,21 +32,18 @@ def save_page(folder: Path, name: str, memory: GpuMemory) -> str:
 def write_index(folder: Path, rows: Sequence[Mapping[str, object]]) -> Path:
     """Write the index page of tests, highest peak first."""
     head = tag("tr", *(tag("th", name) for name in ("test", "outcome", "held at most", "reserved at most", "limit")))
-    body = [_row(row) for row in sorted(rows, key=lambda row: (-_number(row["peak_bytes"]), str(row["test"])))]
+    body = []
+    for row in sorted(rows, key=lambda row: (-_number(row["peak_bytes"]), str(row["test"]))):
+        sizes = [bytes_text(_number(row["peak_bytes"])), bytes_text(_number(row["reserved_bytes"]))]
+        sizes.append("" if row.get("limit_bytes") is None else bytes_text(_number(row["limit_bytes"])))
+        cells = (tag("a", row["test"], href=row["page"]), row["outcome"], *sizes)
+        body.append(tag("tr", *(tag("td", cell) for cell in cells)))
     style = tag("style", "body{font:14px sans-serif;color-scheme:light dark}td,th{padding:0 1em;text-align:left}")
     table = tag("table", tag("thead", head), tag("tbody", *body))
     page = tag("html", tag("head", tag("meta", charset="utf-8"), tag("title", "GPU memory of tests"), style), table)
     with replacing(folder / _INDEX) as file:
         file.write(f"<!doctype html>{page}".encode("utf-8", "replace"))
     return folder / _INDEX
-
-
-def _row(row: Mapping[str, object]) -> str:
-    limit = row.get("limit_bytes")
-    sizes = [bytes_text(_number(row["peak_bytes"])), bytes_text(_number(row["reserved_bytes"]))]
-    link = tag("a", row["test"], href=row["page"])
-    cells = [link, row["outcome"], *sizes, "" if limit is None else bytes_text(_number(limit))]
-    return tag("tr", *(tag("td", cell) for cell in cells))
 
 
 def _number(value: object) -> int:
