@@ -8,14 +8,14 @@ them, and each pair one (`test_effects.py` has each optimization alone on each k
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from itertools import combinations
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from optimizations import OPTIMIZATIONS, Optimization, activation_offload, apply_all, check_together, weight_offload
 from optimizations.activation_offload import ActivationOffload
@@ -32,7 +32,7 @@ from optimizations.split_feed_forward import SplitFeedForward
 from optimizations.weight_offload import WeightOffload
 from optimizations.weight_quantization import WeightQuantization
 from tests.optimizations.pieces import parts_of
-from tests.optimizations.tiny import Case, autoencoder, flux, llama, ltx
+from tests.optimizations.tiny import Case, autoencoder, different, flux, llama, ltx
 from tests.optimizations.whole import WIDTH, Whole
 
 pytestmark = pytest.mark.slow
@@ -115,16 +115,7 @@ def counted(chosen: list[Any]) -> list[Any]:
     return [replace(change, micro_batches=passes) if hasattr(change, "micro_batches") else change for change in chosen]
 
 
-@dataclass(frozen=True)
-class Results:
-    numbers: dict[str, Tensor]
-
-    def differ(self, other: Results) -> list[str]:
-        assert self.numbers.keys() == other.numbers.keys()
-        return [name for name, each in self.numbers.items() if not torch.equal(each, other.numbers[name])]
-
-
-def results(case: Case, pieces: GradientAccumulation | None = None, *, training: bool) -> Results:
+def results(case: Case, pieces: GradientAccumulation | None = None, *, training: bool) -> dict[str, Tensor]:
     """The loss; in training its gradients too, and the weights after two steps, which are taken back.
 
     In inference the loss twice, since some go by what the pass before has shown.
@@ -132,7 +123,7 @@ def results(case: Case, pieces: GradientAccumulation | None = None, *, training:
     torch.manual_seed(7)
     if not training:
         with torch.no_grad():
-            return Results({f"loss {number}": case.loss(case.model.eval()) for number in (1, 2)})
+            return {f"loss {number}": case.loss(case.model.eval()) for number in (1, 2)}
     case.model.train().zero_grad()
     loss = backward(case, pieces)
     numbers = {f"gradient {name}": each.grad for name, each in case.model.named_parameters() if each.grad is not None}
@@ -151,7 +142,7 @@ def results(case: Case, pieces: GradientAccumulation | None = None, *, training:
     for each, value in before:
         each.data = value
     case.model.zero_grad()
-    return Results(numbers)
+    return numbers
 
 
 def backward(case: Case, pieces: GradientAccumulation | None) -> Tensor:
@@ -172,7 +163,7 @@ def made(make: Callable[[], Case]) -> Case:
     return case
 
 
-def changed(case: Case, chosen: list[Optimization], *, training: bool) -> Results:
+def changed(case: Case, chosen: list[Optimization], *, training: bool) -> dict[str, Tensor]:
     torch.manual_seed(3)
     undo = apply_all(case.model, chosen)
     try:
@@ -196,16 +187,12 @@ def takes(case: Case, chosen: list[Optimization], *, training: bool) -> bool:
     return True
 
 
-def compare(ours: Results, expected: Results, claim: str) -> None:
+def compare(ours: dict[str, Tensor], expected: dict[str, Tensor], claim: str) -> None:
     if claim == "bitwise":
-        assert ours.differ(expected) == []
+        assert different(ours, expected) == []
         return
     near = {"rtol": 2e-2, "atol": 1e-3} if claim == "training" else {"rtol": 1e-4, "atol": 1e-5}
-    torch.testing.assert_close(ours.numbers, expected.numbers, **near)
-
-
-def weights_of(model: nn.Module) -> dict[str, Tensor]:
-    return {name: each.detach().clone() for name, each in model.named_parameters()}
+    torch.testing.assert_close(ours, expected, **near)
 
 
 NO_MODEL_HAS_BOTH = {
@@ -224,7 +211,7 @@ CANNOT_TRAIN = {
 
 
 @cache
-def plainly(make: Callable[[], Case], *, training: bool) -> Results:
+def plainly(make: Callable[[], Case], *, training: bool) -> dict[str, Tensor]:
     """Results of the model without optimizations; the same for all pairs."""
     return results(made(make), training=training)
 
@@ -247,7 +234,7 @@ def test_together_they_keep_what_they_claim(turn: int) -> None:
     if make is None:
         return
     case, plain = made(make), plainly(make, training=training)
-    weights = weights_of(case.model)
+    weights = {name: each.detach().clone() for name, each in case.model.named_parameters()}
     lossy = [as_usual(each) for each in chosen if each.claim == "lossy"]
     order = ("bitwise", "rounding", "training")
     others = [each.claim for each in chosen if each.claim != "lossy"]
@@ -255,9 +242,8 @@ def test_together_they_keep_what_they_claim(turn: int) -> None:
     ours = changed(case, chosen, training=training)
     expected = changed(case, lossy, training=training) if lossy else plain
     compare(ours, expected, claim)
-    after = weights_of(case.model)
-    assert all(torch.equal(each, after[name]) for name, each in weights.items())
-    assert results(case, training=training).differ(plain) == []
+    assert different(weights, dict(case.model.named_parameters())) == []
+    assert different(results(case, training=training), plain) == []
     assert not any({"forward", "_loss_function"} & set(vars(module)) for module in case.model.modules())
 
 
