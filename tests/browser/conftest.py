@@ -42,6 +42,7 @@ _CUT_BY_LEAVING = (
 _KEPT = "cookies,local_storage,indexeddb,cache_storage,service_workers,file_systems"
 _OURS = ("http://127.0.0.1", "data:", "blob:", "about:", "file:")
 _FOLDER = Path(__file__).parent
+SAMPLES = ROOT / "sample_traces"
 _QUICK = "test_smoke.py"
 _has_failed = pytest.StashKey[bool]()
 

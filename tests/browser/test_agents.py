@@ -5,14 +5,14 @@ import base64
 import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 
 from memviz.ui.shell.programs import MOST_AGENT_BYTES
+from tests.browser.conftest import SAMPLES
 
-SAMPLES = Path(__file__).parents[2] / "sample_traces"
 SMALL = {"sequence": 64, "layers": 1}
 pytest.importorskip("mcp", reason="mcp is not installed: pip install 'mcp<2'")
 Said = list[tuple[bool, str]]
@@ -101,3 +101,18 @@ def test_every_tool_has_a_schema_that_can_be_checked_against(server: str) -> Non
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate(dict.fromkeys(schema["properties"], {"of": "another kind"}), schema)
         assert schema["required"], name
+
+
+SHOW_HOW_FAR_THEY_ARE = {"_share"}
+"""Events with a progress display, each on one component that holds nothing else."""
+
+
+def test_no_event_shows_progress_on_what_it_answers(server: str) -> None:
+    """At each word on progress Gradio would copy all that these components hold, in the visitor's browser."""
+    with urlopen(f"{server}config") as answer:
+        events = json.load(answer)["dependencies"]
+    ours = [event for event in events if event["outputs"] and event["api_visibility"] != "public"]
+    assert len(ours) > 30
+    showing = {event["api_name"]: event for event in ours if event["show_progress_on"] != []}
+    assert {name.rstrip("_0123456789") for name in showing} == SHOW_HOW_FAR_THEY_ARE
+    assert all(len(event["show_progress_on"] or event["outputs"]) == 1 for event in showing.values())

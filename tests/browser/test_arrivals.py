@@ -17,7 +17,7 @@ from memviz.analysis.timeline import timeline
 from memviz.trace.load import load_trace
 from memviz.ui.upload.routes import PATH
 from memviz.units import bytes_text
-from tests.browser.conftest import at_home
+from tests.browser.conftest import SAMPLES, at_home
 from tests.server import started as started_page
 from tests.traces import alloc, frame, free, snapshot
 
@@ -186,7 +186,6 @@ def test_behind_a_login_files_arrive_all_the_same(page: Any, large: Path) -> Non
         assert not [each for each in asked if each.endswith("/upload")]
 
 
-SAMPLE = Path(__file__).parents[2] / "sample_traces" / "training.pickle.gz"
 BYTES_A_SECOND = 250_000
 
 
@@ -195,7 +194,7 @@ def test_over_a_slow_line_far_fewer_bytes_go(page: Any, server: str, tmp_path: P
     at_home(page, server)
     file = tmp_path / "training.pickle"
     # Several steps of a sample, as long as a real file of 3 MB.
-    root = pickle.loads(gzip.decompress(SAMPLE.read_bytes()))
+    root = pickle.loads(gzip.decompress((SAMPLES / "training.pickle.gz").read_bytes()))
     root = {"segments": [], "device_traces": [[e for _ in range(10) for e in deepcopy(root["device_traces"][0])]]}
     file.write_bytes(pickle.dumps(root, protocol=4))
     assert file.stat().st_size > 2_500_000

@@ -11,8 +11,7 @@ import pytest
 
 from memviz.trace.load import load_trace
 from memviz.trace.write import write_pickle
-from tests.browser.conftest import at_home, new_visitor, rest
-from tests.house.repository import ROOT
+from tests.browser.conftest import SAMPLES, at_home, new_visitor, rest
 
 DRAWN = ".mv-linked .mvt[data-drawn]:not([hidden])"
 
@@ -243,7 +242,7 @@ def test_names_are_read_beside_columns_of_what_runs_wrote(same_page: Any, server
     """The last story: after a narrow window the sidebar stays a drawer."""
     page, files = same_page, []
     for name in ("training", "training-checkpointed"):
-        trace = load_trace(ROOT / "sample_traces" / f"{name}.pickle.gz")
+        trace = load_trace(SAMPLES / f"{name}.pickle.gz")
         files.append(tmp_path / f"{name}.pickle")
         with files[-1].open("wb") as file:
             write_pickle(replace(trace, about=replace(trace.about, facts={**trace.about.facts, **RAN})), file)

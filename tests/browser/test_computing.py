@@ -1,4 +1,4 @@
-"""Computations of the page's scripts without elements, and words, on one page, compared to Python or to a law."""
+"""Computations and drawings of the page's scripts without elements, compared to Python or to a law."""
 
 import base64
 import bisect
@@ -8,26 +8,37 @@ import random
 import re
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from memviz.analysis.lifetimes import lifetimes
+from memviz.analysis.timeline import timeline
+from memviz.figures.colouring import colouring, pixel_palette
+from memviz.figures.packed_timeline import PackedTimeline, pack_allocations, pack_colouring, spans
+from memviz.figures.raster import View, allocation_grid, colour_grid, column_instants
+from memviz.trace.load import load_trace
+from memviz.trace.model import Trace
 from memviz.ui.upload.arriving import Arriving
+from tests.browser.conftest import SAMPLES
 from tests.browser.mounting import load
+from tests.real import FOLDER, requires_real
+from tests.traces import alloc, free, trace_of
 
 MODULES = (
     "axes.js",
     "base.js",
-    "event_list/event_list.js",
-    "memory_timeline/legend.js",
     "memory_timeline/overview.js",
+    "memory_timeline/packed.js",
     "memory_timeline/raster.js",
     "memory_timeline/spans.js",
-    "memory_timeline/total.js",
     "memory_timeline/viewport.js",
     "overlay/overlay.js",
     "reserved_plot/reserved_plot.js",
     "segment_map/canvas.js",
+    "segment_map/layout.js",
     "arrivals/sending.js",
     "memory_timeline/data.js",
     "rank_map/rank_map.js",
@@ -213,21 +224,6 @@ def test_labels_beside_a_plot_never_cover_each_other(scripts: Any, chance: rando
             assert placed[0][0] == min(max(labels[0][0], 8), height - 14)
 
 
-def test_the_legend_has_what_is_in_sight_or_live_and_adds_up_to_the_byte(scripts: Any, chance: random.Random) -> None:
-    cases = []
-    for _ in range(200):
-        sizes = [
-            chance.choice([0, chance.getrandbits(10), chance.getrandbits(40)]) for _ in range(chance.randint(1, 9))
-        ]
-        seen = [chance.getrandbits(1) for _ in sizes]
-        cases.append([[f"g{i}" for i in range(len(sizes))], sizes, seen])
-    answers = scripts.evaluate("(cases) => cases.map((given) => memviz.legend.legendItems(...given))", cases)
-    for (labels, sizes, seen), items in zip(cases, answers, strict=True):
-        assert sum(item["bytes"] for item in items) == sum(sizes)
-        wanted = [name for name, size, is_seen in zip(labels, sizes, seen, strict=True) if size or is_seen]
-        assert [item["label"] for item in items] == wanted
-
-
 def test_the_name_of_a_phase_is_never_cut_within_a_word(scripts: Any) -> None:
     names = ["forward", "ProfilerStep#12", "a.very.long.name", "two words", ""]
     found = scripts.evaluate(
@@ -240,37 +236,7 @@ def test_the_name_of_a_phase_is_never_cut_within_a_word(scripts: Any) -> None:
         assert labels[0] == ""
 
 
-def test_columns_of_a_total_keep_its_highest_values(scripts: Any, chance: random.Random) -> None:
-    cases = [
-        [[chance.getrandbits(40) for _ in range(chance.randint(1, 90))], chance.randint(1, 60)] for _ in range(200)
-    ]
-    found = scripts.evaluate("(cases) => cases.map((given) => memviz.total.mostPerColumn(...given))", cases)
-    for (values, count), columns in zip(cases, found, strict=True):
-        assert len(columns) == count and max(columns) == max(values)
-        for place, value in enumerate(values):
-            first, last = place * count // len(values), -(-(place + 1) * count // len(values))
-            assert all(columns[column] >= value for column in range(first, last))
-
-
 # -- the other components
-
-
-def test_every_row_of_a_list_of_any_length_can_be_scrolled_to(scripts: Any, chance: random.Random) -> None:
-    cases = [[chance.choice([500, 10**6, 8 * 10**6, 24 * 10**6, 10**9]), chance.choice([300, 900])] for _ in range(60)]
-    found = scripts.evaluate(
-        """(cases) => cases.map(([total, view]) => {
-          const scale = new memviz.event_list.Scale(total, view);
-          const places = Array.from({ length: 101 }, (_, i) => (i / 100) * Math.max(total - view, 0));
-          const bars = places.map((top) => scale.barOf(top));
-          return { height: scale.height, bars, there: places.map((top, i) => [top, scale.topOf(bars[i])]) };
-        })""",
-        cases,
-    )
-    for (_, view), answer in zip(cases, found, strict=True):
-        assert answer["height"] <= 8_000_000
-        assert all(again == pytest.approx(top, abs=1e-3) for top, again in answer["there"])
-        assert answer["bars"] == sorted(answer["bars"])
-        assert answer["bars"][-1] == pytest.approx(max(answer["height"] - view, 0), abs=1e-6)
 
 
 def test_messages_are_the_same_wherever_the_stream_is_cut(scripts: Any, chance: random.Random) -> None:
@@ -373,6 +339,83 @@ def test_what_is_at_hand_stays_within_its_bytes(scripts: Any) -> None:
     assert left == [["a", "c", "d", "e"], ["large"], False], "the one used longest ago goes, the newest stays"
 
 
+# -- rows of segments
+
+LAYOUT = """([sizes, group, rowBytes]) => {
+  const order = memviz.layout.drawingOrder(sizes, group, "size");
+  const { pieces, heads, rows } = memviz.layout.shelve(sizes, group, order, rowBytes);
+  const list = [...pieces.values()].flat().map((each) => [each.segment, each.row, each.from, each.start, each.length]);
+  return { pieces: list, heads: heads.map((each) => [each.group, each.row]), rows };
+}"""
+
+OWNERS = """([sizes, tileSizes, rowBytes, width]) => {
+  const first = [0];
+  const [segment, offset, size] = [[], [], []];
+  tileSizes.forEach((list, s) => {
+    let at = 0;
+    for (const each of list) { segment.push(s); offset.push(at); size.push(each); at += each; }
+    first.push(size.length);
+  });
+  const L = memviz.layout;
+  const layout = L.shelve(sizes, sizes.map(() => 0), sizes.map((_, i) => i), rowBytes);
+  const tiles = { first, segment, offset, size };
+  return { grid: [...L.owners(layout, tiles, width)], places: size.map((_, t) => L.placesOf(layout, tiles, t)) };
+}"""
+
+
+def test_a_segment_starts_where_it_fits_and_only_a_longer_one_is_broken(scripts: Any) -> None:
+    found = scripts.evaluate(LAYOUT, [[4, 25, 4, 3], [0, 0, 0, 0], 10])
+    assert found == {
+        "pieces": [
+            [1, 0, 0, 0, 10],
+            [1, 1, 0, 10, 10],
+            [1, 2, 0, 20, 5],
+            [0, 2, 5, 0, 4],
+            [2, 3, 0, 0, 4],
+            [3, 3, 4, 0, 3],
+        ],
+        "heads": [[0, 0]],
+        "rows": 4,
+    }
+
+
+def test_each_group_begins_a_row(scripts: Any) -> None:
+    found = scripts.evaluate(LAYOUT, [[2, 3, 4], [1, 0, 1], 10])
+    assert found["heads"] == [[0, 0], [1, 1]]
+    assert found["pieces"] == [[1, 0, 0, 0, 3], [2, 1, 0, 0, 4], [0, 1, 4, 0, 2]]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_every_byte_is_drawn_once_and_no_row_is_longer_than_the_others(scripts: Any, seed: int) -> None:
+    dice = random.Random(seed)
+    sizes = [dice.choice([1, 5, 20, 20, 333]) for _ in range(60)]
+    found = scripts.evaluate(LAYOUT, [sizes, [dice.randrange(3) for _ in sizes], dice.choice([7, 40, 1000])])
+    per_segment = [sum(each[4] for each in found["pieces"] if each[0] == i) for i in range(len(sizes))]
+    assert per_segment == sizes
+    spans = sorted((row, begin, begin + length) for _, row, begin, _, length in found["pieces"])
+    assert all(a[0] < b[0] or a[2] <= b[1] for a, b in zip(spans, spans[1:], strict=False))
+
+
+def test_a_pixel_shows_the_tile_that_covers_most_of_it(scripts: Any) -> None:
+    found = scripts.evaluate(OWNERS, [[20, 10], [[3, 2, 1, 14], [10]], 20, 4])
+    assert found["grid"] == [0, 3, 3, 3, 4, 4, -1, -1]
+    found = scripts.evaluate(OWNERS, [[8], [[1, 1, 1, 5]], 4, 4])
+    assert found["grid"] == [0, 1, 2, 3, 3, 3, 3, 3]
+    assert found["places"][3] == [{"row": 0, "from": 3, "to": 4}, {"row": 1, "from": 0, "to": 4}]
+
+
+@pytest.mark.parametrize("count", [1, 40, 700, 20_000])
+def test_there_are_never_more_than_200_rows(scripts: Any, count: int) -> None:
+    rows = scripts.evaluate(
+        """(count) => { const sizes = Array.from({ length: count }, (_, i) => ((i * 37) % 50 + 1) * 2 ** 21);
+        const [L, group] = [memviz.layout, sizes.map(() => 0)];
+        const order = L.drawingOrder(sizes, group, 'size');
+        return L.shelveWithin(sizes, group, order, L.chooseRowLength(sizes, group, order, 700)).rows; }""",
+        count,
+    )
+    assert 1 <= rows <= 48
+
+
 # -- files on their way
 
 JUDGED = """(parts) => {
@@ -438,3 +481,127 @@ def test_parts_as_they_are_and_packed_ones_are_one_file(scripts: Any, fast: int,
     assert [number for *_, number in parts] == list(range(len(parts)))
     plain = sum(is_plain for _, is_plain, *_ in parts)
     assert plain == (min(fast, max(-(-size // 300_000), 1)))
+
+
+DRAW = """
+async ({ timeline, groups, view, palette, dimmed, byGroup, groupCount, lit }) => {
+  const bytes = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
+  const { packed: P, spans: S, raster: R } = memviz;
+  const spans = new S.Spans(await P.unpack(timeline.header, bytes(timeline.body)), timeline.header.events);
+  const group = (await P.unpack(groups.header, bytes(groups.body))).group;
+  const instants = R.columnInstants(spans, view);
+  const grid = new Int32Array(view.rows * view.columns);
+  const pixels = new Uint32Array(view.rows * view.columns);
+  const colours = { group, groups: groupCount, palette, dimmed, page: 0xffffff };
+  const chosen = lit === null ? null : Uint8Array.from(lit);
+  R.paint(spans, instants, view, colours, { byGroup, lit: chosen, grid, pixels });
+  const packed = (array) => {
+    const raw = new Uint8Array(array.buffer);
+    let text = "";
+    for (let i = 0; i < raw.length; i += 32768) text += String.fromCharCode(...raw.subarray(i, i + 32768));
+    return btoa(text);
+  };
+  return { instants: [...instants], grid: packed(grid), pixels: packed(pixels), live: [...spans.live.slice(0, 50)] };
+}
+"""
+
+
+def sent(packed: PackedTimeline) -> dict[str, Any]:
+    return {"header": packed.header, "body": base64.b64encode(packed.body).decode()}
+
+
+def drawn_by_browser(
+    scripts: Any, trace: Trace, view: View, *, meaning: str, by_group: bool, lit: list[int] | None
+) -> dict:
+    device = trace.devices[0]
+    colours = colouring(trace, device, meaning)
+    return scripts.evaluate(
+        DRAW,
+        {
+            "timeline": sent(pack_allocations(device)),
+            "groups": sent(pack_colouring(colours)),
+            "view": vars(view),
+            "palette": pixel_palette(colours, dark=False).reshape(-1).tolist(),
+            "dimmed": pixel_palette(colours, dark=False, dimmed=True).reshape(-1).tolist(),
+            "byGroup": by_group,
+            "groupCount": len(colours.labels),
+            "lit": lit,
+        },
+    )
+
+
+def same(
+    scripts: Any, trace: Trace, view: View, *, meaning: str = "category", by_group: bool = True, lit: Any = None
+) -> None:
+    device = trace.devices[0]
+    found = drawn_by_browser(scripts, trace, view, meaning=meaning, by_group=by_group, lit=lit)
+    colours = colouring(trace, device, meaning)
+    rows = spans(lifetimes(device), colours)
+    instants = column_instants(timeline(device).live, view)
+    assert found["instants"] == instants.tolist()
+    grid = allocation_grid(rows, instants, view, by_group=by_group)
+    shape = (view.rows, view.columns)
+    assert np.array_equal(np.frombuffer(base64.b64decode(found["grid"]), np.int32).reshape(shape), grid)
+    pixels = np.frombuffer(base64.b64decode(found["pixels"]), np.uint32).reshape(shape)[::-1]
+    plain = colour_grid(grid, colours.group, pixel_palette(colours, dark=False), 0xFFFFFF)
+    if lit is None:
+        assert np.array_equal(pixels, plain)
+    else:
+        faint = colour_grid(grid, colours.group, pixel_palette(colours, dark=False, dimmed=True), 0xFFFFFF)
+        chosen = np.array(lit, dtype=bool)[np.where(grid >= 0, grid, 0)] | (grid < 0)
+        assert np.array_equal(pixels, np.where(chosen, plain, faint))
+
+
+def small() -> Trace:
+    return trace_of(
+        [alloc(0, 1000), alloc(512, 3000), free(0, 1000), alloc(0, 2**40 + 1), alloc(9, 1), free(512, 3000)]
+    )
+
+
+@pytest.mark.parametrize("by_group", [True, False])
+def test_a_small_trace(scripts: Any, by_group: bool) -> None:
+    same(scripts, small(), View(0, 8, 40, 60, 2.0**40 * 1.1), by_group=by_group)
+    same(scripts, small(), View(1.3, 3.7, 33, 60, 5000.5), by_group=by_group)
+    same(scripts, small(), View(0, 8, 40, 60, 3500.5, 900.25), by_group=by_group)
+
+
+def test_one_block_of_512_bytes_fills_the_height_above_32_gibibytes(scripts: Any) -> None:
+    gib = 1 << 30
+    trace = trace_of([alloc(0, 32 * gib), *(alloc(32 * gib + 512 * i, 512) for i in range(3))])
+    view = View(4, 5, 5, 64, 32.0 * gib + 1024, 32.0 * gib + 512)
+    same(scripts, trace, view, by_group=False)
+    grid = allocation_grid(spans(lifetimes(trace.devices[0]), colouring(trace, trace.devices[0])), np.array([4]), view)
+    assert (grid == 2).all()
+
+
+VIEWS = (
+    lambda last, top: View(0, last, 700, 300, top * 1.1),
+    lambda last, top: View(last * 0.31, last * 0.37, 640, 200, top * 1.02),
+    lambda last, top: View(last * 0.9 + 0.5, last + 3, 97, 50, top / 3),
+    lambda last, top: View(last * 0.2, last * 0.8, 211, 157, top * 0.61, top * 0.35),
+    lambda last, top: View(last * 0.4, last * 0.7, 90, 80, top * 0.5 + 4096, top * 0.5 - 3.5),
+)
+MEANINGS = ("category", "site", "size", "module", "category")
+
+
+@pytest.mark.parametrize("number", range(len(VIEWS)))
+@pytest.mark.parametrize("path", sorted(SAMPLES.glob("*.pickle.gz")), ids=lambda path: path.name.split(".")[0])
+def test_samples(scripts: Any, path: Path, number: int) -> None:
+    trace = load_trace(path)
+    live = timeline(trace.devices[0]).live
+    same(scripts, trace, VIEWS[number](len(live), float(live.max())), meaning=MEANINGS[number])
+
+
+def test_what_is_not_lit_is_dimmed(scripts: Any) -> None:
+    trace = load_trace(SAMPLES / "training.pickle.gz")
+    count = len(lifetimes(trace.devices[0]))
+    live = timeline(trace.devices[0]).live
+    same(scripts, trace, VIEWS[0](len(live), float(live.max())), lit=[i % 3 == 0 for i in range(count)])
+
+
+@requires_real
+@pytest.mark.parametrize("name", ["train-complete", "train-late-start", "forward-many-segments"])
+def test_real_traces(scripts: Any, name: str) -> None:
+    trace = load_trace(FOLDER / f"{name}.pickle")
+    live = timeline(trace.devices[0]).live
+    same(scripts, trace, VIEWS[0](len(live), float(live.max())))

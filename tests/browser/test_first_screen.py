@@ -1,18 +1,16 @@
-"""The first screen of Explore, Compare and What if: few words and controls, and a picture that stays where it is."""
+"""The first screen of Explore, Compare and What if: few words and controls, a picture that stays, and findings."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import re
 from typing import Any
 
 import pytest
 
-from tests.browser.conftest import at_home, expect
+from tests.browser.conftest import SAMPLES, at_home, expect
 
 SHARES_A_PAGE = True
 
-
-SAMPLES = Path(__file__).parents[2] / "sample_traces"
 COUNT = """() => {
   const showing = (element) => element.checkVisibility({ opacityProperty: true, visibilityProperty: true });
   /* The middle of it is on the screen, and inside all that clips it: text for screen readers alone is not. */
@@ -72,21 +70,33 @@ MOVES = """() => {
 
 @pytest.fixture
 def opened(page: Any, server: str) -> Any:
-    """Two traces, compared; the findings of the one in Explore have their estimates. Both tests only read them."""
+    """Two traces, compared; the findings of the one in Explore have their estimates. Tests only read them."""
     page.set_viewport_size({"width": 1440, "height": 900})
     if not page.url.startswith(server) or page.locator("#traces .mv-trace").count() != 2:
         at_home(page, server)
         expect_little(page)
         page.locator("[data-sample=checkpointing]").click()
-    page.locator("#compare-B .mvt[data-drawn]").wait_for()
-    page.locator("#differences table").wait_for()
+        page.locator("#compare-B .mvt[data-drawn]").wait_for()
+        page.locator("#differences table").wait_for()
     return page
 
 
-def expect_little(page: Any) -> None:
+@pytest.fixture
+def explored(opened: Any) -> Any:
+    """The one in Explore, with the actions offered for its findings."""
+    opened.get_by_role("tab", name="Explore").click()
+    # What lies under the mouse of the story before would be lit.
+    opened.mouse.move(0, 0)
+    opened.locator("#findings [data-act=estimate]").first.wait_for(state="attached")
+    return opened
+
+
+def expect_little(page: Any, words: int = MOST_WORDS, controls: int = MOST_CONTROLS, no_word: str = "") -> None:
+    """Expect few words, without those that match a pattern, and few controls."""
     seen = page.evaluate(COUNT)
-    assert len(seen["words"]) <= MOST_WORDS, " ".join(seen["words"])
-    assert len(seen["controls"]) <= MOST_CONTROLS, seen["controls"]
+    shown = [word for word in seen["words"] if not re.fullmatch(no_word, word)]
+    assert len(shown) <= words, (len(shown), " ".join(shown))
+    assert len(seen["controls"]) <= controls, (len(seen["controls"]), seen["controls"])
 
 
 def test_every_tab_has_little_and_what_if_says_the_rest_beside_what_is_pointed_at(opened: Any) -> None:
@@ -153,10 +163,8 @@ def test_the_picture_begins_in_the_upper_third_and_stays_there(
     assert 0 < overview <= height / 3
 
 
-def test_a_finding_opens_whole_and_a_pinned_allocation_beside_the_picture(opened: Any) -> None:
-    page = opened
-    page.get_by_role("tab", name="Explore").click()
-    page.locator("#findings [data-act=estimate]").first.wait_for(state="attached")
+def test_a_finding_opens_whole_and_a_pinned_allocation_beside_the_picture(explored: Any) -> None:
+    page = explored
     page.locator("#timeline .mvt[data-drawn] .mvt-pilltext").wait_for()
     estimate = page.locator("#findings [data-act=estimate]").first
     expect(estimate).to_be_hidden()
@@ -180,3 +188,60 @@ def test_a_finding_opens_whole_and_a_pinned_allocation_beside_the_picture(opened
     page.keyboard.press("Escape")
     expect(page.locator("#inspector .mv-pinned")).to_have_count(0)
     expect(page.locator(".mvt-chip")).to_have_count(0)
+
+
+def unfold(page: Any, size: str) -> None:
+    """Open a finding by its chip, from behind the count of the others if it is there."""
+    if not page.locator("#findings .mv-fold details").get_attribute("open"):
+        page.locator("#findings .mv-fold summary").click()
+    page.locator("#findings .mv-finding", has_text=size).click()
+
+
+def test_a_finding_is_lit_by_keyboard_and_let_go(explored: Any) -> None:
+    second = explored.locator("#findings .mv-finding").nth(1)
+    second.focus()
+    explored.keyboard.press("Enter")
+    expect(second).to_have_attribute("aria-pressed", "true")
+    chip = explored.get_by_role("button", name=re.compile("^Show all, not only 128 MiB"))
+    chip.wait_for()
+    explored.keyboard.press("Escape")
+    expect(second).to_have_attribute("aria-pressed", "false")
+
+
+def test_a_finding_leads_to_the_tab_that_helps(explored: Any) -> None:
+    unfold(explored, "112 MiB")
+    explored.locator("#findings").get_by_role("button", name="What if", exact=True).click()
+    expect(explored.get_by_role("tab", name="What if")).to_have_attribute("aria-selected", "true")
+    explored.locator("#what-if-verdict h1").wait_for()
+
+
+def test_a_finding_leads_to_a_run_with_what_helps_on_and_says_which_model_stands_in(explored: Any) -> None:
+    unfold(explored, "1,170 MiB")
+    explored.locator("#findings").get_by_role("button", name="Run", exact=True).first.click()
+    note = explored.locator("#run-form [data-part=stand-in]")
+    workload = explored.locator("#run-form [name=workload]")
+    expect(note).to_contain_text("stands in")
+    assert workload.locator("option:checked").inner_text() in note.inner_text()
+    expect(explored.get_by_role("tab", name="Run")).to_have_attribute("aria-selected", "true")
+    expect(explored.locator("#run-form [name='o:checkpointing']")).to_be_checked()
+    expect(explored.locator("#run-form [data-part='price:checkpointing'] b")).to_be_visible()
+    assert explored.locator("#run-form [name='w:mode']").input_value() == "training"
+    # Of another model it is no longer so.
+    workload.select_option("llama")
+    expect(note).to_be_empty()
+
+
+def test_all_but_two_are_folded(explored: Any) -> None:
+    """The last story: after a narrow window the sidebar stays a drawer."""
+    everything = explored.locator("#findings .mv-finding").count()
+    assert everything > 2
+    for width in (1440, 390):
+        explored.set_viewport_size({"width": width, "height": 900})
+        seen = explored.locator("#findings .mv-finding:visible")
+        expect(seen).to_have_count(2)
+        fold = explored.locator("#findings .mv-fold summary")
+        fold.focus()
+        explored.keyboard.press("Enter")
+        expect(seen).to_have_count(everything)
+        explored.keyboard.press("Enter")
+        expect(seen).to_have_count(2)

@@ -46,20 +46,14 @@ def test_a_page_that_takes_a_minute_to_come_is_not_covered(narrow: Any) -> None:
     assert is_open(narrow)
 
 
-def test_one_that_is_opened_long_after_the_page_has_come_is_its_visitors(narrow: Any) -> None:
+@pytest.mark.parametrize(
+    ("waits_ms", "by_hand"), [(6_000, False), (200, True)], ids=["long after the page", "as soon as it is there"]
+)
+def test_one_that_is_opened_by_its_visitor_or_late_stays_open(narrow: Any, waits_ms: int, by_hand: bool) -> None:
     narrow.evaluate(DRAWER)
     narrow.evaluate("memviz.narrow.closeDrawer()")
-    narrow.clock.run_for(6_000)
-    narrow.evaluate(OPEN)
-    narrow.clock.run_for(6_000)
-    assert is_open(narrow)
-
-
-def test_one_that_its_visitor_opens_as_soon_as_it_is_there_stays_open(narrow: Any) -> None:
-    narrow.evaluate(DRAWER)
-    narrow.evaluate("memviz.narrow.closeDrawer()")
-    narrow.clock.run_for(200)
-    narrow.get_by_role("button", name="Traces").click()
+    narrow.clock.run_for(waits_ms)
+    narrow.get_by_role("button", name="Traces").click() if by_hand else narrow.evaluate(OPEN)
     narrow.clock.run_for(6_000)
     assert is_open(narrow)
 

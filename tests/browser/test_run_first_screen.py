@@ -5,34 +5,13 @@ from typing import Any
 import pytest
 
 from tests.browser.conftest import expect, opened
-from tests.browser.test_axe import RESTS, SERIOUS, TWO_FRAMES, violations
+from tests.browser.test_axe import expect_nothing_serious
+from tests.browser.test_first_screen import expect_little
 from tests.browser.test_run import choose_model, done, field, fill, row, switch
 from tests.runner.processes import wait_until
 
-MOST_WORDS, MOST_CONTROLS = 140, 40
-# A figure with its unit is no word; Gradio keeps copies of the tabs for narrow windows, which are never shown.
-COUNT = r"""() => {
-  const isIn = (box) => box.width > 0.5 && box.height > 0.5 && box.top < 900 && box.bottom > 0 && box.left < innerWidth;
-  const isSeen = (each) => each.checkVisibility({ opacityProperty: true, visibilityProperty: true })
-    && !each.closest(".mv-hidden, .mvt-hidden, #tabs > [aria-hidden='true'], #tabs .tab-container[aria-hidden='true']");
-  const words = [];
-  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-  while (walker.nextNode()) {
-    const node = walker.currentNode, owner = node.parentElement;
-    if (owner.closest("script, style, option, noscript, textarea") || !isSeen(owner)) continue;
-    const range = document.createRange();
-    for (const found of node.data.matchAll(/\S+/g)) {
-      range.setStart(node, found.index);
-      range.setEnd(node, found.index + found[0].length);
-      if (!/\p{L}/u.test(found[0]) || /^([KMGT]?i?B|[TGM]FLOP|m?s|[\d.,]+(e-?\d+|m?s)?)$/.test(found[0])) continue;
-      if ([...range.getClientRects()].some(isIn)) words.push(found[0]);
-    }
-  }
-  const controls = "a[href], button, input, select, textarea, summary, [tabindex]:not([tabindex='-1'])";
-  const seen = [...document.querySelectorAll(controls)].filter((each) => each.type !== "hidden"
-    && !each.closest("[aria-hidden='true']") && isSeen(each) && isIn(each.getBoundingClientRect()));
-  return { words, controls: seen.map((each) => each.name || each.ariaLabel || each.textContent.trim()) };
-}"""
+FIGURE = r"[^a-zA-Z]*|[KMGT]?i?B|[TGM]FLOP|m?s|[\d.,]+(e-?\d+|m?s)?"
+"""A figure with its unit is no word."""
 FOCUSED = """() => {
   const each = document.activeElement, style = getComputedStyle(each);
   const ring = style.outlineStyle !== "none" && parseFloat(style.outlineWidth) > 0;
@@ -52,12 +31,6 @@ def tab(same_page: Any, runs: Any) -> Any:
     return page
 
 
-def expect_few(tab: Any) -> None:
-    found = tab.evaluate(COUNT)
-    assert len(found["words"]) <= MOST_WORDS, (len(found["words"]), " ".join(found["words"]))
-    assert len(found["controls"]) <= MOST_CONTROLS, (len(found["controls"]), found["controls"])
-
-
 def answered(tab: Any) -> None:
     choose_model(tab, "gpt2", "dropout")
     field(tab, "w:mode").select_option("training")
@@ -71,25 +44,16 @@ def answered(tab: Any) -> None:
     expect(tab.locator(":is(#run-A, #run-B) .mvt-plot:visible")).to_have_count(2)
 
 
-def expect_nothing_serious(tab: Any, *, is_dark: bool) -> None:
-    tab.evaluate("(isDark) => document.body.classList.toggle('dark', isDark)", is_dark)
-    tab.evaluate(TWO_FRAMES)
-    tab.wait_for_function(RESTS)
-    found = violations(tab, "html")
-    serious = [(rule["id"], node["target"]) for rule in found if rule["impact"] in SERIOUS for node in rule["nodes"]]
-    assert serious == []
-
-
 def test_the_first_visit_has_few_words_and_controls(same_page: Any, runs: Any) -> None:
     same_page.set_viewport_size({"width": 1440, "height": 900})
     tab = opened(same_page, runs.address)
     expect(tab.locator("#run-cards .mv-case")).to_have_count(6)
     expect(tab.locator(".mv-idle")).to_contain_text("not usable")
-    expect_few(tab)
+    expect_little(tab, 145, 40, FIGURE)
 
 
 def test_an_answer_has_few_words_and_keys_reach_all_of_it_with_a_visible_focus(tab: Any) -> None:
-    expect_few(tab)
+    expect_little(tab, 145, 40, FIGURE)
     switch(tab, "checkpointing").focus()
     # By keys from here on, which is what shows the focus.
     tab.keyboard.press("Shift+Tab")
@@ -147,5 +111,4 @@ def test_on_a_phone_the_answer_comes_before_the_list_and_its_headline_stays(tab:
 def test_axe_finds_nothing_serious_in_an_answer_with_all_that_opens_in_it(tab: Any) -> None:
     for summary in tab.locator("#run-results summary, .mv-idle summary").all():
         summary.click()
-    for is_dark in (False, True):
-        expect_nothing_serious(tab, is_dark=is_dark)
+    expect_nothing_serious(tab)

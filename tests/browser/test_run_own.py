@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from tests.browser.conftest import expect, opened, page_of
-from tests.browser.test_fit import TINY, own_model
-from tests.browser.test_run import done, field, fill, row, switch, verdict
+from tests.browser.test_run import TINY, done, field, fill, own_model, row, switch, verdict
 from tests.second_process import OF_RUNS, ROOT, memviz
 
 PAGE = """

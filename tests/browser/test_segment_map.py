@@ -1,6 +1,5 @@
-"""The segment map in a real browser: area is bytes, every block is drawn, and pointing names it."""
+"""The segment map and the event list in a real browser: what is drawn, pointed at, walked and filtered."""
 
-import random
 from typing import Any
 
 import pytest
@@ -8,10 +7,13 @@ import pytest
 from memviz.figures.colouring import colouring, pixel_palette
 from memviz.trace.model import Trace
 from memviz.ui.components.plots import SegmentMap, moment_server
+from memviz.ui.components.tables import EventList, page_server, place_server
+from memviz.ui.payloads.event_rows import list_value
 from memviz.ui.payloads.segment_view import map_value
-from tests.browser.mounting import Mounted, load, mount
+from tests.browser.conftest import rest
+from tests.browser.mounting import Mounted, mount
 from tests.facts import missing
-from tests.traces import MiB, alloc, block, event, frame, segment, trace_of
+from tests.traces import MiB, alloc, block, event, frame, free, segment, trace_of
 
 SHARES_A_PAGE = True
 
@@ -27,34 +29,6 @@ SLOW = """() => {
   };
 }"""
 """The server answers only when the test opens the gate."""
-
-LAYOUT = """([sizes, group, rowBytes]) => {
-  const order = memviz.layout.drawingOrder(sizes, group, "size");
-  const { pieces, heads, rows } = memviz.layout.shelve(sizes, group, order, rowBytes);
-  const list = [...pieces.values()].flat().map((each) => [each.segment, each.row, each.from, each.start, each.length]);
-  return { pieces: list, heads: heads.map((each) => [each.group, each.row]), rows };
-}"""
-
-OWNERS = """([sizes, tileSizes, rowBytes, width]) => {
-  const first = [0];
-  const [segment, offset, size] = [[], [], []];
-  tileSizes.forEach((list, s) => {
-    let at = 0;
-    for (const each of list) { segment.push(s); offset.push(at); size.push(each); at += each; }
-    first.push(size.length);
-  });
-  const L = memviz.layout;
-  const layout = L.shelve(sizes, sizes.map(() => 0), sizes.map((_, i) => i), rowBytes);
-  const tiles = { first, segment, offset, size };
-  return { grid: [...L.owners(layout, tiles, width)], places: size.map((_, t) => L.placesOf(layout, tiles, t)) };
-}"""
-
-
-@pytest.fixture
-def layout(page: Any) -> Any:
-    page.goto("about:blank")
-    load(page, LAYOUT_MODULE)
-    return page
 
 
 def two_segments() -> Trace:
@@ -115,59 +89,6 @@ def expect_colour(page: Any, tile: int, colour: int) -> None:
 
 def tip(page: Any) -> list[str]:
     return page.locator(".mvs .mvt-tip > div").all_inner_texts()
-
-
-def test_a_segment_starts_where_it_fits_and_only_a_longer_one_is_broken(layout):
-    found = layout.evaluate(LAYOUT, [[4, 25, 4, 3], [0, 0, 0, 0], 10])
-    assert found == {
-        "pieces": [
-            [1, 0, 0, 0, 10],
-            [1, 1, 0, 10, 10],
-            [1, 2, 0, 20, 5],
-            [0, 2, 5, 0, 4],
-            [2, 3, 0, 0, 4],
-            [3, 3, 4, 0, 3],
-        ],
-        "heads": [[0, 0]],
-        "rows": 4,
-    }
-
-
-def test_each_group_begins_a_row(layout):
-    found = layout.evaluate(LAYOUT, [[2, 3, 4], [1, 0, 1], 10])
-    assert found["heads"] == [[0, 0], [1, 1]]
-    assert found["pieces"] == [[1, 0, 0, 0, 3], [2, 1, 0, 0, 4], [0, 1, 4, 0, 2]]
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_every_byte_is_drawn_once_and_no_row_is_longer_than_the_others(layout, seed):
-    dice = random.Random(seed)
-    sizes = [dice.choice([1, 5, 20, 20, 333]) for _ in range(60)]
-    found = layout.evaluate(LAYOUT, [sizes, [dice.randrange(3) for _ in sizes], dice.choice([7, 40, 1000])])
-    per_segment = [sum(each[4] for each in found["pieces"] if each[0] == i) for i in range(len(sizes))]
-    assert per_segment == sizes
-    spans = sorted((row, begin, begin + length) for _, row, begin, _, length in found["pieces"])
-    assert all(a[0] < b[0] or a[2] <= b[1] for a, b in zip(spans, spans[1:], strict=False))
-
-
-def test_a_pixel_shows_the_tile_that_covers_most_of_it(layout):
-    found = layout.evaluate(OWNERS, [[20, 10], [[3, 2, 1, 14], [10]], 20, 4])
-    assert found["grid"] == [0, 3, 3, 3, 4, 4, -1, -1]
-    found = layout.evaluate(OWNERS, [[8], [[1, 1, 1, 5]], 4, 4])
-    assert found["grid"] == [0, 1, 2, 3, 3, 3, 3, 3]
-    assert found["places"][3] == [{"row": 0, "from": 3, "to": 4}, {"row": 1, "from": 0, "to": 4}]
-
-
-@pytest.mark.parametrize("count", [1, 40, 700, 20_000])
-def test_there_are_never_more_than_200_rows(layout, count):
-    rows = layout.evaluate(
-        """(count) => { const sizes = Array.from({ length: count }, (_, i) => ((i * 37) % 50 + 1) * 2 ** 21);
-        const [L, group] = [memviz.layout, sizes.map(() => 0)];
-        const order = L.drawingOrder(sizes, group, 'size');
-        return L.shelveWithin(sizes, group, order, L.chooseRowLength(sizes, group, order, 700)).rows; }""",
-        count,
-    )
-    assert 1 <= rows <= 48
 
 
 def test_blocks_have_the_timelines_colours_in_both_modes(page):
@@ -257,3 +178,149 @@ def test_the_table_is_there_for_those_who_cannot_see_the_map(page):
     page.wait_for_selector(".mvs-table tbody tr")
     assert page.locator(".mvs-table tbody tr").count() == 2
     assert "62,914,560 B" in page.inner_text(".mvs-table tfoot")
+
+
+MILLION = 1_000_000
+
+
+def listed(page: Any, trace: Trace, at: int = 0) -> Mounted:
+    device = trace.devices[0]
+    find = lambda key: (trace, device) if key == "k" else None  # noqa: E731
+    serve = [page_server(find), place_server(find)]
+    made = mount(page, EventList, serve=serve, value=list_value(trace, device, "k", at))
+    page.wait_for_function("document.querySelectorAll('.mve-rows .mve-row:not([hidden])').length > 0")
+    return made
+
+
+def long_list(page: Any) -> Mounted:
+    """Lines that a real trace of that length would have; they are not looked at."""
+
+    def event_page(asked: dict[str, Any]) -> list[list[Any]]:
+        last = min(asked["last"], MILLION)
+        return [
+            [n, "0", "alloc", "1 B", "1 B", "0x0", "0", "d", f"s{n}", "", "grew"] for n in range(asked["first"], last)
+        ]
+
+    value = {"key": "k", "at": 0, "count": MILLION, "actions": [[0, "alloc", MILLION]], "has_times": True}
+    made = mount(page, EventList, serve=[event_page], value=value)
+    page.wait_for_function("document.body.innerText.includes('s0')")
+    return made
+
+
+def small() -> Trace:
+    place = [frame("forward", "model.py", 7)]
+    many = [[alloc(i * 512, 512, frames=place), *free(i * 512, 512)] for i in range(100)]
+    events = [each for three in many for each in (three[0], *three[1:])]
+    bad = [frame(BAD, "bad.py", 1)]
+    oom = {"action": "oom", "device_free": 5, "size": 512, "stream": 0, "frames": bad}
+    return trace_of([*events, alloc(0, 9, frames=bad), oom])
+
+
+LINES = """() => [...document.querySelectorAll('.mve-rows .mve-row:not([hidden])')]
+    .sort((a, b) => a.getBoundingClientRect().top - b.getBoundingClientRect().top)
+    .map((each) => each.children[0].textContent)"""
+
+
+def lines(page: Any) -> list[str]:
+    """The numbers of the events in sight, from the top."""
+    return page.evaluate(LINES)
+
+
+def top(page: Any) -> float:
+    return page.evaluate("document.getElementById('host').memviz.top")
+
+
+def test_a_million_lines_take_few_elements_of_which_none_is_too_tall_and_each_can_be_reached(page):
+    made = long_list(page)
+    assert len(lines(page)) < 40
+    assert page.locator(".mve-grid").get_attribute("aria-rowcount") == f"{MILLION + 1}"
+    assert page.evaluate("document.querySelector('.mve-scroll').scrollHeight") <= 8_000_000
+    page.locator(".mve-grid").focus()
+    page.keyboard.press("End")
+    page.wait_for_function("document.body.innerText.includes('s999999')")
+    assert lines(page)[-1] == "999,999"
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("Enter")
+    assert made.heard == [{"at": 999_998}]
+    page.keyboard.press("Home")
+    assert lines(page)[0] == "0"
+
+
+def test_the_wheel_moves_a_long_list_as_far_as_any_other(page):
+    long_list(page)
+    page.evaluate(
+        """(() => { const list = document.getElementById('host').memviz;
+        list.setTop(12e6, list.scale); list.render(); })()"""
+    )
+    page.mouse.move(300, 300)
+    page.mouse.wheel(0, 240)
+    # Chromium lets it glide there.
+    page.wait_for_function("document.getElementById('host').memviz.top > 12e6 + 238")
+    rest(page, 400)
+    assert top(page) == pytest.approx(12e6 + 240, abs=2)
+
+
+def test_scrolling_past_pages_does_not_ask_for_them(page):
+    made = long_list(page)
+    page.evaluate("""async () => { const bar = document.querySelector('.mve-scroll');
+        for (let i = 0; i < 40; i++) { bar.scrollTop += 150000; await new Promise(requestAnimationFrame); } }""")
+    page.wait_for_function("!document.querySelector('.mve-rows').innerText.includes('…')")
+    assert len(made.asked) < 60
+
+
+def test_arrows_walk_and_enter_or_a_click_goes_there_and_marks_the_line(page):
+    made = listed(page, small())
+    page.locator(".mve-grid").focus()
+    for _ in range(3):
+        page.keyboard.press("ArrowDown")
+    assert made.heard == []
+    page.keyboard.press("Enter")
+    assert made.heard == [{"at": 3}]
+    assert page.locator(".mve-moment .mve-event").inner_text() == "3"
+    page.locator(".mve-rows .mve-row:not([hidden])").nth(5).click()
+    assert made.heard == [{"at": 3}, {"at": 5}]
+    assert page.locator(".mve-rows [aria-selected=true] .mve-event").inner_text() == "5"
+
+
+def test_a_moment_chosen_elsewhere_comes_into_sight(page):
+    made = listed(page, small())
+    made.say(key="k", at=200)
+    page.wait_for_function("document.querySelector('.mve-moment .mve-event')?.textContent === '200'")
+    assert "200" in lines(page)
+    made.say(key="another", at=3)
+    assert page.locator(".mve-moment .mve-event").inner_text() == "200"
+
+
+def test_kinds_and_text_choose(page):
+    listed(page, small())
+    assert page.inner_text(".mve-total") == "302 events"
+    page.get_by_role("button", name="out of memory 1").click()
+    page.wait_for_function("document.querySelector('.mve-total').textContent === '1 of 302 events'")
+    assert page.locator(".mve-oom .mve-action").inner_text() == "✗ out of memory"
+    page.get_by_role("button", name="out of memory 1").click()
+    page.get_by_label("Find by site").fill("MODEL.py")
+    page.wait_for_function("document.querySelector('.mve-total').textContent === '300 of 302 events'")
+    page.get_by_label("Find by site").fill("nowhere")
+    page.wait_for_function("document.querySelector('.mve-total').textContent === '0 of 302 events'")
+    assert page.get_by_text("No event matches.").is_visible()
+
+
+def test_a_filtered_line_goes_to_its_own_event(page):
+    made = listed(page, small())
+    page.get_by_role("button", name="free completed").click()
+    page.wait_for_function("document.querySelector('.mve-total').textContent === '100 of 302 events'")
+    page.wait_for_function("document.querySelector('.mve-rows .mve-site').textContent.startsWith('model')")
+    page.locator(".mve-rows .mve-row:not([hidden])").nth(2).click()
+    assert made.heard == [{"at": 8}]
+
+
+def test_another_trace_starts_afresh_at_its_moment(page):
+    made = listed(page, small(), at=250)
+    page.get_by_role("button", name="alloc 101", exact=True).click()
+    page.wait_for_function("document.querySelector('.mve-total').textContent === '101 of 302 events'")
+    page.evaluate("window.give({ key: 'other', at: 7, count: 40, actions: [[0, 'alloc', 40]] })")
+    assert page.inner_text(".mve-total").startswith(("40 events", "The events could not be read"))
+    assert lines(page)[0] == "0"
+    page.evaluate("window.give({})")
+    assert page.locator(".mve").is_hidden()
+    assert made.errors == []
