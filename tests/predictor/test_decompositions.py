@@ -1,4 +1,4 @@
-"""What differs by card and by release: kernels of attention, einsum, slices, one_hot, and torch's own Python."""
+"""Differences between cards and between releases: kernels of attention, einsum, slices, one_hot, torch's own Python."""
 
 import inspect
 import warnings

@@ -415,4 +415,4 @@ PROGRAMS: dict[str, Callable[[], None]] = {
         for trains in (False, True)
     },
 }
-"""By the names of recordings; steps of the last kinds have more sizes than were recorded."""
+"""Programs by the names of their recordings; steps of the last kinds have more sizes than were recorded."""
