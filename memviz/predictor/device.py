@@ -14,6 +14,7 @@ import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from threading import RLock
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
 
@@ -194,7 +195,7 @@ class PredictedDevice:
         self.release = (int(major), int(minor)) if release is None else release
         self.settings = settings or self._from_environment or Settings()
         self.torch_device = CUDA_0
-        self._interner = Interner()
+        self._interner = Interner(lock=RLock())
         memory = CardMemory(card.memory_bytes, overhead_on(card.name))
         limits = (memory.usable_bytes, memory.total_bytes) if limited else (None, None)
         self.recorder = AllocationRecorder(

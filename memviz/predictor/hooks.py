@@ -757,7 +757,7 @@ def follow_workers(patches: Patches, recorder: AllocationRecorder) -> None:
     @wraps(run)
     def run_apart(*args: Any, **kwargs: Any) -> None:
         # Another thread may have held it when this process was made.
-        recorder.ledger.lock = RLock()
+        recorder.ledger.interner.lock = RLock()
         recorder.ledger.closed = True
         run(*args, **kwargs)
 

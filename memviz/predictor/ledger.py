@@ -9,9 +9,8 @@ from __future__ import annotations
 import weakref
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
-from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -86,7 +85,13 @@ class Ledger(CardRecord):
     What a `CardRecord` has is here that of the card that it has turned to; all else is of the whole process.
     """
 
-    def __init__(self, settings: Settings, number_of_stack: Callable[[], int], devices: Sequence[DeviceMemory]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        number_of_stack: Callable[[], int],
+        devices: Sequence[DeviceMemory],
+        interner: Interner,
+    ) -> None:
         self.cards = tuple(CardRecord(settings, device) for device in devices)
         self.turn_to(0)
         self.live: dict[int, LiveAllocation] = {}
@@ -106,9 +111,14 @@ class Ledger(CardRecord):
         self.goes_beyond_card: Callable[[AllocationFailed], bool] = lambda failure: False
         """Lift the limit of memory, and return whether it is lifted."""
         self.closed = False
-        self.lock = RLock()
-        """Threads of the program take turns; a free may come in the middle of what its own thread does here."""
+        self.interner = interner
+        """Its lock is that of the ledger too: with two, threads could wait for each other's."""
         self.stack_of_free = number_of_stack
+
+    @property
+    def lock(self) -> AbstractContextManager[Any]:
+        """Threads of the program take turns; a free may come in the middle of what its own thread does here."""
+        return self.interner.lock
 
     def turn_to(self, card: int) -> None:
         """Let what follows concern this card."""

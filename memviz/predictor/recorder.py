@@ -116,7 +116,7 @@ class AllocationRecorder:
         self.categories = self.columns.category
         stacks, module_stack_and_node = self.stacks, self.position.module_stack_and_node
         stack_of_free = stacks.here if figures_only else lambda: stacks.here("", module_stack_and_node()[2])
-        self.ledger = Ledger(settings, stack_of_free, memory)
+        self.ledger = Ledger(settings, stack_of_free, memory, interner)
         self.without_memory: ByStorage[int] = ByStorage()
         """Cards of storages of zero bytes, where there are several cards."""
         self.launched: Callable[[], None] = lambda: None

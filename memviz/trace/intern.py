@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,8 +66,10 @@ class StackNumber:
 
 
 class Interner:
-    def __init__(self, budget: Budget | None = None) -> None:
+    def __init__(self, budget: Budget | None = None, lock: AbstractContextManager[Any] | None = None) -> None:
+        """`lock` is held while anything new gets its number, for threads that share the interner."""
         self.budget = budget or Budget(Limits())
+        self.lock = lock or nullcontext()
         self.strings: dict[str, int] = {"": 0}
         self.streams: dict[int, int] = {0: 0}
         self.pools: dict[tuple[int, int], int] = {DEFAULT_POOL: 0}
@@ -98,13 +101,14 @@ class Interner:
         if number is not None:
             return number
         fit = bounded(valid_unicode(text))
-        self.has_cut_texts |= len(text) > MOST_TEXT
-        self.budget.charge(_TEXT_BYTES + 2 * len(fit))
-        number = self.strings.setdefault(fit, len(self._texts))
-        if number == len(self._texts):
-            self._texts.append(fit)
-        if fit != text:
-            self._mended[text] = number
+        with self.lock:
+            self.has_cut_texts |= len(text) > MOST_TEXT
+            self.budget.charge(_TEXT_BYTES + 2 * len(fit))
+            number = self.strings.setdefault(fit, len(self._texts))
+            if number == len(self._texts):
+                self._texts.append(fit)
+            if fit != text:
+                self._mended[text] = number
         return number
 
     def text(self, number: int) -> str:
@@ -147,12 +151,13 @@ class Interner:
         line = _integer(line, "line")
         # For none torch writes -1, also unsigned, or what a symbolizer returned without an answer.
         key = (self.string(name), self.string(filename), line if 0 <= line <= _INT4_MAX else 0)
-        number = self._frames.setdefault(key, len(self._frames))
-        if number == len(self._frame_costs):
-            length = len(self._texts[key[0]]) + len(self._texts[key[1]])
-            self._frame_costs.append(_PLACE_BYTES + length // 4)
-            # Many frames can share one long text, and what is shown of them does not share it.
-            self.budget.charge(_FRAME_BYTES + 3 * length)
+        with self.lock:
+            number = self._frames.setdefault(key, len(self._frames))
+            if number == len(self._frame_costs):
+                length = len(self._texts[key[0]]) + len(self._texts[key[1]])
+                self._frame_costs.append(_PLACE_BYTES + length // 4)
+                # Many frames can share one long text, and what is shown of them does not share it.
+                self.budget.charge(_FRAME_BYTES + 3 * length)
         return number
 
     def stack(self, frames: Any) -> int:
@@ -191,10 +196,13 @@ class Interner:
         else:
             key = array("i", frame_numbers).tobytes()
         number = self._stacks.get(key)
-        if number is None:
-            number = self._stacks[key] = len(self._stacks)
-            costs = np.frombuffer(self._frame_costs, np.int64)[np.frombuffer(key, np.int32)]
-            self.budget.charge(_STACK_BYTES + int(costs.sum()))
+        if number is not None:
+            return number
+        with self.lock:
+            number = self._stacks.setdefault(key, len(self._stacks))
+            if number == len(self._stacks) - 1:
+                costs = np.frombuffer(self._frame_costs, np.int64)[np.frombuffer(key, np.int32)]
+                self.budget.charge(_STACK_BYTES + int(costs.sum()))
         return number
 
     def frozen_stacks(self) -> Stacks:

@@ -6,7 +6,9 @@ import io
 import pickle
 import pickletools
 import struct
+import sys
 import tracemalloc
+from threading import RLock, Thread
 
 import numpy as np
 import pytest
@@ -264,3 +266,27 @@ def test_each_different_value_is_translated_once(numbers):
     found = translated(np.array(numbers, dtype=np.int64), translate)
     assert found.tolist() == [number % 1000 - 7 for number in numbers]
     assert asked == sorted(set(numbers))
+
+
+def test_threads_that_share_an_interner_get_numbers_of_their_own() -> None:
+    interner, stacks = Interner(lock=RLock()), {}
+
+    def work(thread: int) -> None:
+        for line in range(500):
+            frame = interner.frame({"name": f"{thread} {line}", "filename": "train.py", "line": line})
+            stacks[f"{thread} {line}"] = interner.stack_of([frame])
+
+    threads = [Thread(target=work, args=(number,)) for number in range(4)]
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    frozen = interner.frozen_stacks()
+    assert len(stacks) == len(frozen.offsets) - 1 == 2000
+    named = {name: interner.text(frozen.frames.name[frozen.indices[number]]) for name, number in stacks.items()}
+    assert all(name == found for name, found in named.items())
