@@ -37,4 +37,4 @@ for _ in range(2):
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-assert mask.sum().item() == 4 * (patches - kept) or not loss.isnan()
+assert mask.sum().item() == 4 * (patches - kept)

@@ -148,14 +148,14 @@ def matches_name(name: str, names: Iterable[str]) -> bool:
 
 def is_address(name: str) -> bool:
     try:
-        ipaddress.ip_address(name.partition("%")[0])
+        ipaddress.ip_address(name)
     except ValueError:
         return False
     return True
 
 
 def is_loopback(name: str) -> bool:
-    return name == "localhost" or (is_address(name) and ipaddress.ip_address(name.partition("%")[0]).is_loopback)
+    return name == "localhost" or (is_address(name) and ipaddress.ip_address(name).is_loopback)
 
 
 _MOST_BODY = 2 << 20
