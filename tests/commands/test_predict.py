@@ -514,6 +514,26 @@ def test_a_program_that_fails_before_it_takes_memory_is_not_known(tmp_path: Path
     assert "0 B" not in done.stderr and "fits" not in done.stderr
 
 
+def test_what_waits_for_a_stream_is_live_and_torch_counts_it_no_longer(tmp_path: Path) -> None:
+    done = predict(
+        tmp_path,
+        """
+import torch
+side = torch.cuda.Stream()
+for _ in range(3):
+    x = torch.empty(4 << 20, dtype=torch.uint8, device="cuda")
+    with torch.cuda.stream(side):
+        x.add_(1)
+    x.record_stream(side)
+    del x
+y = torch.empty(1 << 20, dtype=torch.uint8, device="cuda")
+""",
+    )
+    figures = said(done)
+    assert figures["peak_requested_bytes"] > figures["peak_allocated_bytes"] == 4 * MiB
+    assert "4.00 MiB" in done.stderr
+
+
 @pytest.mark.slow
 def test_a_prediction_says_how_true_it_is_likely_to_be(tmp_path: Path) -> None:
     found = said(predict(tmp_path, TRAINING))["expected_error"]

@@ -99,3 +99,10 @@ def test_what_is_unlike_the_others_is_said_beside_the_table(tmp_path: Path) -> N
     said = memviz("ranks", folder).stdout
     assert "\nRank 3 is device 0 of 2 devices in its file.\n" in said
     assert said.count("in its file") == 1 and "others are" not in said
+
+
+def test_a_rank_that_cannot_be_opened_is_named(job: Path, tmp_path: Path) -> None:
+    shutil.copytree(job, tmp_path / "job")
+    (tmp_path / "job" / "run.rank20.pickle").symlink_to("nowhere")
+    found = answer("ranks", tmp_path / "job")
+    assert [Path(one["place"]).name for one in found["failed"]] == ["run.rank9.pickle", "run.rank20.pickle"]
