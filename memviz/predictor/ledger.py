@@ -80,17 +80,13 @@ class CardRecord:
 
 
 class Ledger(CardRecord):
-    """`number_of_stack` is called once for each free.
+    """`stack_of_free` is called once for each free.
 
     What a `CardRecord` has is here that of the card that it has turned to; all else is of the whole process.
     """
 
     def __init__(
-        self,
-        settings: Settings,
-        number_of_stack: Callable[[], int],
-        devices: Sequence[DeviceMemory],
-        interner: Interner,
+        self, settings: Settings, stack_of_free: Callable[[], int], devices: Sequence[DeviceMemory], interner: Interner
     ) -> None:
         self.cards = tuple(CardRecord(settings, device) for device in devices)
         self.turn_to(0)
@@ -113,7 +109,7 @@ class Ledger(CardRecord):
         self.closed = False
         self.interner = interner
         """Its lock is that of the ledger too: with two, threads could wait for each other's."""
-        self.stack_of_free = number_of_stack
+        self.stack_of_free = stack_of_free
 
     @property
     def lock(self) -> AbstractContextManager[Any]:

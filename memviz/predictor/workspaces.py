@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from math import ceil, prod
 from typing import Any, NamedTuple
 
@@ -257,7 +258,7 @@ _MOST_DIMS_AT_ONCE = 3
 def _is_one_batch(tensor: Tensor, dims: Sequence[int]) -> bool:
     """Tell whether the dimensions that are not transformed can be seen as one."""
     others = sorted((dim for dim in range(tensor.dim()) if dim not in dims and tensor.size(dim) > 1), key=tensor.stride)
-    return all(tensor.stride(b) == tensor.stride(a) * tensor.size(a) for a, b in zip(others, others[1:], strict=False))
+    return all(tensor.stride(b) == tensor.stride(a) * tensor.size(a) for a, b in pairwise(others))
 
 
 def convolution_buffers(call: OperatorCall) -> Sizes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from memviz.allocator.context import communicators_of
 from memviz.predictor.expected_error import Fit
@@ -48,7 +49,7 @@ def rank_list(ranks: Sequence[int]) -> str:
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     spans = consecutive_spans(ranks)
-    distances = {after - before for before, after in zip(ranks, ranks[1:], strict=False)}
+    distances = {after - before for before, after in pairwise(ranks)}
     if len(spans) > 3 and len(distances) == 1:
         return f"ranks {ranks[0]}, {ranks[1]}, ... {ranks[-1]}"
     parts = (

@@ -53,12 +53,12 @@ LEAVING: dict[str, tuple[Callable[[], Any], list[int]]] = {
     "expanded": (lambda: card(64).expand(64, 64).cpu(), [16 * KiB]),
     "another type, changed on the host": (lambda: card(64, 64).to("cpu", torch.half), []),
     "columns of another type": (lambda: card(64, 64)[:, ::2].to("cpu", torch.half), [8 * KiB]),
-    "another type, and nobody waits": (lambda: card(64, 64).to("cpu", torch.half, non_blocking=True), [8 * KiB]),
-    "columns of another type, and nobody waits": (
+    "another type, non_blocking": (lambda: card(64, 64).to("cpu", torch.half, non_blocking=True), [8 * KiB]),
+    "columns of another type, non_blocking": (
         lambda: card(64, 64)[:, ::2].to("cpu", torch.half, non_blocking=True),
         [4 * KiB],
     ),
-    "turned, of another type, and nobody waits": (
+    "turned, of another type, non_blocking": (
         lambda: card(64, 32).t().to("cpu", torch.half, non_blocking=True),
         [4 * KiB, 4 * KiB],
     ),
@@ -66,7 +66,7 @@ LEAVING: dict[str, tuple[Callable[[], Any], list[int]]] = {
     "into columns": (lambda: host(64, 64)[:, ::2].copy_(card(64, 32)), []),
     "columns into what is there": (lambda: host(64, 32).copy_(card(64, 64)[:, ::2]), [8 * KiB]),
     "a row into many": (lambda: host(64, 64).copy_(card(64)), [16 * KiB]),
-    "into another type, and nobody waits": (
+    "into another type, non_blocking": (
         lambda: host(64, 64, dtype=torch.half).copy_(card(64, 64), non_blocking=True),
         [8 * KiB],
     ),
@@ -82,13 +82,13 @@ ARRIVING: dict[str, tuple[Callable[[], Any], list[int]]] = {
     "turned": (lambda: host(64, 32).t().cuda(), []),
     "another type": (lambda: host(64, 64).to("cuda", torch.half), []),
     "turned, of another type": (lambda: host(64, 32).t().to("cuda", torch.half), [4 * KiB]),
-    "another type, and nobody waits": (lambda: host(64, 64).to("cuda", torch.half, non_blocking=True), [16 * KiB]),
+    "another type, non_blocking": (lambda: host(64, 64).to("cuda", torch.half, non_blocking=True), [16 * KiB]),
     "a number": (lambda: card(64, 64).copy_(3), []),  # type: ignore[arg-type]
     "into columns": (lambda: card(64, 64)[:, ::2].copy_(host(64, 32)), [8 * KiB]),
     "columns by their index": (lambda: card(64, 64).__setitem__((slice(None), 0), host(64)), [256]),
     "another type into what is there": (lambda: card(64, 64, dtype=torch.half).copy_(host(64, 64)), []),
     "another type into columns": (lambda: card(64, 64, dtype=torch.half)[:, ::2].copy_(host(64, 32)), [4 * KiB]),
-    "another type into columns, and nobody waits": (
+    "another type into columns, non_blocking": (
         lambda: card(64, 64, dtype=torch.half)[:, ::2].copy_(host(64, 32), True),
         [8 * KiB],
     ),
@@ -149,7 +149,7 @@ def layers() -> nn.Module:
         (lambda model: model.to(device="cuda", dtype=torch.bfloat16), 0),
         (lambda model: model.to(torch.device("cuda"), dtype=torch.bfloat16), 0),
         (lambda model: model.to(torch.zeros((), device="cuda", dtype=torch.bfloat16)), 512),
-        # Where nobody waits, each weight changes its type there.
+        # With non_blocking, each weight changes its type there.
         (lambda model: model.to(device="cuda", dtype=torch.bfloat16, non_blocking=True), NUMBERS * 4),
         (lambda model: model.to("cuda", torch.bfloat16, True), NUMBERS * 4),
     ],

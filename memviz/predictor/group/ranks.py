@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from memviz.allocator.context import Communicator
@@ -130,7 +131,7 @@ def dimension_of(ranks: Sequence[int]) -> Dimension | None:
     if len(ranks) < 2:
         return None
     stride = ranks[1] - ranks[0]
-    even = all(after - before == stride for before, after in zip(ranks, ranks[1:], strict=False))
+    even = all(after - before == stride for before, after in pairwise(ranks))
     return (stride, len(ranks)) if even and stride > 0 else None
 
 

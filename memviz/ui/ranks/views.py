@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import pairwise
 from urllib.parse import urlencode
 
 from memviz.predictor.cards import common_cards, short_name
@@ -114,7 +115,7 @@ def _line(curve: Curve, highest: int) -> str:
     """Return the path of a curve; each point is the highest value of its interval."""
     count = min(_MOST_POINTS, len(curve.live))
     bounds = [len(curve.live) * i // count for i in range(count + 1)]
-    heights = [max(curve.live[begin:end]) for begin, end in zip(bounds, bounds[1:], strict=False)]
+    heights = [max(curve.live[begin:end]) for begin, end in pairwise(bounds)]
     points = [
         f"{_WIDE * i / max(count - 1, 1):.1f} {_HIGH - (_HIGH - 1) * live / max(highest, 1):.1f}"
         for i, live in enumerate(heights)

@@ -227,9 +227,9 @@ def test_the_server_gives_pages_and_places_of_open_traces_only():
     place = place_server(context.find)({"key": key, "actions": [], "text": " forward ", "at": 3})
     assert place == {"row": 2, "is_there": True, "count": 3}
     for serve in (page_server(context.find), place_server(context.find)):
-        for nobody in ({"key": "guess/0"}, {}, [], None):
+        for unknown in ({"key": "guess/0"}, {}, [], None):
             with pytest.raises(gr.Error):
-                serve(nobody)
+                serve(unknown)
 
 
 def test_one_answer_is_bounded_whatever_is_asked():
@@ -394,9 +394,9 @@ def test_the_server_answers_for_open_traces_only_and_refuses_in_words():
     answer = moment_server(context.find)([{"key": f"{session.chosen}/0", "at": 3, "table": True}])
     assert set(answer) == {"title", "figures", "table", "header", "body"}
     assert "<table" in answer["table"]
-    for nobody in ({"key": "guess/0"}, {}, [], "text", None):
+    for unknown in ({"key": "guess/0"}, {}, [], "text", None):
         with pytest.raises(gr.Error):
-            moment_server(context.find)(nobody)
+            moment_server(context.find)(unknown)
     with pytest.raises(gr.Error, match="is no meaning of colour"):
         moment_server(context.find)({"key": f"{session.chosen}/0", "at": 3, "colour": "<b>"})
 
